@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made on first use and brought up to date when pyproject.toml changes.
+# .ci/run calls these same targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ARGS ?=
+
+# One torch thread a process: more than there are cores is many times slower, not faster.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench clean
+
+help:  ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## make .venv with metis and all tools (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "make: environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "make: installing torch (the large one)"
+	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	@echo "make: installing metis and the development tools"
+	@$(PIP) install -c constraints.txt -e '.[dev,tables]'
+	@touch $@
+
+demo: $(STAMP)  ## compare the paper's policies on the bundled digits
+	$(BIN)/metis compare examples/demo.toml --out runs/demo $(ARGS)
+
+test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
+	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+
+check: $(STAMP)  ## formatting, lint and types, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## format and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## run the benchmarks; some want the data sets in METIS_DATA
+	@set -e; for benchmark in benchmarks/[!_]*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+
+clean:  ## remove .venv, caches and run directories
+	rm -rf $(VENV) runs build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
