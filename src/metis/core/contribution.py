@@ -1,0 +1,44 @@
+"""HOW MUCH a local model counts: the contribution value p_k of an update.
+
+Every function here is finite and greater than 0 for every legal update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from metis.core.events import CommunityStamp, UpdateRequest
+from metis.core.roster import LearnerRecord
+
+# request, who made it, the community model it started from, the federation as it is now
+ContributionValue: TypeAlias = Callable[[UpdateRequest, LearnerRecord, CommunityStamp, CommunityStamp], float]
+
+
+def dataset_size(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    """FedAvg: p_k = |D_k| (Sec. 3)."""
+    return float(learner.examples)
+
+
+def steps_done(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    """The appendix's analysis: p_k = B_k, the local steps really done."""
+    return float(request.steps)
+
+
+def step_recency(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    """FedRec: a local model counts less the more steps others committed meanwhile (Sec. 4.2, R7, R8)."""
+    stale_steps = current.steps - (based_on.steps + request.steps)
+    return float(stale_steps**-0.5) if stale_steps > 0 else 1.0
+
+
+def version_staleness(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    """FedAsync + Poly and FedBuff: (T - tau_k + 1)^(-1/2), tau_k the version that it started from (R14)."""
+    return float((current.version - based_on.version + 1) ** -0.5)

@@ -1,0 +1,237 @@
+"""Algorithm 1: the one place where protocol, contribution and community meet.
+
+The controller is a function of (event, now). It has no clock and no threads; calling it from one place
+gives the paper's first-in-first-out order without a lock. An illegal event raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from metis.core.community import MemoryStore, ModelStore
+from metis.core.events import (
+    Action,
+    Budget,
+    CommunityPublished,
+    CommunityStamp,
+    DeadlinePassed,
+    Evaluated,
+    Event,
+    Finish,
+    LearnerId,
+    LearnerJoined,
+    LearnerLeft,
+    LearnerSetAside,
+    LearnerWithdrawn,
+    LocalTask,
+    SendTask,
+    StopRequested,
+    TaskFailed,
+    UpdateCommitted,
+    UpdateRefused,
+    UpdateRequest,
+)
+from metis.core.model import Model, mixable_problem
+from metis.core.policies import Policy
+from metis.core.roster import LearnerRecord, Roster
+from metis.errors import UnexpectedUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric worth reaching."""
+
+    metric: str
+    value: float
+    higher_is_better: bool = True
+
+    def reached_by(self, metrics: dict[str, float]) -> bool:
+        measured = metrics.get(self.metric, math.nan)
+        return measured >= self.value if self.higher_is_better else measured <= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The federation ends at whichever comes first; None for never."""
+
+    rounds: int | None = None  # published community models
+    seconds: float | None = None
+    update_requests: int | None = None
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "seconds", "update_requests"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name} must be greater than 0, not {limit}")
+
+
+class Controller:
+    """Digests events, answers with actions; the same under virtual time and under the wall clock."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        initial_model: Model,
+        *,
+        stop: StopRule | None = None,
+        learners_expected: int = 1,
+        refusals_allowed: int = 3,
+        store: ModelStore | None = None,
+    ) -> None:
+        self.policy = policy
+        self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
+        self.community = policy.community(initial_model, MemoryStore() if store is None else store)
+        self.roster = Roster()
+        self.stop = stop or StopRule()
+        self.learners_expected = learners_expected
+        self.refusals_allowed = refusals_allowed
+        self.update_requests = 0
+        self.started = False
+        self.finished = False
+        self._tasks_sent = 0
+
+    @property
+    def deadline(self) -> float:
+        """Wake the controller then with `DeadlinePassed`, even if nothing happens."""
+        if self.finished:
+            return math.inf
+        end = math.inf if self.stop.seconds is None else self.stop.seconds
+        return min(self.protocol.deadline, end)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Digest one event; return what the runtime must now do, in order."""
+        actions: list[Action] = []
+        match event:
+            case LearnerJoined():
+                self._admit(event)
+            case LearnerLeft():
+                self._known(event.learner)
+                self.roster.dismiss(event.learner)
+            case LearnerWithdrawn():
+                self._known(event.learner)
+                self.roster.dismiss(event.learner)
+                self.community.withdraw(event.learner)
+            case UpdateRequest() | TaskFailed():
+                actions += self._close_task(event, now)
+            case Evaluated():
+                if self.stop.target is not None and self.stop.target.reached_by(event.metrics):
+                    return self._finish(f"{self.stop.target.metric} reached {self.stop.target.value:g}")
+            case StopRequested():
+                return self._finish(event.reason)
+            case DeadlinePassed():
+                if self.stop.seconds is not None and now >= self.stop.seconds:
+                    return self._finish(f"{self.stop.seconds:g} seconds have passed")
+        if self.finished:
+            return actions
+        self.started = self.started or len(self.roster.available) >= self.learners_expected
+        budgets = self.protocol.next_tasks(self.roster, now) if self.started else {}
+        if self._update_requests_spent():
+            # Nobody trains on, but what was committed is worth publishing.
+            return [*actions, *self._publish(), *self._finish(f"{self.update_requests} update requests were made")]
+        return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
+
+    # --- events -----------------------------------------------------------------------------
+
+    def _admit(self, event: LearnerJoined) -> None:
+        if event.examples < 1 or event.batch_size < 1:
+            raise UnexpectedUpdate(
+                f"learner '{event.learner}' joined with {event.examples} examples in batches of {event.batch_size}; "
+                "both must be at least 1"
+            )
+        record = self.roster.get(event.learner)
+        if record is not None and record.available:
+            raise UnexpectedUpdate(f"learner '{event.learner}' joined, but it is here already")
+        self.roster.admit(event)
+
+    def _known(self, learner: LearnerId) -> LearnerRecord:
+        record = self.roster.get(learner)
+        if record is None:
+            raise UnexpectedUpdate(f"learner '{learner}' is not known here; it must join first")
+        return record
+
+    def _close_task(self, event: UpdateRequest | TaskFailed, now: float) -> list[Action]:
+        record = self._known(event.learner)
+        task = record.task
+        if self.finished:
+            raise UnexpectedUpdate(f"learner '{event.learner}' sent an update, but the federation has ended")
+        if not record.available or task is None or task.number != event.task:
+            expected = f"its open task is {task.number}" if task is not None else "it has no open task"
+            raise UnexpectedUpdate(f"learner '{event.learner}' answered task {event.task}, but {expected}")
+
+        base, sent_at = record.base_model, record.task_sent_at
+        record.close_task()
+        if isinstance(event, TaskFailed):
+            return self._refuse(record, task, "failed", event.reason)
+        self.update_requests += 1
+        problem = self._problem(event, task)
+        if problem is not None:
+            return self._refuse(record, task, "invalid", problem)
+        # Late work is lost, but not what it tells about the learner's speed.
+        record.note_timing(event.time_per_batch, overhead=now - sent_at - event.seconds)
+        if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
+            version = self.community.stamp.version
+            return self._refuse(
+                record,
+                task,
+                "late",
+                f"late: it is based on community model {task.based_on.version}, rebase onto {version}",
+            )
+        current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
+        value = self.policy.contribution(event, record, task.based_on, current)
+        if not (math.isfinite(value) and value > 0):
+            return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
+        record.refusals = 0
+        self.community.commit(event.learner, event.local_model, value, event.steps, base)
+        return [UpdateCommitted(event.learner, task.number, value)]
+
+    def _problem(self, event: UpdateRequest, task: LocalTask) -> str | None:
+        """Why this update must not enter the community model; None if it may."""
+        most = math.inf if task.budget.steps is None else task.budget.steps
+        if not 1 <= event.steps <= most:
+            return f"it claims {event.steps} steps, the task allows 1 to {most}"
+        if not (math.isfinite(event.seconds) and event.seconds >= 0):
+            return f"it claims {event.seconds} seconds of training"
+        if not (math.isfinite(event.time_per_batch) and event.time_per_batch > 0):
+            return f"it claims {event.time_per_batch} seconds per batch"
+        return mixable_problem(event.local_model, self.community.model.layout)
+
+    def _refuse(self, record: LearnerRecord, task: LocalTask, kind: str, reason: str) -> list[Action]:
+        refused = UpdateRefused(record.learner, task.number, kind, reason)  # type: ignore[arg-type]
+        if kind == "late":
+            return [refused]
+        record.refusals += 1
+        if record.refusals <= self.refusals_allowed:
+            return [refused]
+        record.set_aside = True
+        return [refused, LearnerSetAside(record.learner, f"{record.refusals} refused updates in a row: {reason}")]
+
+    # --- actions ----------------------------------------------------------------------------
+
+    def _update_requests_spent(self) -> bool:
+        return self.stop.update_requests is not None and self.update_requests >= self.stop.update_requests
+
+    def _publish(self) -> list[Action]:
+        contributors = self.community.contributors
+        if not self.community.publish():
+            return []
+        return [CommunityPublished(self.community.stamp, contributors, self.community.model)]
+
+    def _publish_and_assign(self, budgets: dict[LearnerId, Budget], now: float) -> list[Action]:
+        """Publish exactly when somebody is about to train on the result; this covers all protocols."""
+        actions = self._publish()
+        if self.stop.rounds is not None and self.community.stamp.version >= self.stop.rounds:
+            return [*actions, *self._finish(f"{self.community.stamp.version} rounds are done")]
+        for learner, budget in budgets.items():
+            task = LocalTask(self._tasks_sent, self.community.stamp, budget)
+            self._tasks_sent += 1
+            record = self.roster[learner]
+            record.task, record.task_sent_at = task, now
+            record.base_model = self.community.model if self.community.uses_base else None
+            actions.append(SendTask(learner, task, self.community.model))
+        return actions
+
+    def _finish(self, reason: str) -> list[Action]:
+        self.finished = True
+        return [Finish(reason)]

@@ -1,0 +1,178 @@
+"""What may happen to a controller (events) and what it may ask for (actions).
+
+All are frozen values. `now` never appears in them: time is an argument of `Controller.handle`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from metis.core.model import Model
+
+LearnerId: TypeAlias = str
+
+
+@dataclass(frozen=True, slots=True)
+class CommunityStamp:
+    """Identifies one published community model."""
+
+    version: int = 0  # T, the global clock of FedAsync
+    steps: int = 0  # s_c, local steps committed when it was published (FedRec)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to train: whichever ends first. The batch in hand is finished, at least one is done."""
+
+    steps: int | None = None  # B_k; None for as many as fit
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """Train from this community model until the budget ends."""
+
+    number: int  # counts all tasks of a run, so an update names the task that it answers
+    based_on: CommunityStamp
+    budget: Budget
+
+
+# --- events ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerJoined:
+    """A learner is there, for the first time or again."""
+
+    learner: LearnerId
+    examples: int  # |D_k|
+    batch_size: int  # beta_k
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLeft:
+    """A learner is away; what it had in hand is lost, its last contribution stays, it may come back."""
+
+    learner: LearnerId
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerWithdrawn:
+    """A learner leaves for good and takes its contribution out of the community model."""
+
+    learner: LearnerId
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """A learner hands in its local model and asks for the next community model."""
+
+    learner: LearnerId
+    task: int
+    steps: int  # s_k, really done
+    seconds: float  # spent training them
+    time_per_batch: float  # t_beta_k in seconds, as measured at the learner
+    local_model: Model = field(compare=False)  # w_k
+    loss: float = math.nan  # mean training loss over the task; information only
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A learner could not finish its task and has no model to hand in."""
+
+    learner: LearnerId
+    task: int
+    reason: str
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The community model of this version was measured on held-out data."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The moment that `Controller.deadline` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody wants the federation to end now; what was reached is kept."""
+
+    reason: str = "stopped by the user"
+
+
+Event: TypeAlias = (
+    LearnerJoined
+    | LearnerLeft
+    | LearnerWithdrawn
+    | UpdateRequest
+    | TaskFailed
+    | Evaluated
+    | DeadlinePassed
+    | StopRequested
+)
+
+# --- actions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Give this learner this task and the community model that it is based on."""
+
+    learner: LearnerId
+    task: LocalTask
+    community_model: Model = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CommunityPublished:
+    """There is a new community model."""
+
+    stamp: CommunityStamp
+    contributors: int  # learners whose local models are in it
+    community_model: Model = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCommitted:
+    """This learner's update counts, with this contribution value."""
+
+    learner: LearnerId
+    task: int
+    contribution_value: float  # p_k
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRefused:
+    """This learner's update does not count; the community model is unchanged and the federation goes on."""
+
+    learner: LearnerId
+    task: int
+    kind: Literal["late", "invalid", "failed"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSetAside:
+    """This learner gets no more tasks until it joins again: too many refused updates in a row."""
+
+    learner: LearnerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The federation has ended."""
+
+    reason: str
+
+
+Action: TypeAlias = SendTask | CommunityPublished | UpdateCommitted | UpdateRefused | LearnerSetAside | Finish

@@ -1,0 +1,182 @@
+"""A model is one contiguous float32 vector and the layout that says where each tensor lies.
+
+Mixing, sending, storing and hashing therefore touch one buffer. Integer tensors (BatchNorm's
+`num_batches_tracked`, say) are counters: they travel beside the vector and are never averaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Role = Literal["parameter", "buffer", "counter"]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a network: its name, shape and dtype, and whether it is mixed."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    role: Role = "parameter"
+
+    def __post_init__(self) -> None:
+        allowed = _INTEGERS if self.role == "counter" else _FLOATS
+        if self.dtype not in allowed:
+            raise ValueError(
+                f"tensor '{self.name}' is a {self.role} of dtype {self.dtype}; allowed: {', '.join(allowed)}"
+            )
+        if any(side < 0 for side in self.shape):
+            raise ValueError(f"tensor '{self.name}' has the impossible shape {self.shape}")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and dtypes of all tensors, in the order in which they lie in the vector."""
+
+    tensors: tuple[TensorSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.tensors]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tensor names must differ: {sorted(n for n in names if names.count(n) > 1)}")
+
+    @cached_property
+    def size(self) -> int:
+        """How many floating-point numbers are mixed."""
+        return sum(spec.size for spec in self.tensors if spec.role != "counter")
+
+    @cached_property
+    def counters(self) -> int:
+        """How many integers travel beside the vector."""
+        return sum(spec.size for spec in self.tensors if spec.role == "counter")
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies: in the vector, or among the counters if it is one."""
+        where, vector_end, counter_end = {}, 0, 0
+        for spec in self.tensors:
+            if spec.role == "counter":
+                where[spec.name] = slice(counter_end, counter_end + spec.size)
+                counter_end += spec.size
+            else:
+                where[spec.name] = slice(vector_end, vector_end + spec.size)
+                vector_end += spec.size
+        return where
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the layout, so that two sites can agree on it once."""
+        return hashlib.sha256(json.dumps(self.to_json(), separators=(",", ":")).encode()).hexdigest()
+
+    def to_json(self) -> list[list[Any]]:
+        return [[spec.name, list(spec.shape), spec.dtype, spec.role] for spec in self.tensors]
+
+    @staticmethod
+    def from_json(rows: Iterable[Iterable[Any]]) -> Layout:
+        return Layout(tuple(TensorSpec(name, tuple(shape), dtype, role) for name, shape, dtype, role in rows))
+
+
+def _no_counters() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """All weights of a network in one vector; immutable by convention, shared freely."""
+
+    layout: Layout
+    vector: Vector
+    counters: NDArray[np.int64] = field(default_factory=_no_counters)
+
+    def __post_init__(self) -> None:
+        if self.vector.dtype != np.float32 or self.vector.shape != (self.layout.size,):
+            raise ValueError(
+                f"a model of this layout is a float32 vector of {self.layout.size} numbers, "
+                f"not {self.vector.dtype} of shape {self.vector.shape}"
+            )
+        if self.counters.dtype != np.int64 or self.counters.shape != (self.layout.counters,):
+            raise ValueError(
+                f"a model of this layout has {self.layout.counters} int64 counters, "
+                f"not {self.counters.dtype} of shape {self.counters.shape}"
+            )
+
+    @staticmethod
+    def empty() -> Model:
+        """The model without weights: stands in where only the course of events matters."""
+        return Model(Layout(), np.zeros(0, np.float32))
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, NDArray[Any]], layout: Layout) -> Model:
+        """Copy named arrays into one vector; every tensor of the layout must be there with its shape."""
+        extra, missing = tensors.keys() - layout.slices.keys(), layout.slices.keys() - tensors.keys()
+        if extra or missing:
+            raise ValueError(f"tensors do not fit the layout: missing {sorted(missing)}, unknown {sorted(extra)}")
+        vector, counters = np.empty(layout.size, np.float32), np.empty(layout.counters, np.int64)
+        for spec in layout.tensors:
+            array = np.asarray(tensors[spec.name])
+            if array.shape != spec.shape:
+                raise ValueError(f"tensor '{spec.name}' has shape {array.shape}, the layout says {spec.shape}")
+            target: NDArray[Any] = counters if spec.role == "counter" else vector
+            target[layout.slices[spec.name]] = array.ravel()
+        return Model(layout, vector, counters)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Views by name, in the layout's shapes; bfloat16 tensors come as float32, which numpy can hold."""
+        return {
+            spec.name: (self.counters if spec.role == "counter" else self.vector)[self.layout.slices[spec.name]]
+            .reshape(spec.shape)
+            .astype("float32" if spec.dtype == "bfloat16" else spec.dtype, copy=False)
+            for spec in self.layout.tensors
+        }
+
+    def with_vector(self, vector: Vector) -> Model:
+        """The same network with other weights; counters are kept."""
+        return Model(self.layout, vector, self.counters)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel when the model is sent."""
+        return self.vector.nbytes + self.counters.nbytes
+
+    def sha256(self) -> str:
+        """Names these weights: equal exactly when layout and every bit are equal."""
+        digest = hashlib.sha256(self.layout.fingerprint.encode())
+        digest.update(np.ascontiguousarray(self.vector, "<f4").data)
+        digest.update(np.ascontiguousarray(self.counters, "<i8").data)
+        return digest.hexdigest()
+
+
+def mixable_problem(model: Model, layout: Layout) -> str | None:
+    """Why this model must not be mixed with models of `layout`; None if it may."""
+    if model.layout is not layout and model.layout != layout:
+        return f"its layout ({model.layout.size} numbers) is not the federation's ({layout.size} numbers)"
+    # A finite sum of squares proves every number finite in one pass; on overflow look closer.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(model.vector, model.vector)):
+            return None
+    finite = np.isfinite(model.vector)
+    if finite.all():
+        return None
+    for spec in layout.tensors:
+        if spec.role != "counter" and not finite[layout.slices[spec.name]].all():
+            bad = int((~finite[layout.slices[spec.name]]).sum())
+            return f"tensor '{spec.name}' holds {bad} of {spec.size} numbers that are not finite"
+    return "it holds numbers that are not finite"

@@ -1,0 +1,97 @@
+"""The paper's policies: each is a protocol, a contribution value and a way of mixing, composed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from metis.core.community import Buffered, CachedAverage, CommunityFactory, FullPass, Interpolation
+from metis.core.contribution import (
+    ContributionValue,
+    dataset_size,
+    step_recency,
+    steps_done,
+    version_staleness,
+)
+from metis.core.protocols import Asynchronous, CommunicationProtocol, SemiSynchronous, Synchronous
+from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
+
+Weighting = Literal["examples", "steps"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """WHEN to mix, HOW MUCH a local model counts, HOW models are mixed."""
+
+    name: str
+    protocol: CommunicationProtocol  # settings only; each run works on a fresh copy
+    contribution: ContributionValue
+    community: CommunityFactory
+    label: str = ""  # how tables and legends call it
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name)
+
+
+def _contribution(weighting: Weighting) -> ContributionValue:
+    if weighting not in get_args(Weighting):
+        raise ValueError(f"weighting must be one of {', '.join(get_args(Weighting))}, not '{weighting}'")
+    return dataset_size if weighting == "examples" else steps_done
+
+
+def sync_fedavg(
+    local_epochs: float = 4.0,
+    round_limit: float = math.inf,
+    grace: float = 0.1,
+    weighting: Weighting = "examples",
+) -> Policy:
+    """SyncFedAvg: everybody trains `local_epochs`, the fast wait for the slowest."""
+    return Policy(
+        "sync_fedavg", Synchronous(local_epochs, round_limit, grace), _contribution(weighting), FullPass, "Sync"
+    )
+
+
+def semisync_fedavg(
+    slowest_learner_epochs: float = 2.0,
+    cold_start_limit: float = math.inf,
+    timings: Timings = "every_round",
+    budget: BudgetUnit = "steps",
+    grace: float = 0.1,
+    weighting: Weighting = "examples",
+) -> Policy:
+    """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
+    return Policy(
+        "semisync_fedavg",
+        SemiSynchronous(slowest_learner_epochs, cold_start_limit, timings, budget, grace),
+        _contribution(weighting),
+        FullPass,
+        f"SemiSync (λ={slowest_learner_epochs:g})",
+    )
+
+
+def async_fedavg(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
+    """AsyncFedAvg: no barrier, every learner's latest model counts by its examples, cached sum."""
+    community = partial(CachedAverage, rebuild_every=rebuild_every)
+    return Policy("async_fedavg", Asynchronous(local_epochs), dataset_size, community, "AsyncFedAvg")
+
+
+def fedrec(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
+    """FedRec: asynchronous, a model counts less the more steps others committed meanwhile."""
+    community = partial(CachedAverage, rebuild_every=rebuild_every)
+    return Policy("fedrec", Asynchronous(local_epochs), step_recency, community, "FedRec")
+
+
+def fedasync(local_epochs: float = 4.0, mixing: float = 0.5) -> Policy:
+    """FedAsync + Poly: the requester's model is blended into the community model by staleness."""
+    community = partial(Interpolation, mixing=mixing)
+    return Policy("fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync")
+
+
+def fedbuff(local_epochs: float = 4.0, buffer_size: int = 3, server_learning_rate: float = 1.0) -> Policy:
+    """FedBuff: asynchronous, the community model moves once `buffer_size` updates have come."""
+    community = partial(Buffered, buffer_size=buffer_size, server_learning_rate=server_learning_rate)
+    label = f"FedBuff (K={buffer_size})"
+    return Policy("fedbuff", Asynchronous(local_epochs), version_staleness, community, label)

@@ -1,0 +1,48 @@
+"""The interface of a communication protocol, and the barrier that two of them share."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from metis.core.events import Budget, LearnerId
+from metis.core.roster import Roster
+
+
+class CommunicationProtocol(Protocol):
+    """Decides who trains next; it never mentions mixing.
+
+    An implementation is a dataclass whose `init` fields are settings and whose other fields are state,
+    so that `dataclasses.replace(protocol)` is a fresh one.
+    """
+
+    accepts_stale: bool  # may an update be based on an older community model than the current one?
+    fills_the_period: bool  # is everybody at work all the time? Then the paper charges energy for all of it.
+
+    @property
+    def deadline(self) -> float:
+        """Wake me then, even if nothing happens; math.inf for never."""
+        ...
+
+    def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
+        """Who trains next and for how long; empty while the federation should wait."""
+        ...
+
+
+class Barrier:
+    """Holds everybody until all awaited learners have answered or the deadline has passed."""
+
+    def __init__(self) -> None:
+        self.deadline = math.inf
+        self._late: set[int] = set()  # open tasks that a barrier no longer waits for
+
+    def is_open(self, roster: Roster, now: float) -> bool:
+        """Whether the next round may start; whoever is still training at the deadline becomes late."""
+        open_tasks = {record.task.number for record in roster.training if record.task is not None}
+        self._late &= open_tasks
+        awaited = open_tasks - self._late
+        if awaited and now < self.deadline:
+            return False
+        self._late |= awaited
+        self.deadline = math.inf
+        return True

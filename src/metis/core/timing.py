@@ -1,0 +1,29 @@
+"""How time becomes steps, and measured batches become a time per batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+# t_max / t_beta is a hair under a whole number for the slowest learner itself (68.4 / 0.3);
+# floor alone would cost it a batch every round (R1).
+TOLERANCE = 1e-9
+
+
+def steps_within(seconds: float, time_per_batch: float) -> int:
+    """B_k: whole batches that fit in `seconds`, at least one (Eq. 5, R1)."""
+    return max(1, math.floor(seconds / time_per_batch * (1 + TOLERANCE)))
+
+
+def steps_of_epochs(epochs: float, epoch_steps: int) -> int:
+    """Batches in a possibly fractional number of epochs, at least one."""
+    return max(1, math.floor(epochs * epoch_steps * (1 + TOLERANCE)))
+
+
+def robust_time_per_batch(batch_times: Sequence[float]) -> float:
+    """t_beta of one task: the mean without the warm-up batch and without stalls beyond thrice the median."""
+    times = np.asarray(batch_times[1:] if len(batch_times) > 1 else batch_times, dtype=np.float64)
+    kept = times[times <= 3 * np.median(times)]
+    return float(kept.mean())
