@@ -1,0 +1,47 @@
+"""Inside a silo: examples, networks, solvers and the training loop. The only package that imports torch."""
+
+from metis.learning.augmentation import (
+    Augmentation,
+    Transform,
+    centre_crop,
+    cifar_tutorial,
+    compose,
+    horizontal_flip,
+    random_crop,
+    standardize,
+)
+from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
+from metis.learning.learner import ArrayExamples, DatasetExamples, Learner, as_examples
+from metis.learning.networks import NETWORKS, cifar10_cnn, logistic, mlp, small_cnn
+from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD
+from metis.learning.torch_engine import TorchEngine
+
+__all__ = [
+    "NETWORKS",
+    "ArrayExamples",
+    "Augmentation",
+    "Batch",
+    "DatasetExamples",
+    "Engine",
+    "Examples",
+    "FedProx",
+    "Learner",
+    "Memory",
+    "MomentumSGD",
+    "Solver",
+    "TorchEngine",
+    "Trained",
+    "Transform",
+    "VanillaSGD",
+    "as_examples",
+    "centre_crop",
+    "cifar10_cnn",
+    "cifar_tutorial",
+    "compose",
+    "horizontal_flip",
+    "logistic",
+    "mlp",
+    "random_crop",
+    "small_cnn",
+    "standardize",
+]

@@ -1,0 +1,141 @@
+"""Local solvers: how one gradient changes the weights (Sec. 3.2 of the paper).
+
+Every rule works in place on one flat vector of trainable parameters, a torch tensor or a numpy array alike.
+A step may use `gradient` as scratch space; it must not write to `community`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from metis.errors import ConfigError
+
+Array: TypeAlias = Any  # torch.Tensor or numpy.ndarray: this module knows neither the device nor the library
+
+
+class Solver(Protocol):
+    """An update rule; frozen, so that all learners may share one."""
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the memory outlives a task (R5)."""
+
+    def start(self, weights: Array) -> Array | None:
+        """The memory at the start of a task, of the shape of the weights; None if the rule needs none."""
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        """Change the weights, and the memory, in place; `community` is what the task started from."""
+
+
+def _add_scaled(target: Array, source: Array, factor: float) -> None:
+    """target += factor * source; torch does it in one pass, without a temporary of the size of the model."""
+    if isinstance(target, np.ndarray):
+        target += factor * source
+    else:
+        target.add_(source, alpha=factor)
+
+
+def _zeros_like(weights: Array) -> Array:
+    return np.zeros_like(weights) if isinstance(weights, np.ndarray) else weights.new_zeros(weights.shape)
+
+
+def _check(
+    solver: str, name: str, value: float, *, above: float | None = None, below: float = math.inf
+) -> None:
+    fits = math.isfinite(value) and value < below and (value > above if above is not None else value >= 0)
+    if not fits:
+        least = f"above {above:g}" if above is not None else "at least 0"
+        most = f" and below {below:g}" if math.isfinite(below) else ""
+        raise ConfigError(f"{name} of {solver} is {value}; it must be {least}{most}")
+
+
+@dataclass(frozen=True)
+class VanillaSGD:
+    """w -= eta grad."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("VanillaSGD", "learning_rate", self.learning_rate, above=0)
+        _check("VanillaSGD", "weight_decay", self.weight_decay)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return False
+
+    def start(self, weights: Array) -> Array | None:
+        return None
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        if self.weight_decay:
+            _add_scaled(gradient, weights, self.weight_decay)
+        _add_scaled(weights, gradient, -self.learning_rate)
+
+
+@dataclass(frozen=True)
+class MomentumSGD:
+    """u = gamma u + grad; w -= eta u (Eq. 3, R6); u starts at zero in each task unless it is kept (R5)."""
+
+    learning_rate: float
+    momentum: float
+    keep_momentum: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("MomentumSGD", "learning_rate", self.learning_rate, above=0)
+        _check("MomentumSGD", "momentum", self.momentum, below=1)
+        _check("MomentumSGD", "weight_decay", self.weight_decay)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.keep_momentum
+
+    def start(self, weights: Array) -> Array | None:
+        return _zeros_like(weights)
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        assert memory is not None, "start() made it"
+        if self.weight_decay:
+            _add_scaled(gradient, weights, self.weight_decay)
+        memory *= self.momentum
+        memory += gradient
+        _add_scaled(weights, memory, -self.learning_rate)
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """w -= eta grad + eta mu (w - w_c); with momentum, the whole bracket enters the memory."""
+
+    learning_rate: float
+    proximal_term: float  # mu
+    momentum: float = 0.0
+    keep_momentum: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("FedProx", "learning_rate", self.learning_rate, above=0)
+        _check("FedProx", "proximal_term", self.proximal_term)
+        _check("FedProx", "momentum", self.momentum, below=1)
+        _check("FedProx", "weight_decay", self.weight_decay)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.keep_momentum and self.momentum > 0
+
+    def start(self, weights: Array) -> Array | None:
+        return _zeros_like(weights) if self.momentum else None
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        _add_scaled(gradient, weights, self.proximal_term + self.weight_decay)
+        _add_scaled(gradient, community, -self.proximal_term)
+        if memory is None:
+            _add_scaled(weights, gradient, -self.learning_rate)
+        else:
+            memory *= self.momentum
+            memory += gradient
+            _add_scaled(weights, memory, -self.learning_rate)
