@@ -233,5 +233,7 @@ class Controller:
         return actions
 
     def _finish(self, reason: str) -> list[Action]:
+        if self.finished:
+            return []
         self.finished = True
         return [Finish(reason)]

@@ -179,8 +179,10 @@ class CostLedger:
         assert account.task_sent_at is not None
         elapsed = now - account.task_sent_at
         account.task_sent_at = None
-        account.active += item.seconds
-        account.transfer += max(0.0, elapsed - item.seconds)
+        # A claim is no more than the time that passed; a refused one may even be NaN.
+        active = min(max(0.0, item.seconds), elapsed)
+        account.active += active
+        account.transfer += elapsed - active
         account.steps += item.steps
         if isinstance(item, UpdateRequest):
             account.update_requests += 1

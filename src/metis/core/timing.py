@@ -10,11 +10,13 @@ import numpy as np
 # t_max / t_beta is a hair under a whole number for the slowest learner itself (68.4 / 0.3);
 # floor alone would cost it a batch every round (R1).
 TOLERANCE = 1e-9
+# A learner may claim any positive time per batch; the quotient must stay a number that can be counted.
+MOST_STEPS = 2**53
 
 
 def steps_within(seconds: float, time_per_batch: float) -> int:
     """B_k: whole batches that fit in `seconds`, at least one (Eq. 5, R1)."""
-    return max(1, math.floor(seconds / time_per_batch * (1 + TOLERANCE)))
+    return max(1, math.floor(min(seconds / time_per_batch * (1 + TOLERANCE), MOST_STEPS)))
 
 
 def steps_of_epochs(epochs: float, epoch_steps: int) -> int:
