@@ -1,0 +1,1 @@
+"""Experiments: a file becomes a federation, a federation runs, runs are compared."""
