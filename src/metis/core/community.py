@@ -75,8 +75,10 @@ class Community(Protocol):
         """The numbers that a replay of events cannot bring back: for checkpoints."""
         ...
 
-    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back the published model and what `arrays` gave, after a replay of the same events."""
+    def load_arrays(
+        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
+    ) -> None:
+        """Put back the published model and what `arrays` gave, after a replay of the same events without weights."""
         ...
 
 
@@ -91,7 +93,8 @@ def _add_scaled(total: NDArray[np.float64], rows: Iterable[tuple[Vector, float]]
         block = total[start : start + _BLOCK]
         product = scratch[: block.size]
         for row, factor in rows:
-            np.multiply(row[start : start + _BLOCK], factor, out=product)
+            product[:] = row[start : start + _BLOCK]  # first: float32 times a Python float is float32
+            product *= factor
             block += product
 
 
@@ -139,8 +142,8 @@ class FullPass(_Published):
         self.committed_steps += steps
 
     def withdraw(self, learner: LearnerId) -> None:
-        if self._values.pop(learner, None) is not None:
-            self._store.remove(learner)
+        self._values.pop(learner, None)
+        self._store.remove(learner)
 
     def publish(self) -> bool:
         if not self._values:
@@ -154,8 +157,10 @@ class FullPass(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values}
 
-    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.model = model
+    def load_arrays(
+        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
+    ) -> None:
+        self.model, self._store = model, store
         for learner in self._values:
             self._store.put(learner, arrays[f"local/{learner}"])
 
@@ -228,8 +233,10 @@ class CachedAverage(_Published):
             **{f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values},
         }
 
-    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.model = model
+    def load_arrays(
+        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
+    ) -> None:
+        self.model, self._store = model, store
         self._sum = np.array(arrays["sum"], np.float64)
         for learner in self._values:
             self._store.put(learner, arrays[f"local/{learner}"])
@@ -270,7 +277,9 @@ class Interpolation(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector}
 
-    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def load_arrays(
+        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
+    ) -> None:
         self.model = model
         self._vector = np.array(arrays["vector"], np.float64)
 
@@ -317,7 +326,9 @@ class Buffered(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector, "differences": self._differences}
 
-    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def load_arrays(
+        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
+    ) -> None:
         self.model = model
         self._vector = np.array(arrays["vector"], np.float64)
         self._differences = np.array(arrays["differences"], np.float64)

@@ -30,6 +30,7 @@ class Policy:
     contribution: ContributionValue
     community: CommunityFactory
     label: str = ""  # how tables and legends call it
+    proximal_term: float = 0.0  # regularization toward the received model that the policy asks of local training
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -84,10 +85,14 @@ def fedrec(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
     return Policy("fedrec", Asynchronous(local_epochs), step_recency, community, "FedRec")
 
 
-def fedasync(local_epochs: float = 4.0, mixing: float = 0.5) -> Policy:
-    """FedAsync + Poly: the requester's model is blended into the community model by staleness."""
+def fedasync(local_epochs: float = 4.0, mixing: float = 0.5, regularization: float = 0.005) -> Policy:
+    """FedAsync + Poly: the requester's model is blended into the community model by staleness (R14)."""
+    if not 0 <= regularization < math.inf:
+        raise ValueError(f"regularization (rho) must be 0 or more, not {regularization}")
     community = partial(Interpolation, mixing=mixing)
-    return Policy("fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync")
+    return Policy(
+        "fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync", regularization
+    )
 
 
 def fedbuff(local_epochs: float = 4.0, buffer_size: int = 3, server_learning_rate: float = 1.0) -> Policy:

@@ -13,7 +13,7 @@ from metis.learning.augmentation import (
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.learner import ArrayExamples, DatasetExamples, Learner, as_examples
 from metis.learning.networks import NETWORKS, cifar10_cnn, logistic, mlp, small_cnn
-from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD
+from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD, with_proximal_term
 from metis.learning.torch_engine import TorchEngine
 
 __all__ = [
@@ -44,4 +44,5 @@ __all__ = [
     "random_crop",
     "small_cnn",
     "standardize",
+    "with_proximal_term",
 ]

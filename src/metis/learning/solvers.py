@@ -7,7 +7,7 @@ A step may use `gradient` as scratch space; it must not write to `community`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -139,3 +139,20 @@ class FedProx:
             memory *= self.momentum
             memory += gradient
             _add_scaled(weights, memory, -self.learning_rate)
+
+
+def with_proximal_term(solver: Solver, proximal_term: float) -> Solver:
+    """The same solver, held toward the received community model as FedAsync asks (R14)."""
+    match solver:
+        case VanillaSGD():
+            return FedProx(solver.learning_rate, proximal_term, weight_decay=solver.weight_decay)
+        case MomentumSGD():
+            return FedProx(
+                solver.learning_rate, proximal_term, solver.momentum, solver.keep_momentum, solver.weight_decay
+            )
+        case FedProx():
+            return replace(solver, proximal_term=solver.proximal_term + proximal_term)
+        case _:
+            raise ConfigError(
+                f"{type(solver).__name__} cannot be given a proximal term; use vanilla, momentum or fedprox"
+            )

@@ -1,0 +1,104 @@
+"""Metis: semi-synchronous federated learning, in virtual time on a laptop and for real across sites.
+
+    import metis
+
+    digits = metis.load_dataset("digits")
+    federation = metis.Federation(...)
+    run = federation.simulate(metis.semisync_fedavg(slowest_learner_epochs=2), seconds=60)
+
+Names are imported when they are first used, so that `import metis` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from metis.core.controller import StopRule, Target
+    from metis.core.costs import Power
+    from metis.core.model import Model
+    from metis.core.policies import (
+        Policy,
+        async_fedavg,
+        fedasync,
+        fedbuff,
+        fedrec,
+        semisync_fedavg,
+        sync_fedavg,
+    )
+    from metis.data.datasets import Dataset, load_dataset
+    from metis.errors import MetisError
+    from metis.experiments.federation import Federation, SimulatedLearner
+    from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD
+    from metis.runs import Run
+    from metis.simulation.availability import RandomAvailability, RecordedAvailability
+    from metis.simulation.network import Link
+    from metis.simulation.speed import Speed
+
+_HOMES = {
+    "Dataset": "metis.data.datasets",
+    "FedProx": "metis.learning.solvers",
+    "Federation": "metis.experiments.federation",
+    "Link": "metis.simulation.network",
+    "MetisError": "metis.errors",
+    "Model": "metis.core.model",
+    "MomentumSGD": "metis.learning.solvers",
+    "Policy": "metis.core.policies",
+    "Power": "metis.core.costs",
+    "RandomAvailability": "metis.simulation.availability",
+    "RecordedAvailability": "metis.simulation.availability",
+    "Run": "metis.runs",
+    "SimulatedLearner": "metis.experiments.federation",
+    "Speed": "metis.simulation.speed",
+    "StopRule": "metis.core.controller",
+    "Target": "metis.core.controller",
+    "VanillaSGD": "metis.learning.solvers",
+    "async_fedavg": "metis.core.policies",
+    "fedasync": "metis.core.policies",
+    "fedbuff": "metis.core.policies",
+    "fedrec": "metis.core.policies",
+    "load_dataset": "metis.data.datasets",
+    "semisync_fedavg": "metis.core.policies",
+    "sync_fedavg": "metis.core.policies",
+}
+
+__all__ = [
+    "Dataset",
+    "FedProx",
+    "Federation",
+    "Link",
+    "MetisError",
+    "Model",
+    "MomentumSGD",
+    "Policy",
+    "Power",
+    "RandomAvailability",
+    "RecordedAvailability",
+    "Run",
+    "SimulatedLearner",
+    "Speed",
+    "StopRule",
+    "Target",
+    "VanillaSGD",
+    "__version__",
+    "async_fedavg",
+    "fedasync",
+    "fedbuff",
+    "fedrec",
+    "load_dataset",
+    "semisync_fedavg",
+    "sync_fedavg",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'metis' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

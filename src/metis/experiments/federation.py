@@ -1,0 +1,364 @@
+"""A federation without its policy: a network, data divided over learners, and how they train."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.community import MemoryStore, ModelStore
+from metis.core.controller import Controller, StopRule, Target
+from metis.core.costs import Power
+from metis.core.events import Action, Event, LearnerId
+from metis.core.model import Model
+from metis.core.policies import Policy
+from metis.errors import ConfigError, DataError
+from metis.learning import Augmentation, Engine, Learner, Solver, TorchEngine, as_examples, with_proximal_term
+from metis.runs import EVENTS, LearnerInfo, Run, RunFold, Setting
+from metis.simulation.availability import Always, Availability
+from metis.simulation.interrupt import Interrupts
+from metis.simulation.network import Link
+from metis.simulation.pools import Workplace, make_pool
+from metis.simulation.replay import RecordedPool
+from metis.simulation.simulator import Machine, Simulator
+from metis.simulation.speed import Speed
+from metis.storage import DiskStore, load_arrays, save_arrays
+from metis.trace import read_trace, to_line, without_weights
+
+_CHECKPOINT = "checkpoint.safetensors"
+
+Watch = Callable[[RunFold], None]
+
+
+@dataclass(frozen=True)
+class SimulatedLearner:
+    """One silo: which of the training examples it holds, and what kind of machine it has."""
+
+    name: LearnerId
+    indices: NDArray[np.int64]
+    batch_size: int
+    speed: Speed
+    availability: Availability = field(default_factory=Always)
+    link: Link = field(default_factory=Link)
+    power: Power = field(default_factory=Power)
+
+
+class Federation:
+    """Everything but the policy, so that policies can be compared on the same data and the same start.
+
+    `network` makes a torch module; `train` and `test` are pairs of arrays, map-style datasets of torch, or
+    `Examples`; `learners` say who holds which of the training examples.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Callable[[], Any],
+        train: Any,
+        test: Any = None,
+        learners: Sequence[SimulatedLearner],
+        solver: Solver,
+        task: Literal["classification", "regression"] = "classification",
+        metric: str | None = None,
+        higher_is_better: bool | None = None,
+        augment: Augmentation | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int = 1,
+        buffers: Literal["average", "local"] = "average",
+        seed: int = 1990,
+        class_counts: NDArray[np.int64] | None = None,
+        class_names: Sequence[str] = (),
+        facts: dict[str, Any] | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        names = [learner.name for learner in learners]
+        if not names:
+            raise ConfigError("a federation needs at least one learner")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"learners need different names; given: {', '.join(names)}")
+        self.engine = engine or TorchEngine(
+            network, task, device=device, dtype=dtype, threads=threads, buffers=buffers
+        )
+        self.train = as_examples(train)
+        self.test = None if test is None else as_examples(test)
+        self.learners = tuple(learners)
+        self.solver = solver
+        self.augment = augment
+        self.seed = seed
+        self.metric = metric or ("accuracy" if task == "classification" else "mae")
+        self.higher_is_better = (
+            self.metric not in ("loss", "mae", "mse", "rmse")
+            if higher_is_better is None
+            else higher_is_better
+        )
+        self.class_counts = class_counts
+        self.class_names = tuple(class_names)
+        self.facts = facts or {}
+        self._learners(solver)  # what is wrong with the data shows here, before anything starts
+
+    def _learners(self, solver: Solver) -> list[Learner]:
+        return [
+            Learner(
+                setup.name,
+                index,
+                self.train,
+                setup.indices,
+                setup.batch_size,
+                solver,
+                self.seed,
+                self.augment,
+            )
+            for index, setup in enumerate(self.learners)
+        ]
+
+    def simulate(
+        self,
+        policy: Policy,
+        stop: StopRule | None = None,
+        *,
+        rounds: int | None = None,
+        seconds: float | None = None,
+        update_requests: int | None = None,
+        target: float | None = None,
+        solver: Solver | None = None,
+        evaluate_every: float = 0.0,
+        workers: int = 0,
+        store: Literal["memory", "disk"] = "memory",
+        refusals_allowed: int = 3,
+        out: str | Path | None = None,
+        checkpoint_every: float = 60.0,
+        resume: bool = False,
+        watch: Watch | None = None,
+    ) -> Run:
+        """Run a policy in virtual time; the same seed gives the same bits for any number of workers.
+
+        Give a `StopRule`, or `rounds`, `seconds`, `update_requests` by name. `target` is only reported; to
+        stop there, put it in the stop rule. With `out`, events are written as they come and a run that was
+        cut off goes on with `resume=True`.
+        """
+        stop = stop or StopRule(rounds, seconds, update_requests)
+        if stop == StopRule():
+            raise ConfigError("a run needs an end: give rounds, seconds, update_requests or a StopRule")
+        if workers < 0:
+            raise ConfigError(f"workers must be 0 (train in this process) or more, not {workers}")
+        if store == "disk" and out is None:
+            raise ConfigError("the disk store needs a directory: give out=...")
+        goal = stop.target
+        if goal is None and target is not None:
+            goal = Target(self.metric, target, self.higher_is_better)
+        if goal is not None and self.test is None:
+            raise ConfigError("a target needs held-out examples to be measured on: give test=...")
+        solver = solver or self.solver
+        if policy.proximal_term:
+            solver = with_proximal_term(solver, policy.proximal_term)
+        session = _Session(
+            self,
+            policy,
+            stop,
+            goal,
+            None if out is None else Path(out),
+            Workplace(self.engine, self._learners(solver), self.test),
+            workers=workers,
+            disk=store == "disk",
+            refusals_allowed=refusals_allowed,
+            evaluate_every=evaluate_every,
+            checkpoint_every=checkpoint_every,
+            watch=watch,
+        )
+        return session.resume() if resume else session.run()
+
+    def setting(self, policy: Policy, target: Target | None) -> Setting:
+        """What folds the events of a run into a result."""
+        return Setting(
+            policy=policy.name,
+            label=policy.label,
+            seed=self.seed,
+            learners=tuple(
+                LearnerInfo(
+                    setup.name,
+                    len(setup.indices),
+                    setup.batch_size,
+                    setup.speed.time_per_batch,
+                    setup.power,
+                    () if self.class_counts is None else tuple(int(n) for n in self.class_counts[index]),
+                )
+                for index, setup in enumerate(self.learners)
+            ),
+            model_bytes=self.initial_model.nbytes,
+            fills_the_period=policy.protocol.fills_the_period,
+            metric=self.metric,
+            higher_is_better=self.higher_is_better,
+            target=target,
+            class_names=self.class_names,
+            facts=self.facts,
+        )
+
+    @property
+    def initial_model(self) -> Model:
+        """Where every policy starts from."""
+        return self.engine.initial_model(self.seed)
+
+
+class _Session:
+    """One run on its way: the simulator, the trace it writes and the checkpoints it leaves."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        policy: Policy,
+        stop: StopRule,
+        target: Target | None,
+        out: Path | None,
+        workplace: Workplace,
+        *,
+        workers: int,
+        disk: bool,
+        refusals_allowed: int,
+        evaluate_every: float,
+        checkpoint_every: float,
+        watch: Watch | None,
+    ) -> None:
+        self._federation, self._policy, self._stop = federation, policy, stop
+        self._out, self._workplace, self._workers, self._disk = out, workplace, workers, disk
+        self._refusals_allowed = refusals_allowed
+        self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
+        self._watch = watch
+        self._setting = federation.setting(policy, target)
+        self._initial_model = federation.initial_model
+        self._fold = RunFold(self._setting)
+        self._events: list[tuple[float, Event | Action]] = []
+        self._lines = 0
+        self._file: Any = None
+        self._wall_before = 0.0
+        self._wall_start = self._last_checkpoint = time.perf_counter()
+
+    # --- the two ways in ------------------------------------------------------------------------
+
+    def run(self) -> Run:
+        if self._out is not None:
+            self._out.mkdir(parents=True, exist_ok=True)
+            self._checkpoint_path.unlink(missing_ok=True)
+            self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
+        with closing(make_pool(self._workplace, self._workers)) as pool:
+            return self._go(self._simulator(self._initial_model, pool, self._store()))
+
+    def resume(self) -> Run:
+        if self._out is None:
+            raise ConfigError("to resume, give the directory of the run as out=...")
+        if not self._checkpoint_path.exists():
+            raise DataError(f"{self._out} has no checkpoint to resume from; start the run anew")
+        arrays, metadata = load_arrays(self._checkpoint_path)
+        lines = int(metadata["events"])
+        recorded = [event for _, event in zip(range(lines), read_trace(self._out / EVENTS), strict=False)]
+        if len(recorded) < lines:
+            raise DataError(f"{self._out / EVENTS} has {len(recorded)} events, the checkpoint needs {lines}")
+        # The course of events brings back everything but the weights; those are in the checkpoint.
+        simulator = self._simulator(Model.empty(), RecordedPool(recorded), MemoryStore())
+        simulator.start()
+        while self._lines < lines:
+            simulator.step(Interrupts())
+        if [to_line(*event) for event in self._events] != [to_line(*event) for event in recorded]:
+            raise DataError(
+                f"{self._out} was recorded with another configuration or version: its events do not come out again"
+            )
+        self._wall_before = float(metadata["wall_seconds"])
+        path = self._out / EVENTS
+        with path.open("rb+") as file:
+            file.truncate(sum(len(line) for _, line in zip(range(lines), file, strict=False)))
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        with closing(make_pool(self._workplace, self._workers)) as pool:
+            simulator.load_arrays(self._initial_model, arrays, pool, self._store())
+            return self._go(simulator)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    @property
+    def _checkpoint_path(self) -> Path:
+        assert self._out is not None
+        return self._out / _CHECKPOINT
+
+    def _store(self) -> ModelStore:
+        if self._disk:
+            assert self._out is not None
+            return DiskStore(self._out / "models")
+        return MemoryStore()
+
+    def _simulator(self, initial_model: Model, pool: Any, store: ModelStore) -> Simulator:
+        controller = Controller(
+            self._policy, initial_model, stop=self._stop, refusals_allowed=self._refusals_allowed, store=store
+        )
+        machines = [
+            Machine(
+                setup.name,
+                len(setup.indices),
+                setup.batch_size,
+                setup.speed,
+                setup.availability,
+                setup.link,
+            )
+            for setup in self._federation.learners
+        ]
+        return Simulator(
+            controller,
+            machines,
+            pool,
+            self._record,
+            seed=self._federation.seed,
+            evaluate=self._federation.test is not None,
+            evaluate_every=self._evaluate_every,
+            model_bytes=self._setting.model_bytes,
+        )
+
+    def _record(self, now: float, item: Event | Action) -> None:
+        self._fold.record(now, item)
+        self._lines += 1
+        self._events.append((now, without_weights(item)))
+        if self._file is not None:
+            self._file.write(to_line(now, item) + "\n")
+
+    def _go(self, simulator: Simulator) -> Run:
+        def after_each() -> None:
+            if self._watch is not None:
+                self._watch(self._fold)
+            if (
+                self._out is not None
+                and time.perf_counter() - self._last_checkpoint >= self._checkpoint_every
+            ):
+                self._checkpoint(simulator)
+
+        def on_interrupt() -> None:
+            if self._out is not None:
+                self._checkpoint(simulator)
+
+        try:
+            simulator.run(after_each, on_interrupt)
+        finally:
+            if self._file is not None:
+                self._file.close()
+        run = Run(self._setting, self._events, simulator.controller.community.model, self._wall())
+        if self._out is not None:
+            run.save(self._out)
+            if run.finish_reason != "interrupted":
+                self._checkpoint_path.unlink(missing_ok=True)
+        return run
+
+    def _wall(self) -> float:
+        return self._wall_before + time.perf_counter() - self._wall_start
+
+    def _checkpoint(self, simulator: Simulator) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        save_arrays(
+            self._checkpoint_path,
+            simulator.arrays(),
+            {"events": str(self._lines), "wall_seconds": repr(self._wall())},
+        )
+        self._last_checkpoint = time.perf_counter()

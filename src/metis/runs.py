@@ -1,0 +1,431 @@
+"""A run: what happened, what it cost and what came out, all folded from its events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from metis.core.controller import Target
+from metis.core.costs import CostLedger, Costs, Energy, Power
+from metis.core.events import (
+    Action,
+    CommunityPublished,
+    Evaluated,
+    Event,
+    Finish,
+    LearnerId,
+    LearnerJoined,
+    LearnerLeft,
+    LearnerSetAside,
+    LearnerWithdrawn,
+    SendTask,
+    TaskFailed,
+    UpdateRefused,
+    UpdateRequest,
+)
+from metis.core.model import Model
+from metis.errors import DataError
+from metis.storage import load_model, save_model
+from metis.trace import read_trace
+
+EVENTS, SUMMARY, COMMUNITY, CONFIG = "events.jsonl", "summary.json", "community.safetensors", "config.toml"
+
+
+@dataclass(frozen=True)
+class LearnerInfo:
+    """A learner as the federation was set up."""
+
+    name: LearnerId
+    examples: int
+    batch_size: int
+    time_per_batch: float  # nominal
+    power: Power = field(default_factory=Power)
+    class_counts: tuple[int, ...] = ()  # examples of each class, for a picture of the partition
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """The community model measured once, with the costs up to its publication."""
+
+    at: float  # parallel time
+    version: int
+    update_requests: int
+    steps: int
+    cumulative_time: float
+    idle_time: float
+    energy: Energy
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one learner did for a while."""
+
+    learner: LearnerId
+    kind: Literal["training", "transfer", "idle", "away"]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What must be known besides the events to fold them into a run."""
+
+    policy: str  # as written in a configuration
+    label: str  # as shown
+    seed: int
+    learners: tuple[LearnerInfo, ...]
+    model_bytes: int
+    fills_the_period: bool
+    metric: str
+    higher_is_better: bool = True
+    target: Target | None = None
+    class_names: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # dataset, network, versions: shown in reports
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model_bytes": self.model_bytes,
+            "fills_the_period": self.fills_the_period,
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "target": None if self.target is None else self.target.value,
+            "class_names": list(self.class_names),
+            "facts": self.facts,
+            "learners": [
+                {
+                    "name": learner.name,
+                    "examples": learner.examples,
+                    "batch_size": learner.batch_size,
+                    "time_per_batch": learner.time_per_batch,
+                    "power": [learner.power.active, learner.power.idle, learner.power.unit],
+                    "class_counts": list(learner.class_counts),
+                }
+                for learner in self.learners
+            ],
+        }
+
+    @staticmethod
+    def from_summary(summary: dict[str, Any]) -> Setting:
+        setting = summary["setting"]
+        metric, higher = setting["metric"], setting["higher_is_better"]
+        return Setting(
+            policy=summary["policy"],
+            label=summary["label"],
+            seed=summary["seed"],
+            learners=tuple(
+                LearnerInfo(
+                    row["name"],
+                    row["examples"],
+                    row["batch_size"],
+                    row["time_per_batch"],
+                    Power(*row["power"]),
+                    tuple(row["class_counts"]),
+                )
+                for row in setting["learners"]
+            ),
+            model_bytes=setting["model_bytes"],
+            fills_the_period=setting["fills_the_period"],
+            metric=metric,
+            higher_is_better=higher,
+            target=None if setting["target"] is None else Target(metric, setting["target"], higher),
+            class_names=tuple(setting["class_names"]),
+            facts=setting["facts"],
+        )
+
+
+class RunFold:
+    """Folds events and actions into history and costs as they come."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.now = 0.0
+        self.version = 0
+        self.history: list[HistoryPoint] = []
+        self.costs_at_target: Costs | None = None
+        self.refused: list[tuple[float, UpdateRefused]] = []
+        self.set_aside: list[tuple[float, LearnerSetAside]] = []
+        self.finish_reason: str | None = None
+        self._ledger = CostLedger(
+            {learner.name: learner.power for learner in setting.learners},
+            setting.model_bytes,
+            setting.fills_the_period,
+        )
+        self._at_publication = self._ledger.costs(0.0)
+
+    def record(self, now: float, item: Event | Action) -> None:
+        self.now = now
+        self._ledger.record(now, item)
+        match item:
+            case CommunityPublished():
+                self.version = item.stamp.version
+                # Before the tasks that follow are sent: what this model has cost.
+                self._at_publication = self._ledger.costs(now)
+            case Evaluated():
+                self._evaluated(item)
+            case UpdateRefused():
+                self.refused.append((now, item))
+            case LearnerSetAside():
+                self.set_aside.append((now, item))
+            case Finish():
+                self.finish_reason = item.reason
+            case _:
+                pass
+
+    def _evaluated(self, item: Evaluated) -> None:
+        costs, target = self._at_publication, self.setting.target
+        self.history.append(
+            HistoryPoint(
+                costs.parallel_time,
+                item.version,
+                costs.update_requests,
+                costs.steps,
+                costs.cumulative_time,
+                costs.idle_time,
+                costs.energy,
+                item.metrics,
+            )
+        )
+        if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
+            self.costs_at_target = costs
+
+    @property
+    def costs(self) -> Costs:
+        return self._ledger.costs(self.now)
+
+
+@dataclass
+class Run:
+    """The result of a federation: history, costs, the community model, tables and pictures."""
+
+    setting: Setting
+    events: list[tuple[float, Event | Action]]  # without weights
+    community_model: Model
+    wall_seconds: float
+    folder: Path | None = None
+    draw: ClassVar[Callable[..., Any] | None] = None  # set by `metis`, whose layer knows how to draw
+
+    def __post_init__(self) -> None:
+        fold = RunFold(self.setting)
+        for now, item in self.events:
+            fold.record(now, item)
+        self._fold = fold
+
+    # --- what came out ------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> str:
+        return self.setting.label
+
+    @property
+    def history(self) -> list[HistoryPoint]:
+        """One point for each evaluation of the community model."""
+        return self._fold.history
+
+    @property
+    def costs(self) -> Costs:
+        """The bill at the end."""
+        return self._fold.costs
+
+    @property
+    def costs_at_target(self) -> Costs | None:
+        """The bill when the target was first reached; None if it was not."""
+        return self._fold.costs_at_target
+
+    @property
+    def rounds(self) -> int:
+        """Community models published."""
+        return self._fold.version
+
+    @property
+    def refused(self) -> list[tuple[float, UpdateRefused]]:
+        return self._fold.refused
+
+    @property
+    def set_aside(self) -> list[tuple[float, LearnerSetAside]]:
+        return self._fold.set_aside
+
+    @property
+    def finish_reason(self) -> str:
+        return self._fold.finish_reason or "not finished"
+
+    @property
+    def metric_values(self) -> list[float]:
+        """The metric at each point of the history."""
+        return [point.metrics.get(self.setting.metric, math.nan) for point in self.history]
+
+    @property
+    def final_metric(self) -> float | None:
+        return self.metric_values[-1] if self.history else None
+
+    @property
+    def best_metric(self) -> float | None:
+        finite = [value for value in self.metric_values if math.isfinite(value)]
+        if not finite:
+            return None
+        return max(finite) if self.setting.higher_is_better else min(finite)
+
+    def spans(self) -> list[Span]:
+        """The timeline of every learner, without gaps from its joining to the end."""
+        return timeline(self.events)
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds; the names are a contract."""
+        reached, target = self.costs_at_target, self.setting.target
+        costs = self.costs.to_json()
+        unit = self.setting.learners[0].power.unit if self.setting.learners else "epsilon"
+        return {
+            "policy": self.setting.policy,
+            "label": self.setting.label,
+            "seed": self.setting.seed,
+            "learners": len(self.setting.learners),
+            "rounds": self.rounds,
+            **costs,
+            "energy_unit": "joule" if unit == "watt" else "epsilon second",
+            "metric": {"name": self.setting.metric, "final": self.final_metric, "best": self.best_metric},
+            "target": {
+                "metric": self.setting.metric,
+                "value": None if target is None else target.value,
+                "reached": reached is not None,
+                "parallel_time": None,
+                "update_requests": None,
+                "steps": None,
+                **({} if reached is None else reached.to_json()),
+            },
+            "finish_reason": self.finish_reason,
+            "wall_seconds": self.wall_seconds,
+            "community_sha256": self.community_model.sha256(),
+            "setting": self.setting.to_json(),
+        }
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """The history as plain rows."""
+        return [
+            {
+                "policy": self.policy,
+                "parallel_time": point.at,
+                "version": point.version,
+                "update_requests": point.update_requests,
+                "steps": point.steps,
+                "cumulative_time": point.cumulative_time,
+                "idle_time": point.idle_time,
+                "energy_equation": point.energy.equation,
+                "energy_active": point.energy.active,
+                "energy_idle_charged": point.energy.idle_charged,
+                **point.metrics,
+            }
+            for point in self.history
+        ]
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas table; needs the extra `metis[tables]`."""
+        import pandas
+
+        return pandas.DataFrame(self.to_records())
+
+    def learners_to_pandas(self) -> Any:
+        """One row a learner: steps, active, idle, transfer and away time, energy."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "learner": name,
+                    "steps": costs.steps,
+                    "update_requests": costs.update_requests,
+                    "active": costs.active,
+                    "transfer": costs.transfer,
+                    "idle": costs.idle,
+                    "away": costs.away,
+                    "energy_equation": costs.energy.equation,
+                    "energy_active": costs.energy.active,
+                    "energy_idle_charged": costs.energy.idle_charged,
+                }
+                for name, costs in self.costs.by_learner.items()
+            ]
+        )
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The metric over parallel time and over update requests; saved if a path is given."""
+        if Run.draw is None:
+            raise DataError("plots need `import metis`, which knows how to draw")
+        return Run.draw([self], path)
+
+    def __repr__(self) -> str:
+        final = (
+            "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"
+        )
+        costs = self.costs
+        return (
+            f"<Run {self.policy}: {final} after {self.rounds} rounds, {costs.parallel_time:g} s parallel time, "
+            f"{costs.update_requests} update requests, {costs.steps} steps>"
+        )
+
+    # --- directories ----------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write the summary and the community model; the events were written as they came."""
+        save_model(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
+        text = json.dumps(self.summary(), indent=2, ensure_ascii=False)
+        fresh = folder / (SUMMARY + ".new")
+        fresh.write_text(text + "\n", encoding="utf-8")
+        fresh.replace(folder / SUMMARY)
+        self.folder = folder
+
+    @staticmethod
+    def load(folder: str | Path) -> Run:
+        """Read a finished run back from its directory."""
+        folder = Path(folder)
+        try:
+            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            setting = Setting.from_summary(summary)
+        except FileNotFoundError:
+            raise DataError(f"{folder} has no {SUMMARY}: it is not the directory of a finished run") from None
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise DataError(f"{folder / SUMMARY} is not the summary of a run: {problem!r}") from problem
+        events = list(read_trace(folder / EVENTS))
+        return Run(setting, events, load_model(folder / COMMUNITY), summary["wall_seconds"], folder)
+
+
+def timeline(events: Iterable[tuple[float, Event | Action]]) -> list[Span]:
+    """What every learner did, from its joining to the end of the events."""
+    spans: list[Span] = []
+    since: dict[LearnerId, float] = {}  # where the next span of a learner starts
+    away: set[LearnerId] = set()
+    sent: dict[LearnerId, float] = {}
+    end = 0.0
+
+    def add(learner: LearnerId, kind: Literal["training", "transfer", "idle", "away"], until: float) -> None:
+        if until > since[learner]:
+            spans.append(Span(learner, kind, since[learner], until))
+            since[learner] = until
+
+    for now, item in events:
+        end = max(end, now)
+        match item:
+            case LearnerJoined():
+                since.setdefault(item.learner, 0.0)
+                add(item.learner, "away", now)
+                away.discard(item.learner)
+            case SendTask():
+                add(item.learner, "idle", now)
+                sent[item.learner] = now
+            case UpdateRequest() | TaskFailed():
+                # How a transfer splits into download and upload is not recorded: half each.
+                half = max(0.0, now - sent.pop(item.learner) - item.seconds) / 2
+                add(item.learner, "transfer", since[item.learner] + half)
+                add(item.learner, "training", now - half)
+                add(item.learner, "transfer", now)
+            case LearnerLeft() | LearnerWithdrawn() if item.learner in since:
+                add(item.learner, "training" if item.learner in sent else "idle", now)
+                sent.pop(item.learner, None)
+                away.add(item.learner)
+            case _:
+                pass
+    for learner in since:
+        add(learner, "away" if learner in away else "training" if learner in sent else "idle", end)
+    return spans

@@ -1,0 +1,27 @@
+"""How far a simulated learner is from the controller."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between a learner and the controller."""
+
+    latency: float = 0.0  # seconds, one way
+    upload: float = math.inf  # bytes a second
+    download: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"latency must be 0 seconds or more, not {self.latency}")
+        if not (self.upload > 0 and self.download > 0):
+            raise ValueError("upload and download must be greater than 0 bytes a second")
+
+    def download_time(self, size: int) -> float:
+        return self.latency + size / self.download
+
+    def upload_time(self, size: int) -> float:
+        return self.latency + size / self.upload

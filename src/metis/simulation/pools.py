@@ -1,0 +1,254 @@
+"""Where simulated learners train: in this process, or in worker processes with the same result.
+
+A task's virtual end is known when it starts, so the simulator asks for results in that order and the
+order in which workers finish cannot leak into a run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import multiprocessing
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from metis.core.model import Model
+from metis.errors import InternalError
+from metis.learning import Engine, Examples, Learner, Memory, Trained
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every place to train needs: the engine, the learners and the held-out examples."""
+
+    engine: Engine
+    learners: Sequence[Learner]
+    test: Examples | None
+
+    def train(self, learner: int, model: Model, task: int, steps: int, memory: Memory | None) -> Trained:
+        return self.learners[learner].train(self.engine, model, task, steps, memory)
+
+    def evaluate(self, model: Model) -> dict[str, float]:
+        if self.test is None:
+            raise InternalError("there are no held-out examples to evaluate on")
+        return self.engine.evaluate(model, self.test)
+
+
+class Ticket(Protocol[Result_co]):
+    """A result that is wanted at a known virtual moment."""
+
+    def result(self) -> Result_co:
+        """Wait for it; raises what the work raised."""
+
+    def cancel(self) -> None:
+        """It is no longer wanted."""
+
+
+class Pool(Protocol):
+    """A place to train; `due` is the virtual moment at which the result will be asked for."""
+
+    def train(
+        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+    ) -> Ticket[Trained]: ...
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]: ...
+
+    def close(self) -> None: ...
+
+
+class _Deferred(Generic[Result]):
+    """Work that is done when its result is asked for, so that no local model lies about early."""
+
+    def __init__(self, workplace: Workplace, work: str, arguments: tuple[Any, ...]) -> None:
+        self._workplace, self._work, self._arguments = workplace, work, arguments
+
+    def result(self) -> Result:
+        return cast(Result, getattr(self._workplace, self._work)(*self._arguments))
+
+    def cancel(self) -> None:
+        self._arguments = ()
+
+
+class InlinePool:
+    """Trains in this process, one task at a time."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._workplace = workplace
+
+    def train(
+        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+    ) -> Ticket[Trained]:
+        return _Deferred(self._workplace, "train", (learner, model, task, steps, memory))
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+        return _Deferred(self._workplace, "evaluate", (model,))
+
+    def close(self) -> None:
+        pass
+
+
+class _Job(Generic[Result]):
+    """A piece of work for a worker process."""
+
+    def __init__(self, pool: ProcessPool, work: str, arguments: tuple[Any, ...]) -> None:
+        self._pool = pool
+        self.work, self.arguments = work, arguments
+        self.state = "queued"  # then running, done, and at last taken or cancelled
+        self.outcome: Any = None
+
+    def result(self) -> Result:
+        return cast(Result, self._pool.take(self))
+
+    def cancel(self) -> None:
+        self._pool.drop(self)
+
+
+class ProcessPool:
+    """Worker processes with one torch thread each; the earliest due task goes first.
+
+    At most two results a worker are made ahead of time, which bounds memory whatever the number of
+    learners. One thread of this process feeds each worker; all bookkeeping is under one lock.
+    """
+
+    def __init__(self, workplace: Workplace, workers: int) -> None:
+        # Forked workers share the data and need no importable network; a GPU does not survive a fork.
+        forkable = sys.platform == "linux" and getattr(workplace.engine, "device", "cpu") == "cpu"
+        context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, _Job[Any]]] = []
+        self._sequence = itertools.count()
+        self._ahead = 0  # jobs running or done but not taken
+        self._most_ahead = 2 * workers
+        self._closed = False
+        self._processes = []
+        self._connections: list[Connection] = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(workplace, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+        self._threads = [
+            threading.Thread(target=self._feed, args=(connection,), daemon=True)
+            for connection in self._connections
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def train(
+        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+    ) -> Ticket[Trained]:
+        return self._submit(due, _Job(self, "train", (learner, model, task, steps, memory)))
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+        return self._submit(due, _Job(self, "evaluate", (model,)))
+
+    def _submit(self, due: float, job: _Job[Result]) -> _Job[Result]:
+        with self._changed:
+            heapq.heappush(self._queue, (due, next(self._sequence), job))
+            self._changed.notify_all()
+        return job
+
+    def take(self, job: _Job[Any]) -> Any:
+        """Wait for this job and hand its result over."""
+        with self._changed:
+            if job.state == "queued":
+                # Somebody waits for it: nothing goes before it, and the bound does not hold it back.
+                heapq.heappush(self._queue, (-1.0, next(self._sequence), job))
+                self._most_ahead += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: job.state != "queued" or self._closed)
+                self._most_ahead -= 1
+            self._changed.wait_for(lambda: job.state == "done" or self._closed)
+            if job.state != "done":
+                raise InternalError("a result was asked for after its pool was closed")
+            job.state = "taken"
+            self._ahead -= 1
+            self._changed.notify_all()
+        if isinstance(job.outcome, Exception):
+            raise job.outcome
+        return job.outcome
+
+    def drop(self, job: _Job[Any]) -> None:
+        """Forget this job; if a worker has it already, its result is thrown away."""
+        with self._changed:
+            if job.state == "done":
+                self._ahead -= 1
+                job.outcome = None
+            if job.state != "taken":
+                job.state = "cancelled"
+            self._changed.notify_all()
+
+    def _next_job(self) -> _Job[Any] | None:
+        with self._changed:
+            while True:
+                self._changed.wait_for(
+                    lambda: self._closed or (self._queue and self._ahead < self._most_ahead)
+                )
+                if self._closed:
+                    return None
+                job = heapq.heappop(self._queue)[2]
+                if job.state == "queued":
+                    job.state = "running"
+                    self._ahead += 1
+                    self._changed.notify_all()
+                    return job
+
+    def _feed(self, connection: Connection) -> None:
+        while (job := self._next_job()) is not None:
+            outcome: Any
+            try:
+                connection.send((job.work, job.arguments))
+                outcome = connection.recv()
+            except (EOFError, OSError):
+                outcome = InternalError("a worker process died; try fewer workers if memory is short")
+            with self._changed:
+                if job.state == "running":
+                    job.outcome, job.state = outcome, "done"
+                else:
+                    self._ahead -= 1
+                job.arguments = ()
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the workers, in the middle of a task if need be."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+
+def _work(workplace: Workplace, connection: Connection) -> None:
+    """The life of a worker process: take a piece of work, send back its result or its exception."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the simulator's to answer
+    while True:
+        try:
+            work, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            outcome = getattr(workplace, work)(*arguments)
+        except Exception as problem:  # crosses the process boundary to be raised where it is asked for
+            outcome = problem
+        connection.send(outcome)
+
+
+def make_pool(workplace: Workplace, workers: int) -> Pool:
+    """A place to train: in this process for 0 workers, else in that many worker processes."""
+    return ProcessPool(workplace, workers) if workers else InlinePool(workplace)

@@ -1,0 +1,344 @@
+"""One event heap in virtual time around the controller of the core.
+
+Everything that could differ between two runs is fixed: ties in the heap are broken by a sequence number,
+chance comes from the seed, the learner and the task, and results are asked for in virtual order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.controller import Controller
+from metis.core.events import (
+    Action,
+    CommunityPublished,
+    DeadlinePassed,
+    Evaluated,
+    Event,
+    Finish,
+    LearnerId,
+    LearnerJoined,
+    LearnerLeft,
+    SendTask,
+    StopRequested,
+    TaskFailed,
+    UpdateRequest,
+)
+from metis.core.model import Model
+from metis.errors import Diverged
+from metis.learning import Memory, Trained
+from metis.simulation.availability import Always, Availability
+from metis.simulation.interrupt import Interrupts
+from metis.simulation.network import Link
+from metis.simulation.pools import Pool, Ticket
+from metis.simulation.speed import Speed, Spent
+
+_SPEED, _AVAILABILITY = 1, 2  # streams of chance besides those of the learners' batches
+_EVALUATION, _OCCURRENCE = 0, 1  # at one moment an evaluation comes first: it belongs to what just happened
+
+Record = Callable[[float, Event | Action], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The simulated computer of a learner, and what the controller is told of its data."""
+
+    name: LearnerId
+    examples: int
+    batch_size: int
+    speed: Speed
+    availability: Availability = field(default_factory=Always)
+    link: Link = field(default_factory=Link)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A local model on its way; void if the learner has left meanwhile."""
+
+    learner: int
+    task: int
+    version: int  # of the community model that it is based on
+    spent: Spent
+    ticket: Ticket[Trained]
+
+
+@dataclass(slots=True)
+class _Measurement:
+    version: int
+    ticket: Ticket[dict[str, float]]
+
+
+@dataclass(slots=True)
+class _Departure:
+    learner: int
+    back_at: float
+
+
+@dataclass(slots=True)
+class _Return:
+    learner: int
+
+
+class Simulator:
+    """Runs one federation in virtual time; `run` may be called once."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        machines: Sequence[Machine],
+        pool: Pool,
+        record: Record,
+        *,
+        seed: int,
+        evaluate: bool = True,
+        evaluate_every: float = 0.0,
+        model_bytes: int | None = None,
+    ) -> None:
+        self.controller = controller
+        self.now = 0.0
+        self.finished = False
+        self._machines = machines
+        self._index = {machine.name: index for index, machine in enumerate(machines)}
+        self._pool = pool
+        self._record = record
+        self._seed = seed
+        self._evaluate = evaluate
+        self._evaluate_every = evaluate_every
+        self._next_evaluation = 0.0
+        self._last_evaluated: int | None = None
+        self._model_bytes = controller.community.model.nbytes if model_bytes is None else model_bytes
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._sequence = itertools.count()
+        self._open: dict[int, _Arrival] = {}  # by learner
+        self._base_models: dict[int, Model] = {}  # by version, while a task in hand is based on it
+        self._memories: dict[int, Memory] = {}
+        self._absences: list[Iterator[tuple[float, float]]] = []
+        self._started = False
+
+    # --- the course of a run ------------------------------------------------------------------
+
+    def run(self, after_each: Callable[[], None], on_interrupt: Callable[[], None]) -> None:
+        """Go on until the controller finishes, nobody can go on, or the user interrupts."""
+        with Interrupts() as interrupts:
+            try:
+                if not self._started:
+                    self.start()
+                while not self.finished and self.step(interrupts):
+                    after_each()
+                    if interrupts.pending:
+                        raise KeyboardInterrupt
+                if not self.finished:
+                    self._handle(StopRequested("no learner is left that could go on"))
+            except KeyboardInterrupt:
+                on_interrupt()
+                self._handle(StopRequested("interrupted"))
+                return
+        if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:
+            self._measure_now()
+
+    def step(self, interrupts: Interrupts) -> bool:
+        """Let the next thing happen; False if nothing can happen any more."""
+        if self.controller.deadline < (self._heap[0][0] if self._heap else math.inf):
+            # The end of the run is not worth waiting for when nobody is left to train until then.
+            if not self._heap and self.controller.protocol.deadline == math.inf:
+                return False
+            self.now = self.controller.deadline
+            self._handle(DeadlinePassed())
+            return True
+        if not self._heap:
+            return False
+        at, _, _, occurrence = self._heap[0]
+        result: Any = None
+        if isinstance(occurrence, (_Arrival, _Measurement)):
+            with interrupts.welcome():  # the only place that takes long; nothing has changed yet
+                try:
+                    result = occurrence.ticket.result()
+                except Diverged as problem:
+                    result = problem
+        heapq.heappop(self._heap)
+        self.now = at
+        self._happen(occurrence, result)
+        return True
+
+    def start(self) -> None:
+        """Measure the initial model and let everybody join who is there at the beginning."""
+        self._started = True
+        present = []
+        for index, machine in enumerate(self._machines):
+            rng = np.random.default_rng([self._seed, _AVAILABILITY, index])
+            self._absences.append(machine.availability.absences(rng))
+            absence = next(self._absences[index], None)
+            if absence is not None and absence[0] <= 0.0:
+                self._push(absence[1], _Return(index))
+                continue
+            present.append(index)
+            self._plan_departure(index, absence)
+        # All that are there at the beginning start together.
+        self.controller.learners_expected = max(1, len(present))
+        if self._evaluate:
+            self._measure_now()
+        for index in present:
+            self._join(index)
+
+    def _happen(self, occurrence: object, result: Any) -> None:
+        match occurrence:
+            case _Arrival():
+                self._arrive(occurrence, result)
+            case _Measurement():
+                self._last_evaluated = occurrence.version
+                self._handle(Evaluated(occurrence.version, result))
+            case _Departure():
+                self._leave(occurrence)
+            case _Return():
+                self._plan_departure(occurrence.learner, next(self._absences[occurrence.learner], None))
+                self._join(occurrence.learner)
+
+    def _arrive(self, arrival: _Arrival, result: Trained | Diverged) -> None:
+        name, spent = self._machines[arrival.learner].name, arrival.spent
+        del self._open[arrival.learner]
+        if isinstance(result, Diverged):
+            self._handle(TaskFailed(name, arrival.task, str(result), spent.steps, spent.seconds))
+        else:
+            if result.memory:
+                self._memories[arrival.learner] = result.memory
+            self._handle(
+                UpdateRequest(
+                    name,
+                    arrival.task,
+                    spent.steps,
+                    spent.seconds,
+                    spent.time_per_batch,
+                    result.model,
+                    result.loss,
+                )
+            )
+        self._forget_unused_models()
+
+    def _leave(self, departure: _Departure) -> None:
+        arrival = self._open.pop(departure.learner, None)
+        if arrival is not None:
+            arrival.ticket.cancel()
+            self._heap = [entry for entry in self._heap if entry[3] is not arrival]
+            heapq.heapify(self._heap)
+        self._push(departure.back_at, _Return(departure.learner))
+        self._handle(LearnerLeft(self._machines[departure.learner].name))
+        self._forget_unused_models()
+
+    def _join(self, index: int) -> None:
+        machine = self._machines[index]
+        self._handle(LearnerJoined(machine.name, machine.examples, machine.batch_size))
+
+    def _handle(self, event: Event) -> None:
+        self._record(self.now, event)
+        actions = self.controller.handle(event, self.now)
+        self.finished = any(isinstance(action, Finish) for action in actions)
+        for action in actions:
+            self._record(self.now, action)
+            match action:
+                case SendTask():
+                    self._send(action)
+                case CommunityPublished():
+                    self._published(action)
+                case _:
+                    pass
+
+    def _send(self, action: SendTask) -> None:
+        index, task = self._index[action.learner], action.task
+        machine = self._machines[index]
+        begins = self.now + machine.link.download_time(self._model_bytes)
+        rng = np.random.default_rng([self._seed, _SPEED, index, task.number])
+        spent = machine.speed.spend(task.budget, begins, rng)
+        due = begins + spent.seconds + machine.link.upload_time(self._model_bytes)
+        ticket = self._pool.train(
+            due, index, action.community_model, task.number, spent.steps, self._memories.get(index)
+        )
+        self._base_models[task.based_on.version] = action.community_model
+        self._open[index] = _Arrival(index, task.number, task.based_on.version, spent, ticket)
+        self._push(due, self._open[index])
+
+    def _published(self, action: CommunityPublished) -> None:
+        if self._evaluate and self.now >= self._next_evaluation and not self.finished:
+            if self._evaluate_every:
+                periods = math.floor(self.now / self._evaluate_every) + 1
+                self._next_evaluation = periods * self._evaluate_every
+            ticket = self._pool.evaluate(self.now, action.community_model)
+            self._push(self.now, _Measurement(action.stamp.version, ticket), _EVALUATION)
+
+    def _measure_now(self) -> None:
+        """Evaluate what is published, outside the heap: at the start and at the end."""
+        community = self.controller.community
+        self._last_evaluated = community.stamp.version
+        metrics = self._pool.evaluate(self.now, community.model).result()
+        self._record(self.now, Evaluated(community.stamp.version, metrics))
+
+    def _push(self, at: float, occurrence: object, priority: int = _OCCURRENCE) -> None:
+        if at < math.inf:
+            heapq.heappush(self._heap, (at, priority, next(self._sequence), occurrence))
+
+    def _plan_departure(self, index: int, absence: tuple[float, float] | None) -> None:
+        if absence is not None:
+            self._push(absence[0], _Departure(index, absence[1]))
+
+    def _forget_unused_models(self) -> None:
+        used = {arrival.version for arrival in self._open.values()}
+        for version in self._base_models.keys() - used:
+            del self._base_models[version]
+
+    # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Community, models in hand and the learners' memories, by name."""
+        community = self.controller.community
+        arrays: dict[str, NDArray[Any]] = {
+            "model": community.model.vector,
+            "counters": community.model.counters,
+            **{f"community/{name}": array for name, array in community.arrays().items()},
+            **{f"base/{version}": model.vector for version, model in self._base_models.items()},
+        }
+        for index, memory in self._memories.items():
+            arrays |= {f"memory/{index}/{name}": array for name, array in memory.items()}
+        return arrays
+
+    def load_arrays(
+        self, initial_model: Model, arrays: Mapping[str, NDArray[Any]], pool: Pool, store: Any
+    ) -> None:
+        """After a replay without weights: put the weights back and let the tasks in hand really train."""
+
+        def model(vector: NDArray[Any]) -> Model:
+            return Model(initial_model.layout, vector, arrays["counters"])
+
+        def below(prefix: str) -> dict[str, NDArray[Any]]:
+            return {
+                name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
+            }
+
+        self._pool = pool
+        self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
+        self._base_models = {int(version): model(vector) for version, vector in below("base/").items()}
+        for index in range(len(self._machines)):
+            if memory := below(f"memory/{index}/"):
+                self._memories[index] = memory
+        dues = {id(entry[3]): entry[0] for entry in self._heap}
+        for arrival in self._open.values():
+            base = self._base_models[arrival.version]
+            if self.controller.community.uses_base:
+                self.controller.roster[self._machines[arrival.learner].name].base_model = base
+            arrival.ticket = pool.train(
+                dues[id(arrival)],
+                arrival.learner,
+                base,
+                arrival.task,
+                arrival.spent.steps,
+                self._memories.get(arrival.learner),
+            )
+        for at, _, _, occurrence in self._heap:
+            if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
+                occurrence.ticket = pool.evaluate(at, self.controller.community.model)

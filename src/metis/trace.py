@@ -1,0 +1,141 @@
+"""The course of a run as data: one JSON object a line, `events.jsonl`; the truth that all else is folded from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from metis.core.events import (
+    Action,
+    Budget,
+    CommunityPublished,
+    CommunityStamp,
+    DeadlinePassed,
+    Evaluated,
+    Event,
+    Finish,
+    LearnerJoined,
+    LearnerLeft,
+    LearnerSetAside,
+    LearnerWithdrawn,
+    LocalTask,
+    SendTask,
+    StopRequested,
+    TaskFailed,
+    UpdateCommitted,
+    UpdateRefused,
+    UpdateRequest,
+)
+from metis.core.model import Model
+from metis.errors import DataError
+
+_EVENTS: dict[str, type[Any]] = {
+    "learner_joined": LearnerJoined,
+    "learner_left": LearnerLeft,
+    "learner_withdrawn": LearnerWithdrawn,
+    "update_request": UpdateRequest,
+    "task_failed": TaskFailed,
+    "evaluated": Evaluated,
+    "deadline_passed": DeadlinePassed,
+    "stop_requested": StopRequested,
+}
+_ACTIONS: dict[str, type[Any]] = {
+    "send_task": SendTask,
+    "community_published": CommunityPublished,
+    "update_committed": UpdateCommitted,
+    "update_refused": UpdateRefused,
+    "learner_set_aside": LearnerSetAside,
+    "finish": Finish,
+}
+_NAMES = {kind: ("event", name) for name, kind in _EVENTS.items()}
+_NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
+_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
+_MODELS = ("local_model", "community_model")
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON knows no infinity
+
+
+def to_record(now: float, item: Event | Action) -> dict[str, Any]:
+    """One line of the trace; weights stay out."""
+    group, name = _NAMES[type(item)]
+    record: dict[str, Any] = {"at": now, group: name}
+    for key in _FIELDS[type(item)]:
+        if key in _MODELS:
+            continue
+        value = getattr(item, key)
+        if isinstance(value, LocalTask):
+            record["task"] = value.number
+            record["based_on"] = [value.based_on.version, value.based_on.steps]
+            record["steps"], record["seconds"] = value.budget.steps, _number(value.budget.seconds)
+        elif isinstance(value, CommunityStamp):
+            record["version"], record["steps"] = value.version, value.steps
+        elif isinstance(value, dict):
+            record[key] = {name: _number(number) for name, number in value.items()}
+        else:
+            record[key] = _number(value) if isinstance(value, float) else value
+    return record
+
+
+def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
+    """What `to_record` wrote, with empty models."""
+    rest = dict(record)
+    at = rest.pop("at")
+    kind: Callable[..., Event | Action]
+    if "event" in rest:
+        name = rest.pop("event")
+        kind = _EVENTS[name]
+        if name == "update_request":
+            rest["local_model"] = Model.empty()
+            rest["loss"] = math.nan if rest["loss"] is None else rest["loss"]
+        elif name == "evaluated":
+            metrics = rest["metrics"].items()
+            rest["metrics"] = {key: math.nan if value is None else value for key, value in metrics}
+    else:
+        name = rest.pop("action")
+        kind = _ACTIONS[name]
+        if name == "send_task":
+            seconds = math.inf if rest["seconds"] is None else rest["seconds"]
+            task = LocalTask(rest["task"], CommunityStamp(*rest["based_on"]), Budget(rest["steps"], seconds))
+            return at, SendTask(rest["learner"], task, Model.empty())
+        if name == "community_published":
+            stamp = CommunityStamp(rest["version"], rest["steps"])
+            return at, CommunityPublished(stamp, rest["contributors"], Model.empty())
+    return at, kind(**rest)
+
+
+def without_weights(item: Event | Action) -> Event | Action:
+    """The same event or action with an empty model, so that a long list of them stays small."""
+    match item:
+        case UpdateRequest():
+            return replace(item, local_model=Model.empty())
+        case SendTask() | CommunityPublished():
+            return replace(item, community_model=Model.empty())
+        case _:
+            return item
+
+
+def to_line(now: float, item: Event | Action) -> str:
+    return json.dumps(to_record(now, item), separators=(",", ":"), allow_nan=False)
+
+
+def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
+    """All events and actions of a file; a last line that was cut off in writing is left out."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith("\n"):
+                    return
+                try:
+                    yield from_record(json.loads(line))
+                except (ValueError, KeyError, TypeError) as problem:
+                    raise DataError(
+                        f"{path}, line {number} is not an event of a run: {problem!r}"
+                    ) from problem
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
