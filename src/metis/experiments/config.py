@@ -20,6 +20,8 @@ import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, create_model
 
 from metis.core import policies
+from metis.core.community import MemoryStore
+from metis.core.model import Model
 from metis.core.policies import Policy
 from metis.errors import ConfigError
 
@@ -49,9 +51,6 @@ SOLVER_SETTINGS: dict[str, frozenset[str]] = {
     "momentum": frozenset({"momentum", "keep_momentum"}),
     "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
 }
-
-# R14: FedAsync's local objective is drawn towards the received model with rho = 0.005, as in FedProx.
-FEDASYNC_RHO = 0.005
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -86,21 +85,15 @@ class DataConfig(Table):
     """Which examples there are."""
 
     dataset: str = Field(default="digits", description="name of a data set; `metis data list` shows them")
-    folder: str | None = Field(
-        default=None, description="folder with NAME.npz; else METIS_DATA, the cache, a download"
-    )
-    train_examples: Count | None = Field(
-        default=None, description="use this many training examples, drawn at random"
-    )
+    folder: str | None = Field(default=None, description="folder with NAME.npz; else METIS_DATA, the cache, a download")
+    train_examples: Count | None = Field(default=None, description="use this many training examples, drawn at random")
     test_examples: Count | None = Field(
         default=None, description="evaluate on this many test examples, drawn at random"
     )
     normalise: bool = Field(
         default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
     )
-    augment: list[Operation] = Field(
-        default=[], description="batched operations on the training images, in this order"
-    )
+    augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
 
 
 class PartitionConfig(Table):
@@ -110,16 +103,12 @@ class PartitionConfig(Table):
     exponent: Positive | None = Field(
         default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
     )
-    explicit: list[Count] | None = Field(
-        default=None, description="examples of each learner, for sizes = 'explicit'"
-    )
+    explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
     classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = "iid"
     classes_per_learner: Count | list[Count] | None = Field(
         default=None, description="x of Non-IID(x), or one for each learner"
     )
-    alpha: Positive | None = Field(
-        default=None, description="of Dirichlet(alpha): small is few classes a learner"
-    )
+    alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
     assignment: Literal["alternate", "in_order"] = Field(
         default="alternate",
         description="largest share to the first group, next to the second, and so on; or group by group",
@@ -154,9 +143,7 @@ class LearnerGroup(Table):
     count: Count = 1
     batch_size: Count
     time_per_batch: Positive | None = Field(default=None, description="seconds")
-    jitter: NotNegative = Field(
-        default=0.0, description="standard deviation of the logarithm of a batch's time"
-    )
+    jitter: NotNegative = Field(default=0.0, description="standard deviation of the logarithm of a batch's time")
     drift: list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = Field(
         default=[], description="[[second, factor], ...]: from then on a batch takes factor times as long"
     )
@@ -200,9 +187,7 @@ class TrainingConfig(Table):
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
         default=None, description="gamma; 0.9 if not given"
     )
-    keep_momentum: bool | None = Field(
-        default=None, description="whether the momentum outlives a task (R5); false"
-    )
+    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
     proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")
     weight_decay: NotNegative = 0.0
     task: Literal["classification", "regression"] | None = Field(
@@ -237,22 +222,17 @@ class EvaluationConfig(Table):
     """How the community model is judged, on the test examples and outside virtual time."""
 
     metric: str | None = Field(default=None, description="accuracy or loss; for a regression mae or loss")
-    target: FiniteFloat | None = Field(
-        default=None, description="the value of the metric that costs are compared at"
-    )
-    every_seconds: Seconds = Field(
-        default=0.0, description="of virtual time; 0 is every published community model"
-    )
+    target: FiniteFloat | None = Field(default=None, description="the value of the metric that costs are compared at")
+    every_seconds: Seconds = Field(default=0.0, description="of virtual time; 0 is every published community model")
 
 
 class RunConfig(Table):
-    """How this machine runs it; none of it changes the result."""
+    """How it is run; apart from `refusals_allowed` none of it changes the result."""
 
-    workers: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="processes that train; 0 trains in this one"
-    )
-    store: Literal["memory", "disk"] = Field(
-        default="memory", description="where the learners' latest models are kept"
+    workers: Annotated[int, Field(ge=0)] = Field(default=0, description="processes that train; 0 trains in this one")
+    store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
+    refusals_allowed: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="refused updates in a row after which a learner is set aside"
     )
     checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
 
@@ -287,9 +267,7 @@ class ExperimentConfig(Table):
 def config_schema() -> dict[str, Any]:
     """The JSON schema of the file, and under `policies` that of each policy's parameters."""
     schema = ExperimentConfig.model_json_schema()
-    schema["policies"] = {
-        name: signature_model(function).model_json_schema() for name, function in POLICIES.items()
-    }
+    schema["policies"] = {name: signature_model(function).model_json_schema() for name, function in POLICIES.items()}
     return schema
 
 
@@ -445,7 +423,7 @@ _ALSO_CALLED = {
     "eta": "learning_rate",
     "gamma": "momentum",
     "mu": "proximal_term",
-    "rho": "proximal_term",
+    "rho": "regularization",
     "beta": "batch_size",
     "normalize": "normalise",
 }
@@ -461,11 +439,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if found:
         return lower[found[0]]
     # "semisync" for "semisync_fedavg": too short for difflib, yet clear.
-    parts = [
-        item
-        for item in known
-        if len(name) > 2 and (name.lower() in item.lower() or item.lower() in name.lower())
-    ]
+    parts = [item for item in known if len(name) > 2 and (name.lower() in item.lower() or item.lower() in name.lower())]
     return parts[0] if len(parts) == 1 else None
 
 
@@ -473,9 +447,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or the list of all."""
     known = list(known)
     guess = nearest(name, known)
-    return (
-        f"did you mean '{guess}'?" if guess else f"known are {', '.join(known)}" if known else "it takes none"
-    )
+    return f"did you mean '{guess}'?" if guess else f"known are {', '.join(known)}" if known else "it takes none"
 
 
 def _shown(value: Any) -> str:
@@ -484,11 +456,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
-        return (
-            "a list"
-            if len(value) > 6 or any(isinstance(item, (dict, list)) for item in value)
-            else str(value)
-        )
+        return "a list" if len(value) > 6 or any(isinstance(item, (dict, list)) for item in value) else str(value)
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
@@ -532,9 +500,7 @@ class _Complaints:
                 known = re.findall(r"'([^']*)'", context["expected"])
                 tail = f"; {did_you_mean(found['input'], known)}" if isinstance(found["input"], str) else ""
                 tail = tail if "did you mean" in tail else ""
-                self.add(
-                    [*prefix, *path], f"is {_shown(found['input'])}, must be one of {', '.join(known)}{tail}"
-                )
+                self.add([*prefix, *path], f"is {_shown(found['input'])}, must be one of {', '.join(known)}{tail}")
             else:
                 text = _EXPECTED.get(kind)
                 if kind in _LIMITS:
@@ -586,9 +552,7 @@ def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(
-        (found for item in typing.get_args(annotation) if (found := _model_in(item)) is not None), None
-    )
+    return next((found for item in typing.get_args(annotation) if (found := _model_in(item)) is not None), None)
 
 
 def _missing_hint(path: Sequence[str | int]) -> str:
@@ -670,9 +634,7 @@ def _check_open_tables(raw: dict[str, Any], complaints: _Complaints) -> None:
             continue
         name = entry["name"]
         if name not in POLICIES:
-            complaints.add(
-                ["policy", place, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}"
-            )
+            complaints.add(["policy", place, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}")
             continue
         given = {key: value for key, value in entry.items() if key not in PolicyConfig.model_fields}
         check_parameters(POLICIES[name], given, complaints, ["policy", place])
@@ -778,17 +740,11 @@ def _check_learners(config: ExperimentConfig, complaints: _Complaints) -> None:
                     "missing; other learners have watts, and watts and epsilon cannot be added up",
                 )
             elif group.epsilon is not None:
-                complaints.add(
-                    ["learners", place, "epsilon"], "is given together with watts; keep one of them"
-                )
+                complaints.add(["learners", place, "epsilon"], "is given together with watts; keep one of them")
 
 
-def _check_availability(
-    availability: AvailabilityConfig, at: list[str | int], complaints: _Complaints
-) -> None:
-    wanted = {"always": set[str](), "random": {"mean_present", "mean_away"}, "trace": {"file"}}[
-        availability.kind
-    ]
+def _check_availability(availability: AvailabilityConfig, at: list[str | int], complaints: _Complaints) -> None:
+    wanted = {"always": set[str](), "random": {"mean_present", "mean_away"}, "trace": {"file"}}[availability.kind]
     for key in ("mean_present", "mean_away", "file"):
         given = getattr(availability, key) is not None
         if given and key not in wanted:
@@ -839,7 +795,8 @@ def _check_policies(config: ExperimentConfig, complaints: _Complaints) -> None:
     """The policies themselves know which values are impossible (lambda = 0)."""
     for place, policy in enumerate(config.policy):
         try:
-            POLICIES[policy.name](**policy.parameters)
+            made = POLICIES[policy.name](**policy.parameters)
+            made.community(Model.empty(), MemoryStore())
         except ValueError as problem:
             text = str(problem)
             key = next((name for name in policy.parameters if text.startswith(name)), None)
@@ -865,39 +822,31 @@ def _check_files(config: ExperimentConfig, complaints: _Complaints) -> None:
 
 
 def _solver_of(policy: PolicyConfig, training: TrainingConfig) -> str:
-    default = "fedprox" if policy.name == "fedasync" else training.solver
-    return policy.training.solver or default
+    return policy.training.solver or training.solver
 
 
 def _inherited(policy: PolicyConfig, training: TrainingConfig) -> frozenset[str]:
     """Which settings of [training] a policy's solver takes over; the rest was meant for other solvers."""
-    settings = SOLVER_SETTINGS[_solver_of(policy, training)]
-    if settings != SOLVER_SETTINGS["fedprox"] or training.solver == "fedprox":
-        return settings
-    if policy.name == "fedasync":  # R14: whatever the others use, and rho
-        return SOLVER_SETTINGS[training.solver] if policy.training.solver is None else frozenset()
-    return frozenset({"proximal_term"})  # the paper's FedProx has no momentum
+    solver = _solver_of(policy, training)
+    if solver == "fedprox" and training.solver != "fedprox":
+        return frozenset({"proximal_term"})  # the paper's FedProx has no momentum
+    return SOLVER_SETTINGS[solver]
 
 
 def _solver_settings(policy: PolicyConfig, training: TrainingConfig) -> SolverConfig:
     """What the policy says, else what [training] says, else the default; only what the solver uses."""
-    solver, inherits = _solver_of(policy, training), _inherited(policy, training)
-    has_momentum = "momentum" in (solver, training.solver if "momentum" in inherits else "")
+    solver = _solver_of(policy, training)
     values: dict[str, Any] = {
-        "momentum": 0.9 if has_momentum else 0.0,
+        "momentum": 0.9 if solver == "momentum" else 0.0,
         "keep_momentum": False,
-        "proximal_term": FEDASYNC_RHO
-        if policy.name == "fedasync" and training.solver != "fedprox"
-        else 0.001,
+        "proximal_term": 0.001,
     }
-    for key in ("learning_rate", "weight_decay", *inherits):
+    for key in ("learning_rate", "weight_decay", *_inherited(policy, training)):
         if getattr(training, key) is not None:
             values[key] = getattr(training, key)
     values |= policy.training.model_dump(exclude_none=True)
     kept = {"learning_rate", "weight_decay", *SOLVER_SETTINGS[solver]}
-    return SolverConfig(
-        solver=cast("Any", solver), **{key: value for key, value in values.items() if key in kept}
-    )
+    return SolverConfig(solver=cast("Any", solver), **{key: value for key, value in values.items() if key in kept})
 
 
 def _completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig:
@@ -913,9 +862,7 @@ def _completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfi
         for policy in config.policy
     ]
     task = training.task or "classification"
-    evaluation = config.evaluation.model_copy(
-        update={"metric": config.evaluation.metric or next(iter(METRICS[task]))}
-    )
+    evaluation = config.evaluation.model_copy(update={"metric": config.evaluation.metric or next(iter(METRICS[task]))})
     learners = [
         group.model_copy(
             update={
@@ -928,9 +875,7 @@ def _completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfi
         for group in config.learners
     ]
     data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
-    return config.model_copy(
-        update={"policy": chosen, "evaluation": evaluation, "learners": learners, "data": data}
-    )
+    return config.model_copy(update={"policy": chosen, "evaluation": evaluation, "learners": learners, "data": data})
 
 
 def _labelled(config: ExperimentConfig, complaints: _Complaints) -> ExperimentConfig:
@@ -950,10 +895,7 @@ def _labelled(config: ExperimentConfig, complaints: _Complaints) -> ExperimentCo
                 ["policy", place, "label"],
                 f"would be '{label}', as that of policy.{first}; give each a label of its own",
             )
-    chosen = [
-        policy.model_copy(update={"label": label})
-        for label, policy in zip(labels, config.policy, strict=True)
-    ]
+    chosen = [policy.model_copy(update={"label": label}) for label, policy in zip(labels, config.policy, strict=True)]
     return config.model_copy(update={"policy": chosen})
 
 

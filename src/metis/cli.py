@@ -1,0 +1,658 @@
+"""The command line: `metis simulate | compare | resume | data | init | report`.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the user's mistake, 130 interrupted, 1 ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from metis import __version__
+from metis.errors import ConfigError, InternalError, MetisError
+
+if TYPE_CHECKING:
+    from metis.experiments.build import Division
+    from metis.experiments.config import ExperimentConfig, PolicyConfig
+    from metis.experiments.federation import Federation
+    from metis.runs import Run
+
+USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
+COMPARISON = "comparison.json"
+_RUN_FILES = ("events.jsonl", "summary.json", "community.safetensors", "checkpoint.safetensors", "config.toml")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated learning over learners of different speed: simulate training policies in virtual time, and "
+    "compare what they cost in time, communication and energy.",
+    epilog="Start here: [bold]metis init first.toml[/], then [bold]metis simulate first.toml[/].",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list them, fetch them, show how one is divided.")
+app.add_typer(data_app, name="data")
+
+_debug = False
+
+
+def _stdout() -> Console:
+    # Without a terminal there is no width to keep to, and a table must not be folded to 80 columns.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+# --- errors and exit codes --------------------------------------------------------------------
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def _guarded(command: _Command) -> _Command:
+    """Turn what can go wrong into one clear line and an exit code."""
+
+    @functools.wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except InternalError as problem:
+            if _debug:
+                raise
+            _fail(f"{problem} (this is a mistake in Metis; please report it)", OUR_ERROR)
+        except MetisError as problem:
+            if _debug:
+                raise
+            _fail(str(problem), USER_ERROR)
+        except KeyboardInterrupt:
+            _stderr().print("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # the reader of our output has had enough
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except OSError as problem:
+            if _debug:
+                raise
+            place = f"{problem.filename}: " if problem.filename else ""
+            _fail(f"{place}{problem.strerror or problem}", USER_ERROR)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as problem:
+            if _debug:
+                raise
+            text = " ".join(str(problem).split()) or type(problem).__name__
+            again = shlex.join(["metis", "--debug", *sys.argv[1:]])
+            _fail(f"unexpected {type(problem).__name__}: {text}; to see where, run: {again}", OUR_ERROR)
+
+    return guarded  # type: ignore[return-value]
+
+
+def _fail(message: str, code: int) -> None:
+    console = _stderr()
+    for line in message.splitlines() or [""]:
+        console.print(f"[bold red]error:[/] {escape(line)}")
+    raise typer.Exit(code)
+
+
+# --- options that several commands have -------------------------------------------------------
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Experiments, TOML files.")]
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the file, as in [bold]--set learners.0.count=3[/]. May be repeated.",
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run is written.")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=0, help="Processes that train; 0 trains in this one. The result is the same."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        _stdout().print(f"metis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    global _debug  # noqa: PLW0603  # one process is one command
+    _debug = debug
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """One policy of one file, and the directory that its run is written to."""
+
+    config: ExperimentConfig  # with this policy only
+    source: str
+    out: Path
+
+    @property
+    def policy(self) -> PolicyConfig:
+        return self.config.policy[0]
+
+
+def _jobs(config: ExperimentConfig, source: str, out: Callable[[str], Path]) -> list[Job]:
+    from metis.experiments.config import slug
+
+    return [
+        Job(config.model_copy(update={"policy": [policy]}), source, out(slug(policy.label or policy.name)))
+        for policy in config.policy
+    ]
+
+
+def _overrides(sets: Sequence[str], workers: int | None) -> list[str]:
+    return [*sets, *([] if workers is None else [f"run.workers={workers}"])]
+
+
+def _finished(folder: Path) -> bool:
+    """Whether a directory holds a run that came to its end."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        return bool(summary["finish_reason"] != "interrupted")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _make_room(folder: Path, force: bool) -> None:
+    """Refuse to write where something is, unless told to; then take away what an earlier run left."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
+    held = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if held and not force:
+        if _finished(folder):
+            raise ConfigError(f"{folder} holds a finished run; choose another --out, or overwrite it with --force")
+        if (folder / "events.jsonl").exists():
+            raise ConfigError(
+                f"{folder} holds a run that was cut off; go on with: metis resume {shlex.quote(str(folder))} "
+                "(or start anew with --force)"
+            )
+        if set(held) - {"config.toml"}:
+            raise ConfigError(
+                f"{folder} is not empty and holds no run; choose another --out, or write there with --force"
+            )
+    for name in _RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _write_config(job: Job) -> None:
+    job.out.mkdir(parents=True, exist_ok=True)
+    head = f"# Resolved by metis {__version__} from {job.source}; every default is written out.\n\n"
+    (job.out / "config.toml").write_text(head + job.config.to_toml(), encoding="utf-8")
+
+
+def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> Run:
+    """Run one policy with live progress; an interruption ends it early and is not an error."""
+    from metis.experiments.build import build_policy, build_solver, build_stop
+    from metis.reporting.console import RunProgress, complaints, sentence
+
+    config, stop = job.config, build_stop(job.config)
+    policy = build_policy(job.policy)
+    console = _stderr()
+    with RunProgress(console if not quiet else Console(quiet=True), policy.label, stop) as watch:
+        run = federation.simulate(
+            policy,
+            stop,
+            target=config.evaluation.target,
+            solver=build_solver(job.policy.training),
+            evaluate_every=config.evaluation.every_seconds,
+            workers=config.run.workers,
+            store=config.run.store,
+            refusals_allowed=config.run.refusals_allowed,
+            checkpoint_every=config.run.checkpoint_every,
+            out=job.out,
+            resume=resume,
+            watch=watch,
+        )
+    if not quiet:
+        console.print(escape(sentence(run)))
+        for line in complaints(run):
+            console.print(f"[yellow]note:[/] {escape(line)}")
+    return run
+
+
+def _federation(config: ExperimentConfig, source: str, quiet: bool) -> Federation:
+    from metis.experiments.build import build_federation, divide
+
+    if not quiet and sys.stderr.isatty():
+        _stderr().print(f"[dim]{escape(source)}: preparing {config.data.dataset}, {config.learner_count} learners[/]")
+    division: Division = divide(config, progress=not quiet)
+    return build_federation(config, source=source, division=division)
+
+
+def _draw(runs: Sequence[Run], folder: Path, title: str) -> Path | None:
+    """Figures and the report; a run is worth keeping without them where drawing is not installed."""
+    try:
+        from metis.reporting.figures import save_run_figures
+        from metis.reporting.report import write_report
+    except ModuleNotFoundError as missing:
+        _stderr().print(f"[yellow]note:[/] no figures and no report: {missing.name} is not installed")
+        return None
+    for run in runs:
+        if run.folder is not None:
+            save_run_figures(run, run.folder)
+    report: Path = write_report(list(runs), folder, title)
+    return report
+
+
+def _json_text(document: Any) -> str:
+    """Strict JSON: infinities and not-a-numbers, which JSON has not, become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(plain(document), indent=2, ensure_ascii=False)
+
+
+def _print_json(document: Any) -> None:
+    sys.stdout.write(_json_text(document) + "\n")
+
+
+def _choose(config: ExperimentConfig, source: str, wanted: str | None) -> ExperimentConfig:
+    """The one policy that is to run."""
+    from metis.experiments.config import did_you_mean, slug
+
+    labels = [policy.label or policy.name for policy in config.policy]
+    if wanted is None:
+        if len(config.policy) > 1:
+            raise ConfigError(
+                f"{source} has {len(labels)} policies; choose one with --policy ({', '.join(labels)}), "
+                f"or run all with: metis compare {source}"
+            )
+        return config
+    names = [{label.lower(), slug(label), policy.name} for label, policy in zip(labels, config.policy, strict=True)]
+    found = [place for place, known in enumerate(names) if wanted.lower() in known]
+    if len(found) != 1:
+        reason = f"has no policy '{wanted}'; {did_you_mean(wanted, labels)}"
+        if found:
+            reason = f"has {len(found)} policies '{wanted}'; use their labels: {', '.join(labels[k] for k in found)}"
+        raise ConfigError(f"{source} {reason}")
+    return config.model_copy(update={"policy": [config.policy[found[0]]]})
+
+
+def _finish_single(run: Run, folder: Path, as_json: bool) -> None:
+    from metis.reporting.console import run_table
+
+    report = _draw([run], folder, f"{run.policy} on {run.setting.facts.get('dataset', 'its data')}")
+    if as_json:
+        _print_json({**run.summary(), "directory": folder.as_posix()})
+    else:
+        console = _stdout()
+        console.print(run_table(run))
+        console.print(f"written to {folder}" + (f", report in {report}" if report is not None else ""), soft_wrap=True)
+    if run.finish_reason == "interrupted":
+        _stderr().print(f"interrupted; go on with: metis resume {escape(shlex.quote(str(folder)))}")
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(
+    epilog="[bold]metis simulate first.toml[/]\n\n"
+    "[bold]metis simulate first.toml --set policy.slowest_learner_epochs=1 --out runs/lambda-1[/]\n\n"
+    "[bold]metis simulate demo.toml --policy FedRec --workers 2 --json > fedrec.json[/]"
+)
+@_guarded
+def simulate(
+    file: FileArgument,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    out: OutOption = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Which policy, if the file has several.")] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    force: ForceOption = False,
+) -> None:
+    """Run one policy of an experiment in virtual time.
+
+    The run is written to a directory, by default runs/FILE-POLICY: the events, the resolved configuration, a
+    summary, the community model, figures and a report. Ctrl-C keeps the run so far; [bold]metis resume DIR[/]
+    goes on with it.
+    """
+    from metis.experiments.config import load_config
+
+    config = _choose(load_config(file, _overrides(set_, workers)), file.name, policy)
+    (job,) = _jobs(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
+    federation = _federation(config, file.name, as_json)
+    _make_room(job.out, force)
+    _write_config(job)
+    _finish_single(_execute(federation, job, resume=False, quiet=as_json), job.out, as_json)
+
+
+@app.command(
+    epilog="[bold]metis compare demo.toml[/]\n\n"
+    "[bold]metis compare demo.toml --target 0.95 --set stop.seconds=120[/]\n\n"
+    "[bold]metis compare lambda1.toml lambda2.toml --out runs/lambdas[/]"
+)
+@_guarded
+def compare(
+    files: FilesArgument,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    out: OutOption = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Compare the costs until the metric has this value.")
+    ] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    force: ForceOption = False,
+) -> None:
+    """Run every policy of one or several files and compare what they cost.
+
+    All start from the same model, on the same data, with the same budget; files that differ in that are refused.
+    The table is that of the paper: iterations, parallel time (PT), cumulative time (CT), update requests (CC) and
+    energy (EC) in three definitions, until the target is reached, or at the end if there is none. Factors are
+    against the first policy.
+    """
+    from metis.experiments.compare import check_comparable
+    from metis.experiments.config import load_config
+
+    changes = _overrides(set_, workers)
+    if target is not None:
+        changes.append(f"evaluation.target={target}")
+    configs = [(file.name, load_config(file, changes)) for file in files]
+    check_comparable(configs)
+    folder = out or Path("runs") / "-".join(file.stem for file in files)
+    jobs: list[Job] = []
+    for file, (name, config) in zip(files, configs, strict=True):
+        prefix = f"{file.stem}-" if len(files) > 1 else ""
+        jobs += _jobs(config, name, lambda label, prefix=prefix: folder / f"{prefix}{label}")  # type: ignore[misc]
+    _relabel(jobs)
+    if (folder / COMPARISON).exists() and not force:
+        raise ConfigError(
+            f"{folder} holds a comparison; choose another --out, overwrite it with --force, or go on with one "
+            f"that was cut off: metis resume {shlex.quote(str(folder))}"
+        )
+    federations = {name: _federation(config, name, as_json) for name, config in configs}
+    for job in jobs:
+        _make_room(job.out, force)
+        _write_config(job)
+    plan = {"name": folder.name, "finished": False, "runs": [job.out.relative_to(folder).as_posix() for job in jobs]}
+    (folder / COMPARISON).write_text(_json_text(plan) + "\n", encoding="utf-8")
+    _run_comparison(jobs, federations, folder, as_json)
+
+
+def _relabel(jobs: Sequence[Job]) -> None:
+    """Two files may use one policy: then the file's name tells them apart."""
+    labels = [job.policy.label for job in jobs]
+    for job in jobs:
+        if labels.count(job.policy.label) > 1:
+            label = f"{job.policy.label}, {Path(job.source).stem}"
+            job.config = job.config.model_copy(update={"policy": [job.policy.model_copy(update={"label": label})]})
+
+
+def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], folder: Path, as_json: bool) -> None:
+    """Run what is not finished yet, then tell."""
+    from metis.experiments.compare import compare as compare_runs
+    from metis.reporting.console import comparison_table
+    from metis.runs import Run
+
+    runs: list[Run] = []
+    for job in jobs:
+        if _finished(job.out):
+            runs.append(Run.load(job.out))
+        else:
+            resume = (job.out / "checkpoint.safetensors").exists()
+            runs.append(_execute(federations[job.source], job, resume=resume, quiet=as_json))
+        if runs[-1].finish_reason == "interrupted":
+            break
+    interrupted = runs[-1].finish_reason == "interrupted"
+    comparison = compare_runs(runs)
+    document = {
+        "name": folder.name,
+        "finished": not interrupted,
+        "runs": [job.out.relative_to(folder).as_posix() for job in jobs],
+        **comparison,
+    }
+    (folder / COMPARISON).write_text(_json_text(document) + "\n", encoding="utf-8")
+    report = _draw(runs, folder, folder.name)
+    if as_json:
+        _print_json({**document, "directory": folder.as_posix()})
+    else:
+        console = _stdout()
+        console.print(comparison_table(comparison))
+        console.print(f"written to {folder}" + (f", report in {report}" if report is not None else ""), soft_wrap=True)
+    if interrupted:
+        left = len(jobs) - len(runs)
+        more = f" with {left} policies still to run" if left else ""
+        _stderr().print(f"interrupted{more}; go on with: metis resume {escape(shlex.quote(str(folder)))}")
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(epilog="[bold]metis resume runs/first-semisync-lambda-2[/]")
+@_guarded
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run or of a comparison.")],
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a run or a comparison that was interrupted; it ends in the same bits."""
+    from metis.experiments.config import load_config
+
+    changes = _overrides([], workers)
+    if (folder / COMPARISON).is_file():
+        jobs, federations = [], {}
+        for name in _planned(folder):
+            config = load_config(folder / name / "config.toml", changes)
+            job = Job(config, _stem_of(config), folder / name)
+            jobs.append(job)
+            if job.source not in federations and not _finished(job.out):
+                federations[job.source] = _federation(config, str(job.out / "config.toml"), as_json)
+        _run_comparison(jobs, federations, folder, as_json)
+        return
+    if _finished(folder):
+        raise ConfigError(f"{folder} holds a finished run; there is nothing to resume")
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} is not the directory of a run: it has no config.toml")
+    job = Job(load_config(folder / "config.toml", changes), str(folder / "config.toml"), folder)
+    federation = _federation(job.config, job.source, as_json)
+    # Cut off before the first checkpoint: nothing is lost that a fresh start would not bring back.
+    started = (folder / "checkpoint.safetensors").exists()
+    _finish_single(_execute(federation, job, resume=started, quiet=as_json), folder, as_json)
+
+
+def _planned(folder: Path) -> list[str]:
+    try:
+        return [str(name) for name in json.loads((folder / COMPARISON).read_text("utf-8"))["runs"]]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder / COMPARISON} does not list the runs of a comparison") from None
+
+
+def _stem_of(config: ExperimentConfig) -> str:
+    """What the federation depends on, as a key: configurations that agree in it can share one."""
+    content = config.to_dict()
+    content.pop("policy")
+    content["training"] = {
+        key: content["training"].get(key) for key in ("task", "device", "dtype", "threads", "buffers")
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+@data_app.command("list")
+@_guarded
+def data_list(as_json: JsonOption = False) -> None:
+    """The data sets that can be named in a file, and where they are."""
+    from metis.data.datasets import DATASETS, find_dataset
+    from metis.reporting.console import plain_table
+
+    rows = []
+    for name, source in DATASETS.items():
+        place = find_dataset(name)
+        rows.append(
+            {
+                "name": name,
+                "title": source.title,
+                "shape": "x".join(map(str, source.shape)),
+                "classes": len(source.class_names),
+                "train": source.train,
+                "test": source.test,
+                "bundled": source.bundled,
+                "file": None if place is None else str(place),
+            }
+        )
+    if as_json:
+        _print_json(rows)
+        return
+    cells = [
+        [
+            str(row["name"]),
+            str(row["title"]),
+            str(row["shape"]),
+            str(row["classes"]),
+            f"{row['train']:,}",
+            f"{row['test']:,}",
+            "in the package" if row["bundled"] else str(row["file"] or f"metis data fetch {row['name']}"),
+        ]
+        for row in rows
+    ]
+    headings = ["name", "what it is", "example", "classes", "train", "test", "where"]
+    _stdout().print(plain_table("Data sets", headings, cells))
+
+
+@data_app.command("fetch", epilog="[bold]metis data fetch cifar10 --folder data[/]")
+@_guarded
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of [bold]metis data list[/].")],
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to; by default the cache.")
+    ] = None,
+) -> None:
+    """Download a data set, check it, and keep it as one npz file."""
+    from metis.data.datasets import fetch_dataset, find_dataset
+
+    place = find_dataset(name, folder)
+    if place is not None:
+        _stdout().print(f"{name} is there already: {place}", soft_wrap=True)
+        return
+    _stdout().print(f"{name} is in {fetch_dataset(name, folder, progress=sys.stderr.isatty())}", soft_wrap=True)
+
+
+@data_app.command("show", epilog="[bold]metis data show first.toml --set partition.sizes=power_law[/]")
+@_guarded
+def data_show(
+    file: FileArgument,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The picture, a png, svg or pdf file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How many examples of which class each learner holds, as a table and as a picture (the paper's Figure 5)."""
+    from metis.experiments.build import divide
+    from metis.experiments.config import load_config
+    from metis.reporting.console import partition_table, plain_table
+
+    config = load_config(file, set_)
+    division = divide(config, progress=not as_json)
+    names = [seat.name for seat in division.seats]
+    labels = [str(name) for name in division.dataset.class_names]
+    if division.dataset.task == "regression":
+        targets = [division.dataset.y_train[seat.indices] for seat in division.seats]
+        rows = [
+            [name, f"{len(values):,}", f"{values.min():g} to {values.max():g}"]
+            for name, values in zip(names, targets, strict=True)
+        ]
+        _stdout().print(plain_table(config.data.dataset, ["learner", "examples", "target"], rows))
+        return
+    counts = division.counts
+    if as_json:
+        _print_json({"dataset": config.data.dataset, "classes": labels, "learners": names, "counts": counts.tolist()})
+    else:
+        console = _stdout()
+        console.print(partition_table(counts, names, labels, console.width))
+    picture = out or Path("runs") / f"{file.stem}-partition.png"
+    try:
+        from metis.reporting.figures import partition_figure
+    except ModuleNotFoundError as missing:
+        _stderr().print(f"[yellow]note:[/] no picture: {missing.name} is not installed")
+        return
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    partition_figure(counts, names, labels, picture)
+    if not as_json:
+        _stdout().print(f"picture in {picture}", soft_wrap=True)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@app.command(epilog="[bold]metis init first.toml && metis simulate first.toml[/]")
+@_guarded
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
+    force: ForceOption = False,
+) -> None:
+    """Write a commented example that runs as it is, on the bundled digits."""
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; name a file, as in {file / 'first.toml'}")
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists; choose another name, or overwrite it with --force")
+    text = (Path(__file__).parent / "experiments" / "example.toml").read_text("utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text.replace("THIS_FILE", file.name), encoding="utf-8")
+    _stdout().print(f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}", soft_wrap=True)
+
+
+@app.command(epilog="[bold]metis report runs/demo[/]\n\n[bold]metis report runs/a runs/b --out runs/both[/]")
+@_guarded
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of runs or comparisons.")],
+    out: OutOption = None,
+) -> None:
+    """Draw the figures and the report of finished runs anew."""
+    from metis.runs import Run
+
+    places: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {folder}")
+        planned = [folder / name for name in _planned(folder)] if (folder / COMPARISON).is_file() else [folder]
+        places += [place for place in planned if len(planned) == 1 or (place / "summary.json").exists()]
+    if not places:
+        raise ConfigError(f"{folders[0]} holds no run that has ended; go on with: metis resume {folders[0]}")
+    runs = [Run.load(place) for place in places]
+    target = out or (folders[0] if len(folders) == 1 else folders[0].parent)
+    target.mkdir(parents=True, exist_ok=True)
+    written = _draw(runs, target, target.name)
+    if written is not None:
+        _stdout().print(f"report in {written}", soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point `metis`."""
+    app(prog_name="metis")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""From names to things: the only place where a name in a file becomes a function or a class.
+
+`divide` needs no torch and serves `metis data show`; the rest makes what a run needs.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.controller import StopRule, Target
+from metis.core.costs import Power
+from metis.core.policies import Policy
+from metis.data import partition as divisions
+from metis.data.datasets import Dataset, load_dataset
+from metis.errors import ConfigError, DataError
+from metis.experiments.config import (
+    METRICS,
+    POLICIES,
+    ExperimentConfig,
+    LearnerGroup,
+    Operation,
+    PolicyConfig,
+    SolverConfig,
+    network_parameters,
+)
+from metis.simulation.availability import Always, Availability, RandomAvailability, RecordedAvailability
+from metis.simulation.network import Link
+from metis.simulation.speed import Speed
+
+if TYPE_CHECKING:
+    from metis.experiments.federation import Federation
+    from metis.learning import Augmentation, Solver, Transform
+
+# Streams of chance, so that asking for fewer examples does not change how the rest is divided.
+_SUBSET, _PARTITION = 11, 12
+
+MEGABIT = 1_000_000 / 8  # bytes
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One learner: its name, its group and the examples that it holds."""
+
+    name: str
+    group: LearnerGroup
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Division:
+    """A data set and who holds which of its training examples."""
+
+    dataset: Dataset
+    seats: tuple[Seat, ...]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Examples of each class (column) that each learner (row) holds."""
+        return divisions.describe([seat.indices for seat in self.seats], self.dataset.y_train)
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
+    """Load the data set and divide it; an impossible partition is a DataError."""
+    folder = Path(config.data.folder) if config.data.folder is not None else None
+    dataset = load_dataset(config.data.dataset, folder, progress=progress)
+    rng = np.random.default_rng([config.seed, _SUBSET])
+    x_train, y_train = _subset(dataset.x_train, dataset.y_train, config.data.train_examples, rng)
+    x_test, y_test = _subset(dataset.x_test, dataset.y_test, config.data.test_examples, rng)
+    dataset = Dataset(dataset.name, x_train, y_train, x_test, y_test, dataset.task, dataset.class_names, dataset.note)
+    try:
+        parts = _parts(config, y_train)
+    except DataError as problem:
+        raise DataError(f"partition: {problem}") from None
+    return Division(dataset, _assign(config, parts))
+
+
+def _subset(
+    x: NDArray[Any], y: NDArray[Any], wanted: int | None, rng: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    if wanted is None or wanted >= len(y):
+        return x, y
+    chosen = np.sort(rng.choice(len(y), wanted, replace=False))
+    return x[chosen], y[chosen]
+
+
+def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.int64]]:
+    partition, learners, examples = config.partition, config.learner_count, len(labels)
+    exponent = 1.5 if partition.exponent is None else partition.exponent
+    match partition.sizes:
+        case "uniform":
+            sizes = divisions.uniform_sizes(examples, learners)
+        case "skewed":
+            sizes = divisions.skewed_sizes(examples, learners)
+        case "power_law":
+            sizes = divisions.power_law_sizes(examples, learners, exponent)
+        case "zipf":
+            sizes = divisions.zipf_sizes(examples, learners, exponent)
+        case "explicit":
+            sizes = divisions.explicit_sizes(examples, partition.explicit or [])
+    rng = np.random.default_rng([config.seed, _PARTITION])
+    match partition.classes:
+        case "iid":
+            return divisions.iid(labels, sizes, rng)
+        case "non_iid":
+            return divisions.non_iid(labels, sizes, partition.classes_per_learner or 1, rng)
+        case "dirichlet":
+            return divisions.dirichlet(labels, sizes, partition.alpha or 1.0, rng)
+        case "target_ranges":
+            return divisions.target_ranges(labels, sizes, rng)
+
+
+def _assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
+    """Who gets which part: under `alternate` the groups take turns, the largest part first (Sec. 6)."""
+    chairs = [(group, number) for group in config.learners for number in range(1, group.count + 1)]
+    if config.partition.assignment == "alternate":
+        parts = sorted(parts, key=len, reverse=True)
+        chairs.sort(key=lambda chair: chair[1])  # stable: all the first of a group, then all the second, ...
+    return tuple(
+        Seat(f"{group.name}-{number}", group, part) for (group, number), part in zip(chairs, parts, strict=True)
+    )
+
+
+def _channel_statistics(images: NDArray[Any]) -> tuple[Any, Any]:
+    """Mean and standard deviation of each channel, exact, without a float copy of all images."""
+    if images.dtype != np.uint8:
+        inputs = images.astype(np.float64)
+        deviation = inputs.std(axis=0)
+        return inputs.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
+    channels = images.reshape(-1, images.shape[-1]) if images.ndim == 4 else images.reshape(-1, 1)
+    values = np.arange(256)
+    means, deviations = [], []
+    for channel in range(channels.shape[1]):
+        frequency = np.bincount(channels[:, channel], minlength=256) / len(channels)
+        mean = float(frequency @ values)
+        means.append(mean)
+        deviations.append(math.sqrt(float(frequency @ (values - mean) ** 2)) or 1.0)
+    return means, deviations
+
+
+# --- learners ---------------------------------------------------------------------------------
+
+
+def build_speed(group: LearnerGroup, learner: str) -> Speed:
+    """How fast a learner of this group is."""
+    if group.speed_trace is None:
+        assert group.time_per_batch is not None, "the configuration was checked"
+        profile = tuple((at, factor) for at, factor in group.drift)
+        return Speed(group.time_per_batch, group.jitter, profile)
+    rows = _read_trace(Path(group.speed_trace), ("at", "time_per_batch"), learner)
+    if not rows:
+        raise ConfigError(f"{group.speed_trace}: there is no row for learner '{learner}'")
+    first = rows[0][1]
+    try:
+        return Speed(first, group.jitter, tuple((at, seconds / first) for at, seconds in rows))
+    except (ValueError, ZeroDivisionError) as problem:
+        raise ConfigError(f"{group.speed_trace}: {problem}") from None
+
+
+def build_availability(group: LearnerGroup, learner: str) -> Availability:
+    """When a learner of this group is there."""
+    settings = group.availability
+    if settings.kind == "random":
+        assert settings.mean_present is not None and settings.mean_away is not None
+        return RandomAvailability(settings.mean_present, settings.mean_away)
+    if settings.kind == "trace":
+        assert settings.file is not None
+        try:
+            return RecordedAvailability(tuple(_read_trace(Path(settings.file), ("leaves", "back"), learner)))
+        except ValueError as problem:
+            raise ConfigError(f"{settings.file}: {problem}") from None
+    return Always()
+
+
+def build_link(group: LearnerGroup) -> Link:
+    """How far a learner of this group is from the controller."""
+    up, down = group.network.upload_mbps, group.network.download_mbps
+    return Link(
+        group.network.latency,
+        math.inf if up is None else up * MEGABIT,
+        math.inf if down is None else down * MEGABIT,
+    )
+
+
+def build_power(group: LearnerGroup) -> Power:
+    """What the machines of this group draw."""
+    if group.watts is not None:
+        return Power(group.watts, group.idle_watts, "watt")
+    return Power(1.0 if group.epsilon is None else group.epsilon, group.idle_epsilon, "epsilon")
+
+
+def _read_trace(path: Path, columns: tuple[str, str], learner: str) -> list[tuple[float, float]]:
+    """Two columns of a CSV file; where it has a column `learner`, only that learner's rows."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            names = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = names
+            if not set(columns) <= set(names):
+                raise ConfigError(f"{path}: the first line is '{','.join(names)}', must name {' and '.join(columns)}")
+            rows = []
+            for row in reader:
+                if "learner" in names and (row["learner"] or "").strip() != learner:
+                    continue
+                try:
+                    rows.append((float(row[columns[0]]), float(row[columns[1]])))
+                except (TypeError, ValueError):
+                    raise ConfigError(
+                        f"{path}: line {reader.line_num}: {' and '.join(columns)} must be numbers"
+                    ) from None
+            return rows
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise ConfigError(f"{path}: cannot be read as CSV: {problem}") from None
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+def build_solver(settings: SolverConfig) -> Solver:
+    """The local solver of a policy; its settings are complete once the configuration is loaded."""
+    from metis.learning import FedProx, MomentumSGD, VanillaSGD
+
+    given = settings.model_dump(exclude_none=True)
+    kind = given.pop("solver")
+    makers: dict[str, Callable[..., Solver]] = {
+        "vanilla": VanillaSGD,
+        "momentum": MomentumSGD,
+        "fedprox": FedProx,
+    }
+    return makers[kind](**given)
+
+
+def build_augmentation(
+    operations: Sequence[Operation], image_shape: Sequence[int]
+) -> tuple[Augmentation | None, Transform | None]:
+    """What training does to its images, and what an evaluation does to see images of the same kind."""
+    from metis.learning import augmentation
+
+    if not operations:
+        return None, None
+    training: list[Transform] = []
+    evaluation: list[Transform] = []
+    side = min(image_shape[0], image_shape[1]) if len(image_shape) > 1 else 0
+    for operation in operations:
+        options = operation.parameters
+        match operation.name:
+            case "random_crop":
+                training.append(augmentation.random_crop(**options))
+                if options["size"] != side:
+                    evaluation.append(augmentation.centre_crop(options["size"]))
+                side = options["size"]
+            case "horizontal_flip":
+                training.append(augmentation.horizontal_flip(**options))
+            case "standardize":
+                training.append(augmentation.standardize())
+                evaluation.append(augmentation.standardize())
+    return augmentation.compose(*training), augmentation.compose(*evaluation) if evaluation else None
+
+
+def build_policy(policy: PolicyConfig) -> Policy:
+    """The policy with the label that tables and figures call it by."""
+    made = POLICIES[policy.name](**policy.parameters)
+    return replace(made, label=policy.label or made.label)
+
+
+def build_policies(config: ExperimentConfig) -> list[tuple[Policy, Solver]]:
+    """Every policy of the file with its own solver."""
+    return [(build_policy(policy), build_solver(policy.training)) for policy in config.policy]
+
+
+def build_stop(config: ExperimentConfig) -> StopRule:
+    """When the run ends."""
+    stop, evaluation = config.stop, config.evaluation
+    target = None
+    if stop.at_target and evaluation.target is not None and evaluation.metric is not None:
+        target = Target(evaluation.metric, evaluation.target, METRICS[task_of(config)][evaluation.metric])
+    return StopRule(stop.rounds, stop.seconds, stop.update_requests, target)
+
+
+def task_of(config: ExperimentConfig) -> str:
+    """Classification or regression."""
+    return config.training.task or "classification"
+
+
+def build_federation(
+    config: ExperimentConfig,
+    *,
+    source: str = "",
+    division: Division | None = None,
+    solver: Solver | None = None,
+) -> Federation:
+    """The federation that the file describes; the solver is that of its first policy unless one is given."""
+    from metis.experiments.federation import Federation, SimulatedLearner
+    from metis.learning import NETWORKS, ArrayExamples
+
+    options = network_parameters(config, NETWORKS, source)
+    division = divide(config) if division is None else division
+    dataset, training = division.dataset, config.training
+    kind: dict[str, Any] = {}
+    if dataset.x_train.dtype == np.uint8:
+        largest = float(dataset.x_train.max()) or 1.0
+        kind["scale"] = 1.0 / largest
+    if config.data.normalise:
+        mean, deviation = _channel_statistics(dataset.x_train)
+        kind |= {"scale": 1.0, "mean": mean, "std": deviation}
+    augment, transform = build_augmentation(config.data.augment, dataset.x_train.shape[1:])
+    regression = task_of(config) == "regression"
+
+    def targets(y: NDArray[Any]) -> NDArray[Any]:
+        return y.astype(np.float32) if regression else y
+
+    train = ArrayExamples(dataset.x_train, targets(dataset.y_train), **kind)
+    test = ArrayExamples(dataset.x_test, targets(dataset.y_test), transform=transform, **kind)
+    outputs = 1 if regression else dataset.classes
+    network = functools.partial(NETWORKS[config.network.name], test.input_shape, outputs, **options)
+    learners = [
+        SimulatedLearner(
+            name=seat.name,
+            indices=seat.indices,
+            batch_size=seat.group.batch_size,
+            speed=build_speed(seat.group, seat.name),
+            availability=build_availability(seat.group, seat.name),
+            link=build_link(seat.group),
+            power=build_power(seat.group),
+        )
+        for seat in division.seats
+    ]
+    return Federation(
+        network=network,
+        train=train,
+        test=test,
+        learners=learners,
+        solver=solver if solver is not None else build_solver(config.policy[0].training),
+        task=training.task or "classification",
+        metric=config.evaluation.metric,
+        augment=augment,
+        device=training.device,
+        dtype=training.dtype,
+        threads=training.threads,
+        buffers=training.buffers,
+        seed=config.seed,
+        class_counts=None if dataset.task == "regression" else division.counts,
+        class_names=dataset.class_names,
+        facts=_facts(config, dataset),
+    )
+
+
+def _facts(config: ExperimentConfig, dataset: Dataset) -> dict[str, Any]:
+    """What a reader of a report wants to know about the setting."""
+    partition = config.partition
+    classes = {
+        "iid": "IID",
+        "non_iid": f"Non-IID({partition.classes_per_learner})",
+        "dirichlet": f"Dirichlet({partition.alpha})",
+        "target_ranges": "ranges of the target",
+    }
+    solvers = {policy.training.solver: policy.training for policy in config.policy}
+    shared = next(iter(solvers.values())).model_dump(exclude_none=True) if len(solvers) == 1 else {}
+    return {
+        "dataset": config.data.dataset,
+        "train_examples": len(dataset.y_train),
+        "test_examples": len(dataset.y_test),
+        "partition": f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}",
+        "network": config.network.name,
+        **shared,
+    }

@@ -1,0 +1,261 @@
+"""What a terminal shows: the comparison table, a partition, the data sets, and a run on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from metis.core.controller import StopRule
+from metis.core.costs import Costs
+from metis.runs import Run, RunFold
+
+REFRESH_SECONDS = 0.1
+
+
+def number(value: float | None) -> str:
+    """A number with about four digits that matter, thousands set apart."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _factor(value: float | None) -> str:
+    return "" if value is None else f"×{value:.2f}"
+
+
+# --- comparison -------------------------------------------------------------------------------
+
+_COLUMNS = (
+    ("iterations", "iterations"),
+    ("parallel_time", "PT (s)"),
+    ("cumulative_time", "CT (s)"),
+    ("update_requests", "CC"),
+    ("energy.equation", "EC\nequation"),
+    ("energy.active", "EC\nactive"),
+    ("energy.idle_charged", "EC\n+ idle"),
+)
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Group:
+    """The paper's Tables 2-3 for these runs; under each cost the factor against the first row."""
+    rows: Sequence[Mapping[str, Any]] = comparison["rows"]
+    target, metric = comparison["target"], comparison["metric"]
+    title = "Costs at the end of the budget"
+    if target is not None:
+        title = f"Costs until {target['metric']} {target['value']:g}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", overflow="fold", min_width=8)
+    for _, heading in _COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(f"{metric}\nfinal, best", justify="right", no_wrap=True)
+    best = {path: _least(rows, path) for path, _ in _COLUMNS}
+    for row in rows:
+        name = Text(str(row["label"]), style="bold")
+        if row["reached"] is False:
+            name.append("\ndid not reach", style="red")
+        cells: list[Text] = [name]
+        for path, _ in _COLUMNS:
+            value, factor = _value(row, path), row["factors"][path]
+            cell = Text(number(value), style="green" if value is not None and value == best[path] else "")
+            cell.append(f"\n{_factor(factor)}", style="dim")
+            cells.append(cell)
+        cells.append(Text(f"{_metric(row['final'])}\n{_metric(row['best'])}"))
+        table.add_row(*cells)
+    return Group(table, Text(_legend(comparison), style="dim"))
+
+
+def _legend(comparison: Mapping[str, Any]) -> str:
+    lines = [
+        "PT parallel time, CT cumulative time, CC update requests, EC energy in "
+        f"{comparison['energy_unit']}s by three definitions.",
+    ]
+    rows = comparison["rows"]
+    if rows[0]["reached"] is False:
+        lines.append(f"No factors: {rows[0]['label']}, the first row, did not reach the target.")
+    else:
+        lines.append(f"× is {rows[0]['label']}'s cost over the row's: above 1 is cheaper.")
+    return "\n".join(lines)
+
+
+def _metric(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _value(row: Mapping[str, Any], path: str) -> float | None:
+    value: Any = row
+    for name in path.split("."):
+        value = value[name]
+    return None if value is None else float(value)
+
+
+def _least(rows: Sequence[Mapping[str, Any]], path: str) -> float | None:
+    values = [value for row in rows if (value := _value(row, path)) is not None]
+    return min(values) if len(values) > 1 else None
+
+
+# --- one run ----------------------------------------------------------------------------------
+
+
+def run_table(run: Run) -> Table:
+    """The bill of one run, at the target and at the end."""
+    target, reached, end = run.setting.target, run.costs_at_target, run.costs
+    unit = "J" if run.setting.learners and run.setting.learners[0].power.unit == "watt" else "ε s"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("costs")
+    columns = []
+    if target is not None:
+        columns.append((f"until {target.metric} {target.value:g}", reached))
+    columns.append(("at the end", end))
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    rows: dict[str, Callable[[Costs], str]] = {
+        "iterations": lambda costs: number(costs.steps),
+        "parallel time (s)": lambda costs: number(costs.parallel_time),
+        "cumulative time (s)": lambda costs: number(costs.cumulative_time),
+        "idle time (s)": lambda costs: number(costs.idle_time),
+        "update requests": lambda costs: number(costs.update_requests),
+        "bytes exchanged": lambda costs: number(costs.bytes_exchanged),
+        f"energy, equation ({unit})": lambda costs: number(costs.energy.equation),
+        f"energy, active ({unit})": lambda costs: number(costs.energy.active),
+        f"energy, with idle ({unit})": lambda costs: number(costs.energy.idle_charged),
+    }
+    for name, show in rows.items():
+        cells = ["not reached" if costs is None and name == "iterations" else "–" if costs is None else show(costs)
+                 for _, costs in columns]  # fmt: skip
+        table.add_row(name, *cells)
+    return table
+
+
+def sentence(run: Run) -> str:
+    """What came out, in one line."""
+    costs, setting = run.costs, run.setting
+    parts = [
+        f"{run.policy}: round {run.rounds}",
+        f"t={costs.parallel_time:.1f} s",
+        f"update requests {costs.update_requests:,}",
+    ]
+    if run.final_metric is not None:
+        parts.append(f"{setting.metric} {run.final_metric:.3f}")
+    return f"{'  '.join(parts)}  ({run.finish_reason}; took {run.wall_seconds:.1f} s)"
+
+
+def complaints(run: Run) -> list[str]:
+    """Refused updates and learners set aside: a line each, the repeated ones counted."""
+    lines: dict[str, int] = {}
+    for _, refused in run.refused:
+        if refused.kind != "late":
+            line = f"refused an update of learner '{refused.learner}': {refused.reason}"
+            lines[line] = lines.get(line, 0) + 1
+    late = [refused.learner for _, refused in run.refused if refused.kind == "late"]
+    said = [line if count == 1 else f"{line} ({count} times)" for line, count in lines.items()]
+    if late:
+        said.append(f"{len(late)} updates came late and were not mixed, of {', '.join(sorted(set(late)))}")
+    said += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]
+    return said
+
+
+class RunProgress:
+    """Shows a run while it goes on; nothing at all where the console is not a terminal."""
+
+    def __init__(self, console: Console, label: str, stop: StopRule) -> None:
+        self._label, self._stop = label, stop
+        self._shown_at = -1.0
+        self._task: TaskID | None = None
+        # Refreshed from the run itself: a thread of its own would be copied into forked workers.
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        self._task = self._progress.add_task(escape(self._label), total=1.0, state="starting")
+        self._progress.refresh()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, fold: RunFold) -> None:
+        now = time.monotonic()
+        if self._task is None or self._progress.disable or now - self._shown_at < REFRESH_SECONDS:
+            return
+        self._shown_at = now
+        requests = fold.costs.update_requests
+        state = f"round {fold.version}  t={fold.now:.1f} s  update requests {requests:,}"
+        if fold.history:
+            state += f"  {fold.setting.metric} {fold.history[-1].metrics.get(fold.setting.metric, 0.0):.3f}"
+        self._progress.update(self._task, completed=self._done(fold, requests), state=state)
+        self._progress.refresh()
+
+    def _done(self, fold: RunFold, requests: int) -> float:
+        """The share of the budget that is spent."""
+        shares = [0.0]
+        for spent, limit in (
+            (fold.version, self._stop.rounds),
+            (fold.now, self._stop.seconds),
+            (requests, self._stop.update_requests),
+        ):
+            if limit is not None:
+                shares.append(spent / limit)
+        return min(1.0, max(shares))
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: int) -> Table:
+    """Examples by learner and class; only how many classes where all of them do not fit."""
+    learners, classes = counts.shape
+    labels = [str(name) for name in class_names] or [str(k) for k in range(classes)]
+    cell = max(len(label) for label in [*labels, str(int(counts.max(initial=0)))]) + 2
+    fits = max(len(name) for name in names) + 22 + classes * cell <= width
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("learner", no_wrap=True)
+    table.add_column("examples", justify="right")
+    table.add_column("classes", justify="right")
+    for label in labels if fits else ["largest class", "smallest class"]:
+        table.add_column(escape(label), justify="right", no_wrap=True)
+    for learner in range(learners):
+        row = counts[learner]
+        held = np.flatnonzero(row)
+        shown = [f"{count:,}" if count else "·" for count in row]
+        if not fits:
+            most, least = held[np.argmax(row[held])], held[np.argmin(row[held])]
+            shown = [f"{labels[k]} ({row[k]:,})" for k in (most, least)]
+        table.add_row(names[learner], f"{int(row.sum()):,}", str(len(held)), *shown)
+    total = counts.sum(axis=0)
+    table.add_section()
+    sums = [f"{count:,}" for count in total] if fits else ["", ""]
+    table.add_row("all", f"{int(total.sum()):,}", str(int((total > 0).sum())), *sums)
+    return table
+
+
+def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A small table of texts."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*[escape(cell) for cell in row])
+    return table
