@@ -12,7 +12,17 @@ from metis.learning.augmentation import (
 )
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.learner import ArrayExamples, DatasetExamples, Learner, as_examples
-from metis.learning.networks import NETWORKS, cifar10_cnn, logistic, mlp, small_cnn
+from metis.learning.networks import (
+    NETWORKS,
+    brain_age_cnn3d,
+    brain_age_mlp,
+    cifar10_cnn,
+    cifar_resnet,
+    femnist_cnn,
+    logistic,
+    mlp,
+    small_cnn,
+)
 from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD, with_proximal_term
 from metis.learning.torch_engine import TorchEngine
 
@@ -34,10 +44,14 @@ __all__ = [
     "Transform",
     "VanillaSGD",
     "as_examples",
+    "brain_age_cnn3d",
+    "brain_age_mlp",
     "centre_crop",
     "cifar10_cnn",
+    "cifar_resnet",
     "cifar_tutorial",
     "compose",
+    "femnist_cnn",
     "horizontal_flip",
     "logistic",
     "mlp",
