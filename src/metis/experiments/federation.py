@@ -315,6 +315,7 @@ class _Session:
             evaluate=self._federation.test is not None,
             evaluate_every=self._evaluate_every,
             model_bytes=self._setting.model_bytes,
+            versions=DiskStore(self._out / "versions") if self._disk and self._out is not None else None,
         )
 
     def _record(self, now: float, item: Event | Action) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.community import ModelStore
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,
@@ -101,6 +102,7 @@ class Simulator:
         evaluate: bool = True,
         evaluate_every: float = 0.0,
         model_bytes: int | None = None,
+        versions: ModelStore | None = None,
     ) -> None:
         self.controller = controller
         self.now = 0.0
@@ -119,6 +121,7 @@ class Simulator:
         self._sequence = itertools.count()
         self._open: dict[int, _Arrival] = {}  # by learner
         self._base_models: dict[int, Model] = {}  # by version, while a task in hand is based on it
+        self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
         self._absences: list[Iterator[tuple[float, float]]] = []
         self._started = False
@@ -131,18 +134,20 @@ class Simulator:
             try:
                 if not self._started:
                     self.start()
-                while not self.finished and self.step(interrupts):
-                    after_each()
+                while not self.finished:
                     if interrupts.pending:
                         raise KeyboardInterrupt
-                if not self.finished:
-                    self._handle(StopRequested("no learner is left that could go on"))
+                    if not self.step(interrupts):
+                        self._handle(StopRequested("no learner is left that could go on"))
+                        break
+                    after_each()
+                if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:
+                    self._measure_now()
             except KeyboardInterrupt:
+                if interrupts.torn or self.finished:
+                    raise  # the last checkpoint on disk is whole, this state may not be
                 on_interrupt()
                 self._handle(StopRequested("interrupted"))
-                return
-        if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:
-            self._measure_now()
 
     def step(self, interrupts: Interrupts) -> bool:
         """Let the next thing happen; False if nothing can happen any more."""
@@ -257,11 +262,13 @@ class Simulator:
         rng = np.random.default_rng([self._seed, _SPEED, index, task.number])
         spent = machine.speed.spend(task.budget, begins, rng)
         due = begins + spent.seconds + machine.link.upload_time(self._model_bytes)
+        version = task.based_on.version
+        if version not in self._base_models:
+            self._base_models[version] = self._keep(version, action.community_model)
         ticket = self._pool.train(
-            due, index, action.community_model, task.number, spent.steps, self._memories.get(index)
+            due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index)
         )
-        self._base_models[task.based_on.version] = action.community_model
-        self._open[index] = _Arrival(index, task.number, task.based_on.version, spent, ticket)
+        self._open[index] = _Arrival(index, task.number, version, spent, ticket)
         self._push(due, self._open[index])
 
     def _published(self, action: CommunityPublished) -> None:
@@ -291,6 +298,14 @@ class Simulator:
         used = {arrival.version for arrival in self._open.values()}
         for version in self._base_models.keys() - used:
             del self._base_models[version]
+            if self._versions is not None:
+                self._versions.remove(str(version))
+
+    def _keep(self, version: int, model: Model) -> Model:
+        if self._versions is None or not model.layout.size:
+            return model
+        self._versions.put(str(version), model.vector)
+        return model.with_vector(self._versions.get(str(version)))
 
     # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
 
@@ -308,7 +323,7 @@ class Simulator:
         return arrays
 
     def load_arrays(
-        self, initial_model: Model, arrays: Mapping[str, NDArray[Any]], pool: Pool, store: Any
+        self, initial_model: Model, arrays: Mapping[str, NDArray[Any]], pool: Pool, store: ModelStore
     ) -> None:
         """After a replay without weights: put the weights back and let the tasks in hand really train."""
 
@@ -322,7 +337,9 @@ class Simulator:
 
         self._pool = pool
         self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
-        self._base_models = {int(version): model(vector) for version, vector in below("base/").items()}
+        self._base_models = {
+            int(version): self._keep(int(version), model(vector)) for version, vector in below("base/").items()
+        }
         for index in range(len(self._machines)):
             if memory := below(f"memory/{index}/"):
                 self._memories[index] = memory
