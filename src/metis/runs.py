@@ -30,7 +30,7 @@ from metis.core.events import (
 from metis.core.model import Model
 from metis.errors import DataError
 from metis.storage import load_model, save_model
-from metis.trace import read_trace
+from metis.trace import plain_number, read_trace
 
 EVENTS, SUMMARY, COMMUNITY, CONFIG = "events.jsonl", "summary.json", "community.safetensors", "config.toml"
 
@@ -286,7 +286,12 @@ class Run:
             "rounds": self.rounds,
             **costs,
             "energy_unit": "joule" if unit == "watt" else "epsilon second",
-            "metric": {"name": self.setting.metric, "final": self.final_metric, "best": self.best_metric},
+            "metric": {
+                "name": self.setting.metric,
+                # JSON knows no infinity: a model that predicts beyond the numbers has no metric.
+                "final": self.final_metric if math.isfinite(self.final_metric or 0.0) else None,
+                "best": self.best_metric,
+            },
             "target": {
                 "metric": self.setting.metric,
                 "value": None if target is None else target.value,
@@ -370,7 +375,7 @@ class Run:
     def save(self, folder: Path) -> None:
         """Write the summary and the community model; the events were written as they came."""
         save_model(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
-        text = json.dumps(self.summary(), indent=2, ensure_ascii=False)
+        text = json.dumps(self.summary(), indent=2, ensure_ascii=False, allow_nan=False, default=plain_number)
         fresh = folder / (SUMMARY + ".new")
         fresh.write_text(text + "\n", encoding="utf-8")
         fresh.replace(folder / SUMMARY)
@@ -388,7 +393,19 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise DataError(f"{folder / SUMMARY} is not the summary of a run: {problem!r}") from problem
         events = list(read_trace(folder / EVENTS))
-        return Run(setting, events, load_model(folder / COMMUNITY), summary["wall_seconds"], folder)
+        model = load_model(folder / COMMUNITY)
+        try:
+            run = Run(setting, events, model, summary["wall_seconds"], folder)
+            told = run.summary()
+        except (KeyError, TypeError, AssertionError) as problem:
+            raise DataError(f"{folder / EVENTS} is damaged: its events cannot follow each other") from problem
+        for key in ("rounds", "steps", "update_requests", "finish_reason", "community_sha256"):
+            if told[key] != summary.get(key):
+                raise DataError(
+                    f"the files in {folder} are not of one run: {SUMMARY} says {key} {summary.get(key)}, "
+                    f"the others {told[key]}"
+                )
+        return run
 
 
 def timeline(events: Iterable[tuple[float, Event | Action]]) -> list[Span]:

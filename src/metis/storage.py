@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, Vector
 from metis.errors import DataError
 
+_DIGEST = "metis_digest"  # of all arrays: safetensors itself does not notice a flipped bit
+
 
 class DiskStore:
     """One file per learner; a model is mapped only while it is read, so memory is flat in learners."""
@@ -26,7 +29,9 @@ class DiskStore:
         self._folder = folder
 
     def _path(self, learner: LearnerId) -> Path:
-        return self._folder / f"{quote(learner, safe='')}.f32"
+        # Readable, but no name is too long for a file, and two that differ in case only stay apart.
+        digest = hashlib.sha256(learner.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._folder / f"{quote(learner, safe='', errors='replace')[:40]}-{digest[:32]}.f32"
 
     def put(self, learner: LearnerId, vector: Vector) -> None:
         # A new file under the same name: an old mapping that somebody still reads stays intact.
@@ -49,7 +54,9 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mappin
     """Write named arrays as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, fresh, dict(metadata))
+    # Not ascontiguousarray, which would make a list of one out of a single number.
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    save_file(contiguous, fresh, {**metadata, _DIGEST: _digest(contiguous)})
     fresh.replace(path)
 
 
@@ -57,9 +64,21 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read what `save_arrays` wrote: the arrays and the metadata."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118  (it is not a dict)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
+            metadata = dict(file.metadata() or {})
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{path} cannot be read as a safetensors file: {problem}") from problem
+    if metadata.pop(_DIGEST, None) not in (None, _digest(arrays)):  # None: written by another program
+        raise DataError(f"{path} is damaged: its numbers are not those that were written")
+    return arrays, metadata
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
+        digest.update(arrays[name].reshape(-1).data)
+    return digest.hexdigest()
 
 
 def save_model(path: Path, model: Model, metadata: Mapping[str, str] | None = None) -> None:
@@ -73,4 +92,7 @@ def load_model(path: Path) -> Model:
     arrays, metadata = load_arrays(path)
     if "metis_layout" not in metadata:
         raise DataError(f"{path} is a safetensors file, but not one that Metis wrote: it has no metis_layout")
-    return Model.from_tensors(arrays, Layout.from_json(json.loads(metadata["metis_layout"])))
+    try:
+        return Model.from_tensors(arrays, Layout.from_json(json.loads(metadata["metis_layout"])))
+    except (ValueError, TypeError) as problem:
+        raise DataError(f"{path} is damaged: {problem}") from problem

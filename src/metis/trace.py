@@ -9,6 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metis.core.events import (
     Action,
     Budget,
@@ -121,7 +123,14 @@ def without_weights(item: Event | Action) -> Event | Action:
 
 
 def to_line(now: float, item: Event | Action) -> str:
-    return json.dumps(to_record(now, item), separators=(",", ":"), allow_nan=False)
+    return json.dumps(to_record(now, item), separators=(",", ":"), allow_nan=False, default=plain_number)
+
+
+def plain_number(value: Any) -> Any:
+    """For `json.dumps`: numpy's numbers, which users take from their arrays, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
@@ -133,9 +142,11 @@ def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
                     return
                 try:
                     yield from_record(json.loads(line))
-                except (ValueError, KeyError, TypeError) as problem:
+                except (ValueError, KeyError, TypeError, AttributeError) as problem:
                     raise DataError(
                         f"{path}, line {number} is not an event of a run: {problem!r}"
                     ) from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path} is not a trace of a run: it is not text") from problem

@@ -139,11 +139,11 @@ class Model:
         return Model(layout, vector, counters)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Views by name, in the layout's shapes; bfloat16 tensors come as float32, which numpy can hold."""
+        """Views by name, in the layout's shapes; 16-bit ones come as float32, since a mixture of them needs it."""
         return {
             spec.name: (self.counters if spec.role == "counter" else self.vector)[self.layout.slices[spec.name]]
             .reshape(spec.shape)
-            .astype("float32" if spec.dtype == "bfloat16" else spec.dtype, copy=False)
+            .astype("float32" if spec.dtype in ("float16", "bfloat16") else spec.dtype, copy=False)
             for spec in self.layout.tensors
         }
 
