@@ -54,8 +54,10 @@ class RecordedAvailability:
 
     def __post_init__(self) -> None:
         edges = [edge for span in self.away for edge in span]
-        if edges != sorted(edges) or any(leaves >= back for leaves, back in self.away):
-            raise ValueError("absences are spans (leaves, is back) in order of time that do not overlap")
+        if edges != sorted(edges) or not all(0 <= leaves < back for leaves, back in self.away):
+            raise ValueError(
+                "absences are spans (leaves, is back) from second 0 on, in order of time, that do not overlap"
+            )
 
     def absences(self, rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         return iter(self.away)

@@ -11,10 +11,11 @@ from typing import Any
 
 
 class Interrupts:
-    """While active, Ctrl-C raises only where it is welcome; elsewhere it is noted. A second one always raises."""
+    """While active, Ctrl-C raises where it is welcome; elsewhere it is noted, and raises if one was noted already."""
 
     def __init__(self) -> None:
         self.pending = False
+        self.torn = False  # it was raised where it is not welcome: the run may be in the middle of a change
         self._welcome = False
         self._before: Any = None
 
@@ -34,11 +35,16 @@ class Interrupts:
         """In here an interruption may come at any instruction."""
         self._welcome = True
         try:
+            if self.pending:
+                raise KeyboardInterrupt
             yield
         finally:
             self._welcome = False
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._welcome or self.pending:
+        if self._welcome:
+            raise KeyboardInterrupt
+        if self.pending:
+            self.torn = True
             raise KeyboardInterrupt
         self.pending = True

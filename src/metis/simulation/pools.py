@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -132,11 +133,15 @@ class ProcessPool:
         self._connections: list[Connection] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(workplace, theirs), daemon=True)
-            process.start()
+            self._connections.append(ours)
+            inherited = self._connections if forkable else []
+            process = context.Process(target=_work, args=(workplace, theirs, inherited), daemon=True)
+            with warnings.catch_warnings():
+                # Python 3.12 warns of other threads; a worker waits for nothing that they could hold.
+                warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
+                process.start()
             theirs.close()
             self._processes.append(process)
-            self._connections.append(ours)
         self._threads = [
             threading.Thread(target=self._feed, args=(connection,), daemon=True)
             for connection in self._connections
@@ -166,17 +171,21 @@ class ProcessPool:
                 heapq.heappush(self._queue, (-1.0, next(self._sequence), job))
                 self._most_ahead += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: job.state != "queued" or self._closed)
-                self._most_ahead -= 1
-            self._changed.wait_for(lambda: job.state == "done" or self._closed)
+                try:
+                    self._changed.wait_for(lambda: job.state != "queued" or self._closed)
+                finally:
+                    self._most_ahead -= 1
+            self._changed.wait_for(lambda: job.state != "running" or self._closed)
             if job.state != "done":
-                raise InternalError("a result was asked for after its pool was closed")
+                raise InternalError("a result was asked for that was handed over or cancelled before, or too late")
             job.state = "taken"
             self._ahead -= 1
             self._changed.notify_all()
-        if isinstance(job.outcome, Exception):
-            raise job.outcome
-        return job.outcome
+        # The queue may hold the job a little longer, but must not hold its model.
+        outcome, job.outcome = job.outcome, None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def drop(self, job: _Job[Any]) -> None:
         """Forget this job; if a worker has it already, its result is thrown away."""
@@ -211,6 +220,8 @@ class ProcessPool:
                 outcome = connection.recv()
             except (EOFError, OSError):
                 outcome = InternalError("a worker process died; try fewer workers if memory is short")
+            except Exception as problem:  # whatever it is, somebody waits for an answer
+                outcome = InternalError(f"what a worker process answered cannot be read: {problem!r}")
             with self._changed:
                 if job.state == "running":
                     job.outcome, job.state = outcome, "done"
@@ -225,7 +236,7 @@ class ProcessPool:
             self._closed = True
             self._changed.notify_all()
         for process in self._processes:
-            process.terminate()
+            process.kill()
         for process in self._processes:
             process.join()
         for thread in self._threads:
@@ -234,9 +245,11 @@ class ProcessPool:
             connection.close()
 
 
-def _work(workplace: Workplace, connection: Connection) -> None:
+def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Connection]) -> None:
     """The life of a worker process: take a piece of work, send back its result or its exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the simulator's to answer
+    for other_end in inherited:  # as long as a worker holds them, no worker would notice that the simulator died
+        other_end.close()
     while True:
         try:
             work, arguments = connection.recv()
@@ -246,7 +259,12 @@ def _work(workplace: Workplace, connection: Connection) -> None:
             outcome = getattr(workplace, work)(*arguments)
         except Exception as problem:  # crosses the process boundary to be raised where it is asked for
             outcome = problem
-        connection.send(outcome)
+        try:
+            connection.send(outcome)
+        except (EOFError, OSError):
+            return
+        except Exception:  # some exceptions cannot cross the boundary
+            connection.send(InternalError(f"a worker process failed: {outcome!r}"))
 
 
 def make_pool(workplace: Workplace, workers: int) -> Pool:

@@ -144,10 +144,11 @@ class Simulator:
                 if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:
                     self._measure_now()
             except KeyboardInterrupt:
-                if interrupts.torn or self.finished:
+                if interrupts.torn:
                     raise  # the last checkpoint on disk is whole, this state may not be
-                on_interrupt()
-                self._handle(StopRequested("interrupted"))
+                if not self.finished:
+                    on_interrupt()
+                    self._handle(StopRequested("interrupted"))
 
     def step(self, interrupts: Interrupts) -> bool:
         """Let the next thing happen; False if nothing can happen any more."""
