@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +22,9 @@ from metis.core.costs import Power
 from metis.core.events import Action, Event, LearnerId
 from metis.core.model import Model
 from metis.core.policies import Policy
-from metis.errors import ConfigError, DataError
+from metis.errors import ConfigError, DataError, InternalError, LearnerError
 from metis.learning import Augmentation, Engine, Learner, Solver, TorchEngine, as_examples, with_proximal_term
-from metis.runs import EVENTS, LearnerInfo, Run, RunFold, Setting
+from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.network import Link
@@ -89,6 +92,7 @@ class Federation:
         )
         self.train = as_examples(train)
         self.test = None if test is None else as_examples(test)
+        self.threads = threads
         self.learners = tuple(learners)
         self.solver = solver
         self.augment = augment
@@ -127,6 +131,7 @@ class Federation:
         rounds: int | None = None,
         seconds: float | None = None,
         update_requests: int | None = None,
+        steps: int | None = None,
         target: float | None = None,
         solver: Solver | None = None,
         evaluate_every: float = 0.0,
@@ -140,15 +145,18 @@ class Federation:
     ) -> Run:
         """Run a policy in virtual time; the same seed gives the same bits for any number of workers.
 
-        Give a `StopRule`, or `rounds`, `seconds`, `update_requests` by name. `target` is only reported; to
+        Give a `StopRule`, or `rounds`, `seconds`, `update_requests`, `steps` by name. `target` is only reported; to
         stop there, put it in the stop rule. With `out`, events are written as they come and a run that was
         cut off goes on with `resume=True`.
         """
-        stop = stop or StopRule(rounds, seconds, update_requests)
+        stop = stop or StopRule(rounds, seconds, update_requests, steps=steps)
         if stop == StopRule():
-            raise ConfigError("a run needs an end: give rounds, seconds, update_requests or a StopRule")
+            raise ConfigError("a run needs an end: give rounds, seconds, update_requests, steps or a StopRule")
         if workers < 0:
             raise ConfigError(f"workers must be 0 (train in this process) or more, not {workers}")
+        if workers and self.threads != 1:
+            # More would not give the same bits as one, and OpenMP's threads do not survive a fork.
+            raise ConfigError("worker processes train with one torch thread each: set threads to 1, or workers to 0")
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -245,7 +253,8 @@ class _Session:
     def run(self) -> Run:
         if self._out is not None:
             self._out.mkdir(parents=True, exist_ok=True)
-            self._checkpoint_path.unlink(missing_ok=True)
+            for name in (_CHECKPOINT, SUMMARY, COMMUNITY):  # what an earlier run left would not fit these events
+                (self._out / name).unlink(missing_ok=True)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
         with closing(make_pool(self._workplace, self._workers)) as pool:
             return self._go(self._simulator(self._initial_model, pool, self._store()))
@@ -256,27 +265,67 @@ class _Session:
         if not self._checkpoint_path.exists():
             raise DataError(f"{self._out} has no checkpoint to resume from; start the run anew")
         arrays, metadata = load_arrays(self._checkpoint_path)
+        for part, digest in self._identity.items():
+            if metadata.get(part) != digest:
+                raise DataError(f"{self._out} cannot be resumed: it was begun with another {part}")
         lines = int(metadata["events"])
         recorded = [event for _, event in zip(range(lines), read_trace(self._out / EVENTS), strict=False)]
         if len(recorded) < lines:
             raise DataError(f"{self._out / EVENTS} has {len(recorded)} events, the checkpoint needs {lines}")
-        # The course of events brings back everything but the weights; those are in the checkpoint.
-        simulator = self._simulator(Model.empty(), RecordedPool(recorded), MemoryStore())
-        simulator.start()
-        while self._lines < lines:
-            simulator.step(Interrupts())
-        if [to_line(*event) for event in self._events] != [to_line(*event) for event in recorded]:
-            raise DataError(
-                f"{self._out} was recorded with another configuration or version: its events do not come out again"
-            )
+        simulator = self._replay(recorded)
         self._wall_before = float(metadata["wall_seconds"])
-        path = self._out / EVENTS
-        with path.open("rb+") as file:
-            file.truncate(sum(len(line) for _, line in zip(range(lines), file, strict=False)))
-        self._file = path.open("a", encoding="utf-8", buffering=1)
         with closing(make_pool(self._workplace, self._workers)) as pool:
             simulator.load_arrays(self._initial_model, arrays, pool, self._store())
+            path = self._out / EVENTS
+            with path.open("rb+") as file:
+                file.truncate(sum(len(line) for _, line in zip(range(lines), file, strict=False)))
+            self._file = path.open("a", encoding="utf-8", buffering=1)
             return self._go(simulator)
+
+    def _replay(self, recorded: list[tuple[float, Event | Action]]) -> Simulator:
+        """The simulator as it was after these events, but for the weights; those are in the checkpoint."""
+        simulator = self._simulator(Model.empty(), RecordedPool(recorded), MemoryStore())
+        try:
+            simulator.start()
+            while self._lines < len(recorded) and not simulator.finished and simulator.step(Interrupts()):
+                pass
+        except (LearnerError, InternalError):  # an event that the recorded ones do not allow
+            self._events.clear()
+        if [to_line(*event) for event in self._events] != [to_line(*event) for event in recorded]:
+            raise DataError(
+                f"{self._out} cannot be resumed: its events do not come out again; either {EVENTS} was changed, "
+                "or the run has passed the end that is asked for now"
+            )
+        return simulator
+
+    @cached_property
+    def _identity(self) -> dict[str, str]:
+        """A digest of each thing that must stay the same for a run to go on; its end and its workers may change."""
+        federation = self._federation
+        learners = [
+            (
+                setup.name,
+                hashlib.sha256(np.ascontiguousarray(setup.indices, np.int64).data).hexdigest(),
+                int(setup.batch_size),
+                setup.speed,
+                setup.availability,
+                setup.link,
+            )
+            for setup in federation.learners
+        ]
+        parts = {
+            "policy": (replace(self._policy, label="any"), self._refusals_allowed),
+            "network or seed": (federation.seed, self._initial_model.sha256()),
+            "solver": self._workplace.learners[0].solver,
+            "augmentation": federation.augment,
+            "division of the data or other learners": learners,
+            "way of evaluating": (self._evaluate_every, None if federation.test is None else len(federation.test)),
+        }
+        # Where an object lies in memory is no part of what it is.
+        return {
+            part: hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).encode()).hexdigest()
+            for part, value in parts.items()
+        }
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -360,6 +409,6 @@ class _Session:
         save_arrays(
             self._checkpoint_path,
             simulator.arrays(),
-            {"events": str(self._lines), "wall_seconds": repr(self._wall())},
+            {"events": str(self._lines), "wall_seconds": repr(self._wall()), **self._identity},
         )
         self._last_checkpoint = time.perf_counter()
