@@ -1,8 +1,8 @@
 """Data sets by name, and partitions of their examples among learners."""
 
+from metis.data.dataset import Dataset
 from metis.data.datasets import (
     DATASETS,
-    Dataset,
     DatasetSource,
     RemoteFile,
     fetch_dataset,
@@ -16,6 +16,7 @@ from metis.data.partition import (
     dirichlet,
     explicit_sizes,
     iid,
+    natural,
     non_iid,
     power_law_sizes,
     skewed_sizes,
@@ -23,13 +24,17 @@ from metis.data.partition import (
     uniform_sizes,
     zipf_sizes,
 )
+from metis.data.volumes import NiftiVolumes, VolumeFolder, brain_phantoms, load_volumes
 
 __all__ = [
     "DATASETS",
     "PUBLISHED_CLASSES",
     "Dataset",
     "DatasetSource",
+    "NiftiVolumes",
     "RemoteFile",
+    "VolumeFolder",
+    "brain_phantoms",
     "classes_per_learner",
     "describe",
     "dirichlet",
@@ -38,6 +43,8 @@ __all__ = [
     "find_dataset",
     "iid",
     "load_dataset",
+    "load_volumes",
+    "natural",
     "non_iid",
     "power_law_sizes",
     "skewed_sizes",

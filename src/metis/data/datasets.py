@@ -1,13 +1,15 @@
 """Data sets by name: one loader that looks in the user's folder, then in the cache, then downloads.
 
-Everything is kept as one plain npz file for each set (x_train, y_train, x_test, y_test), read without pickle.
-The small `digits` set comes with the package, so that everything runs without a network.
+Images are kept as one plain npz file for each set (x_train, y_train, x_test, y_test), read without pickle; the
+tables of several sites are CSV files (see tables.py). The small `digits` set comes with the package and the brain
+phantoms are made from a seed, so that everything runs without a network.
 """
 
 from __future__ import annotations
 
 import difflib
 import gzip
+import inspect
 import os
 import string
 import struct
@@ -20,13 +22,25 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.data import tables, volumes
+from metis.data.dataset import Dataset, Task
 from metis.errors import DataError
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetSource",
+    "RemoteFile",
+    "fetch_dataset",
+    "find_dataset",
+    "load_dataset",
+]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -45,35 +59,6 @@ _DAMAGE = (
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Training and test examples: images as uint8 with channels last, labels as int64, targets as float32."""
-
-    name: str
-    x_train: NDArray[Any]
-    y_train: NDArray[Any]
-    x_test: NDArray[Any]
-    y_test: NDArray[Any]
-    task: Literal["classification", "regression"] = "classification"
-    class_names: tuple[str, ...] = ()
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        for split, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
-            if len(x) != len(y):
-                raise DataError(
-                    f"data set '{self.name}' has {len(x)} {split} inputs but {len(y)} targets for them"
-                )
-
-    @property
-    def classes(self) -> int:
-        """The number of classes, also of those that no example has; 0 for a regression."""
-        if self.task == "regression":
-            return 0
-        highest = max((int(y.max()) for y in (self.y_train, self.y_test) if len(y)), default=-1)
-        return max(len(self.class_names), highest + 1)
-
-
-@dataclass(frozen=True)
 class RemoteFile:
     """One original file: the addresses that serve it, in the order to try, and its published MD5 checksum."""
 
@@ -84,7 +69,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """What is known of a data set before it is loaded, and how its original files become arrays."""
+    """What is known of a data set before it is loaded, and how it is had: from files, a table or a seed."""
 
     name: str
     title: str
@@ -94,27 +79,51 @@ class DatasetSource:
     test: int
     files: tuple[RemoteFile, ...] = ()
     convert: Callable[[Mapping[str, Path]], Arrays] | None = None
+    task: Task = "classification"
+    read: Callable[..., Dataset] | None = None  # a CSV file that cannot be downloaded; more arguments are options
+    generate: Callable[..., Dataset] | None = None  # from a seed; the arguments are options
+    origin: str = ""  # where a file that cannot be downloaded comes from
 
     @property
     def bundled(self) -> bool:
-        """Whether the set comes with the package and never needs a download."""
-        return not self.files
+        """Whether the set comes with the package, or is made by it, and never needs a download."""
+        return not self.files and self.read is None
+
+    @property
+    def file(self) -> str:
+        """The name of its file in the user's folder."""
+        return f"{self.name}.npz" if self.read is None else f"{self.name}.csv"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What `load_dataset` can be told about this set, by name."""
+        function = self.generate or self.read
+        if function is None:
+            return ()
+        kinds = inspect.signature(function).parameters.values()
+        return tuple(parameter.name for parameter in kinds if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 # --- the interface --------------------------------------------------------------------------------
 
 
 def load_dataset(
-    name: str, folder: Path | str | None = None, *, download: bool = True, progress: bool = False
+    name: str, folder: Path | str | None = None, *, download: bool = True, progress: bool = False, **options: Any
 ) -> Dataset:
     """Load a data set from `folder` (or else METIS_DATA), the cache, or its home page, in this order.
 
-    A download goes to the cache; the user's folder is only read.
+    A download goes to the cache; the user's folder is only read. Some sets have options, which their source names.
     """
     source = _source(name)
+    for option in options:
+        if option not in source.options:
+            known = f"its options are {', '.join(source.options)}" if source.options else "it has none"
+            raise DataError(f"data set '{name}' has no option '{option}'; {known}")
+    if source.generate is not None:
+        return source.generate(**options)
     path = find_dataset(name, folder)
     if path is None:
-        if not download:
+        if not download or source.read is not None:
             raise DataError(f"data set '{name}' {_missing(name, folder)}; {_remedy(name)}")
         try:
             path = fetch_dataset(name, progress=progress)
@@ -122,19 +131,22 @@ def load_dataset(
             # Same fault, but said with the places that were searched before.
             reason = error.__cause__ if isinstance(error.__cause__, _DownloadFailed) else error
             raise DataError(
-                f"data set '{name}' {_missing(name, folder)} and could not be downloaded ({reason}); "
-                f"{_remedy(name)}"
+                f"data set '{name}' {_missing(name, folder)} and could not be downloaded ({reason}); {_remedy(name)}"
             ) from error
-    return _read(source, path)
+    return _read(source, path) if source.read is None else source.read(path, **options)
 
 
 def find_dataset(name: str, folder: Path | str | None = None) -> Path | None:
-    """Where the npz file of a data set is (`folder` or else METIS_DATA, then the cache), or None."""
-    if _source(name).bundled:
-        return _BUNDLED
+    """Where the file of a data set is (`folder` or else METIS_DATA, then the cache), or None.
+
+    A set that comes with the package is always there; for one made from a seed it is the module that makes it.
+    """
+    source = _source(name)
+    if source.bundled:
+        return _BUNDLED if source.generate is None else Path(volumes.__file__)
     for place in (_user_folder(folder), _cache_folder()):
-        if place is not None and (place / f"{name}.npz").is_file():
-            return place / f"{name}.npz"
+        if place is not None and (place / source.file).is_file():
+            return place / source.file
     return None
 
 
@@ -144,8 +156,11 @@ def fetch_dataset(name: str, folder: Path | str | None = None, progress: bool = 
     The file appears only when it is complete; a failed or interrupted download leaves nothing behind.
     """
     source = _source(name)
-    if source.bundled:
-        return _BUNDLED
+    present = find_dataset(name, folder) if source.bundled else None
+    if present is not None:
+        return present
+    if source.read is not None:
+        raise DataError(f"data set '{name}' cannot be downloaded; {_remedy(name)}")
     target = Path(folder) if folder is not None else _cache_folder()
     if target is None:
         raise _failure(source, _DownloadFailed("the package 'pooch' is not installed"))
@@ -212,7 +227,9 @@ def _missing(name: str, folder: Path | str | None) -> str:
 
 
 def _remedy(name: str) -> str:
-    return f"put {name}.npz there or set METIS_DATA to a folder that has it"
+    source = DATASETS[name]
+    origin = f"; it comes from {source.origin}" if source.origin else ""
+    return f"put {source.file} there or set METIS_DATA to a folder that has it{origin}"
 
 
 # --- downloads ------------------------------------------------------------------------------------
@@ -299,9 +316,7 @@ def _read(source: DatasetSource, path: Path) -> Dataset:
     except KeyError as error:
         raise DataError(f"{path} is not a data set: it needs the arrays {', '.join(_ARRAYS)}") from error
     except _DAMAGE as error:
-        raise DataError(
-            f"{path} cannot be read as an npz file ({error}); delete it to download it anew"
-        ) from error
+        raise DataError(f"{path} cannot be read as an npz file ({error}); delete it to download it anew") from error
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.dtype != np.uint8 or x.shape[1:] != source.shape:
@@ -396,9 +411,7 @@ def _with_long_labels(arrays: Arrays) -> Arrays:
 
 
 def _idx_files(md5_by_name: Mapping[str, str], *homes: str) -> tuple[RemoteFile, ...]:
-    return tuple(
-        RemoteFile(name, tuple(home + name for home in homes), md5) for name, md5 in md5_by_name.items()
-    )
+    return tuple(RemoteFile(name, tuple(home + name for home in homes), md5) for name, md5 in md5_by_name.items())
 
 
 _CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -519,6 +532,48 @@ DATASETS: dict[str, DatasetSource] = {
                 ),
             ),
             convert=_emnist,
+        ),
+        DatasetSource(
+            name="fcon1000_brain_age",
+            title="Brain age from MRI measures, 1000 Functional Connectomes Project (23 sites)",
+            shape=(218,),
+            class_names=(),
+            train=860,
+            test=218,
+            task="regression",
+            read=tables.fcon1000_brain_age,
+            origin="data/fcon1000.csv of github.com/predictive-clinical-neuroscience/PCNtoolkit-demo, unchanged",
+        ),
+        DatasetSource(
+            name="ixi_brain_age",
+            title="Brain age from cortical thickness, IXI (3 hospitals)",
+            shape=(70,),
+            class_names=(),
+            train=444,
+            test=112,
+            task="regression",
+            read=tables.ixi_brain_age,
+            origin="IXI_aparc_thickness.csv of that PCNtoolkit-demo, with IXI.xls of brain-development.org",
+        ),
+        DatasetSource(
+            name="heart_disease",
+            title="Heart Disease (UCI; 4 hospitals)",
+            shape=(22,),
+            class_names=("no disease", "disease"),
+            train=736,
+            test=184,
+            read=tables.heart_disease,
+            origin="the four processed.*.data of UCI (doi 10.24432/C52P4X) with a column hospital in front",
+        ),
+        DatasetSource(
+            name="brain_phantoms",
+            title="Synthetic 3D brain phantoms with ages; made from a seed",
+            shape=(1, 24, 24, 24),
+            class_names=(),
+            train=800,
+            test=200,
+            task="regression",
+            generate=volumes.phantom_dataset,
         ),
     )
 }
