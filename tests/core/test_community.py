@@ -387,9 +387,7 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(rule):
             twin.load_arrays(original.model, saved, MemoryStore())
         empty = k < 25
         original.commit(learner, local_model, value, 1, start)
-        twin.commit(
-            learner, Model.empty() if empty else local_model, value, 1, Model.empty() if empty else start
-        )
+        twin.commit(learner, Model.empty() if empty else local_model, value, 1, Model.empty() if empty else start)
         if k % 3 == 0:
             assert original.publish() == twin.publish()
         if k == 30:
@@ -399,9 +397,7 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(rule):
 
     assert twin.model.sha256() == original.model.sha256()
     assert twin.stamp == original.stamp
-    assert {n: a.tobytes() for n, a in twin.arrays().items()} == {
-        n: a.tobytes() for n, a in original.arrays().items()
-    }
+    assert {n: a.tobytes() for n, a in twin.arrays().items()} == {n: a.tobytes() for n, a in original.arrays().items()}
 
 
 @pytest.mark.parametrize(

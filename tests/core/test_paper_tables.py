@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+
 from core.play import Actor, Play
 from metis.core.controller import StopRule
 from metis.core.costs import Power
@@ -89,8 +90,7 @@ def perform(row: Row, times: tuple[float, float], timings: str) -> Play:
     """Run a row's policy over ten learners, alternately fast and slow by falling size, for its R rounds."""
     policy = sync_fedavg(LOCAL_EPOCHS) if row.lam == 0 else semisync_fedavg(row.lam, timings=timings)
     actors = [
-        Actor(f"{('fast', 'slow')[k % 2]}-{k}", times[k % 2], size, BATCH)
-        for k, size in enumerate(SIZES[row.sizes])
+        Actor(f"{('fast', 'slow')[k % 2]}-{k}", times[k % 2], size, BATCH) for k, size in enumerate(SIZES[row.sizes])
     ]
     powers = {actor.name: GPU if actor.time_per_batch == FAST else CPU for actor in actors}
     rounds = row.communication_cost // LEARNERS
