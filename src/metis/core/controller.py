@@ -53,15 +53,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The federation ends at whichever comes first; None for never."""
+    """The federation ends at whichever comes first, between two rounds unless time is up; None for never."""
 
     rounds: int | None = None  # published community models
     seconds: float | None = None
     update_requests: int | None = None
     target: Target | None = None
+    steps: int | None = None  # committed local steps of all learners: a budget of computing
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "seconds", "update_requests"):
+        for name in ("rounds", "seconds", "update_requests", "steps"):
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise ValueError(f"{name} must be greater than 0, not {limit}")
@@ -127,9 +128,6 @@ class Controller:
             return actions
         self.started = self.started or len(self.roster.available) >= self.learners_expected
         budgets = self.protocol.next_tasks(self.roster, now) if self.started else {}
-        if self._update_requests_spent():
-            # Nobody trains on, but what was committed is worth publishing.
-            return [*actions, *self._publish(), *self._finish(f"{self.update_requests} update requests were made")]
         return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
 
     # --- events -----------------------------------------------------------------------------
@@ -209,8 +207,15 @@ class Controller:
 
     # --- actions ----------------------------------------------------------------------------
 
-    def _update_requests_spent(self) -> bool:
-        return self.stop.update_requests is not None and self.update_requests >= self.stop.update_requests
+    def _spent(self) -> str | None:
+        """Which limit is used up, in words; None while there is something left."""
+        if self.stop.rounds is not None and self.community.stamp.version >= self.stop.rounds:
+            return f"{self.community.stamp.version} rounds are done"
+        if self.stop.update_requests is not None and self.update_requests >= self.stop.update_requests:
+            return f"{self.update_requests} update requests were made"
+        if self.stop.steps is not None and self.community.committed_steps >= self.stop.steps:
+            return f"{self.community.committed_steps} steps were made"
+        return None
 
     def _publish(self) -> list[Action]:
         contributors = self.community.contributors
@@ -221,8 +226,9 @@ class Controller:
     def _publish_and_assign(self, budgets: dict[LearnerId, Budget], now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         actions = self._publish()
-        if self.stop.rounds is not None and self.community.stamp.version >= self.stop.rounds:
-            return [*actions, *self._finish(f"{self.community.stamp.version} rounds are done")]
+        spent = self._spent()
+        if spent is not None:
+            return [*actions, *self._finish(spent)]
         for learner, budget in budgets.items():
             task = LocalTask(self._tasks_sent, self.community.stamp, budget)
             self._tasks_sent += 1

@@ -285,7 +285,7 @@ def build_stop(config: ExperimentConfig) -> StopRule:
     target = None
     if stop.at_target and evaluation.target is not None and evaluation.metric is not None:
         target = Target(evaluation.metric, evaluation.target, METRICS[task_of(config)][evaluation.metric])
-    return StopRule(stop.rounds, stop.seconds, stop.update_requests, target)
+    return StopRule(stop.rounds, stop.seconds, stop.update_requests, target, stop.steps)
 
 
 def task_of(config: ExperimentConfig) -> str:

@@ -215,6 +215,7 @@ class StopConfig(Table):
     rounds: Count | None = Field(default=None, description="published community models")
     seconds: Positive | None = Field(default=None, description="of virtual time")
     update_requests: Count | None = None
+    steps: Count | None = Field(default=None, description="local steps of all learners together")
     at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
 
 
@@ -774,9 +775,9 @@ def _unused(key: str, solver: str) -> str:
 
 def _check_stop(config: ExperimentConfig, complaints: _Complaints) -> None:
     stop, evaluation = config.stop, config.evaluation
-    if stop.rounds is None and stop.seconds is None and stop.update_requests is None:
+    if (stop.rounds, stop.seconds, stop.update_requests, stop.steps) == (None,) * 4:
         alone = "at_target alone may never come true; " if stop.at_target else ""
-        complaints.add(["stop"], f"{alone}the run would not end; give rounds, seconds or update_requests")
+        complaints.add(["stop"], f"{alone}the run would not end; give rounds, seconds, update_requests or steps")
     if stop.at_target and evaluation.target is None:
         complaints.add(["evaluation", "target"], "missing; stop.at_target needs it")
     task = config.training.task or "classification"
