@@ -400,7 +400,7 @@ def _learner_label(learner: LearnerInfo) -> str:
 
 
 def _curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
-    columns = min(4, max(1, len(runs)))
+    columns = min(5, max(1, len(runs)))
     figure = _figure(9.2, 3.7 + (0.24 * math.ceil(len(runs) / columns) if len(runs) > 1 else 0.0))
     time_axes, request_axes = figure.subplots(1, 2, sharey=True)
     _draw_curves(time_axes, runs, "parallel_time")

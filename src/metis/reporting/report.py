@@ -1,0 +1,536 @@
+"""One self-contained page about a run or a comparison of runs: nothing to install, nothing to fetch."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from metis.core.costs import Costs
+from metis.errors import ConfigError
+from metis.reporting import figures
+from metis.runs import CONFIG, Run
+
+REPORT = "report.html"
+
+# Beyond these the page says how many more there are and where to find them.
+_MOST_LEARNERS = 200
+_MOST_REFUSALS = 40
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, with its factor against the first row."""
+
+    value: str
+    factor: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy's line in a table of costs."""
+
+    label: str
+    colour: int
+    cells: list[Cell]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture, what it shows in words for those who do not see it, and one sentence that explains it."""
+
+    svg: str
+    words: str
+    caption: str = ""
+    title: str = ""
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Section:
+    """The learners of one policy, or what was refused of them."""
+
+    label: str
+    colour: int
+    rows: list[list[str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+def write_report(runs: Sequence[Run], folder: Path, title: str, command: str | None = None) -> Path:
+    """Write `report.html` for one run or several, with tables, pictures and how to repeat it; give its path."""
+    if not runs:
+        raise ConfigError("a report needs at least one run")
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("metis.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # only for pictures of our own making; their texts are escaped
+    page = environment.get_template("report.html.jinja").render(_contents(list(runs), folder, title, command))
+    folder.mkdir(parents=True, exist_ok=True)
+    path, fresh = folder / REPORT, folder / (REPORT + ".new")
+    fresh.write_text(page, encoding="utf-8")
+    fresh.replace(path)
+    return path
+
+
+def _contents(runs: list[Run], folder: Path, title: str, command: str | None) -> dict[str, Any]:
+    names = figures.labels(runs)
+    window = figures.timeline_window(runs)
+    configurations = _configurations(runs, names, folder)
+    if command is None and configurations:
+        command = f"metis {'compare' if len(runs) > 1 else 'simulate'} {CONFIG}"
+    return {
+        "title": title,
+        "lead": _lead(runs),
+        "findings": _findings(runs, names),
+        "costs": _cost_tables(runs, names),
+        "metric": runs[0].setting.metric,
+        "unit": _unit(runs[0]),
+        "relative": _unit(runs[0]) != "J",
+        "curves": _curves(runs, names),
+        "policies": _policies(runs, names),
+        "bars": _bars(runs, names),
+        "timelines": _timelines(runs, names, window),
+        "window": _window(runs, window),
+        "kinds": [kind for kind in figures.KIND_COLOURS if any(figures.shares(run.costs)[kind] > 0 for run in runs)],
+        "distribution": _distribution(runs[0]),
+        "learners": _learners(runs, names),
+        "refusals": _refusals(runs, names),
+        "facts": _facts(runs[0]),
+        "provenance": _provenance(runs, names),
+        "versions": _versions(runs[0]),
+        "configurations": configurations,
+        "command": command,
+        "several": len(runs) > 1,
+    }
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """A number with about four digits that matter, thousands set apart."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def metric(value: float | None) -> str:
+    """A value of the metric: four decimals, or four digits where it is large."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return number(value)
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.5g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _unit(run: Run) -> str:
+    learners = run.setting.learners
+    return "J" if learners and learners[0].power.unit == "watt" else "ε s"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _colour(index: int) -> int:
+    return index % len(figures.POLICY_COLOURS) + 1
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _lead(runs: list[Run]) -> str:
+    """What was done, in two sentences that need no knowledge."""
+    setting = runs[0].setting
+    facts = setting.facts
+    network = f"the network {facts['network']}" if "network" in facts else "one network"
+    data = f"the data set {facts['dataset']}" if "dataset" in facts else "data"
+    examples = sum(learner.examples for learner in setting.learners)
+    many = len(setting.learners)
+    sentence = (
+        f"{_count(many, 'learner')} trained {network} together on {data}: each kept its own part of "
+        f"{examples:,} training examples to itself and only models were exchanged."
+    )
+    if many == 1:
+        sentence = f"1 learner trained {network} on {data} with {examples:,} training examples."
+    times = [learner.time_per_batch for learner in setting.learners]
+    if times and max(times) > min(times) > 0:
+        sentence += (
+            f" They were not equally fast: a batch took between {figures.duration(min(times))} and "
+            f"{figures.duration(max(times))}, a ratio of {max(times) / min(times):.3g}."
+        )
+    if len(runs) > 1:
+        sentence += f" The page compares {_count(len(runs), 'training policy').replace('policys', 'policies')}."
+    return sentence
+
+
+def _findings(runs: list[Run], names: list[str]) -> list[str]:
+    """The result in a few sentences."""
+    target = runs[0].setting.target
+    said: list[str] = []
+    if target is None:
+        said += [_ending(run, name) for run, name in zip(runs, names, strict=True)]
+    else:
+        goal = f"{target.metric} {target.value:g}"
+        reached = {name: run.costs_at_target for run, name in zip(runs, names, strict=True) if run.costs_at_target}
+        if len(runs) > 1 and reached:
+            said.append(_least(reached, names[0], f"reached {goal} first", "s of parallel time", _parallel_time))
+            said.append(_least(reached, names[0], f"needed the fewest update requests to {goal}", "", _requests))
+            words = f"used the least energy to {goal} if idle machines are charged too"
+            said.append(_least(reached, names[0], words, _unit(runs[0]), _energy))
+        elif reached:
+            costs = reached[names[0]]
+            said.append(
+                f"{names[0]} reached {goal} after {number(costs.parallel_time)} s of parallel time and "
+                f"{_count(costs.update_requests, 'update request')}."
+            )
+        missed = [name for name in names if name not in reached]
+        if missed:
+            said.append(f"{_listed(missed)} did not reach {goal} before the run ended.")
+        if len(runs) == 1:
+            said.append(_ending(runs[0], names[0]))
+    waiting = [(figures.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
+    most, least = max(waiting), min(waiting)
+    if len(runs) > 1 and most[0] - least[0] > 0.01:
+        said.append(
+            f"Learners waited for others during {_percent(most[0])} of their time under {most[1]}, "
+            f"during {_percent(least[0])} under {least[1]}."
+        )
+    elif len(runs) == 1:
+        said.append(f"Learners waited for others during {_percent(most[0])} of their time.")
+    return said
+
+
+def _parallel_time(costs: Costs) -> float:
+    return costs.parallel_time
+
+
+def _requests(costs: Costs) -> float:
+    return costs.update_requests
+
+
+def _energy(costs: Costs) -> float:
+    return costs.energy.idle_charged
+
+
+def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: Callable[[Costs], float]) -> str:
+    """Who has the smallest of a cost, and by how much it is below the first row's."""
+    lowest = min(value(costs) for costs in reached.values())
+    best = [name for name, costs in reached.items() if value(costs) == lowest]
+    sentence = f"{_listed(best)} {what}: {number(lowest)}{' ' if unit else ''}{unit}"
+    if first in reached and first not in best and lowest > 0:
+        against = value(reached[first])
+        sentence += f", against {number(against)} of {first} ({against / lowest:.2f} times as much)"
+    return sentence + "."
+
+
+def _ending(run: Run, name: str) -> str:
+    costs = run.costs
+    came_out = "was not evaluated" if run.final_metric is None else f"ended with {run.setting.metric} "
+    if run.final_metric is not None:
+        came_out += metric(run.final_metric)
+        if run.best_metric is not None and run.best_metric != run.final_metric:
+            came_out += f" (best {metric(run.best_metric)})"
+    return (
+        f"{name} {came_out} after {_count(run.rounds, 'community model')}, {number(costs.parallel_time)} s of "
+        f"parallel time and {_count(costs.update_requests, 'update request')}."
+    )
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+_COSTS: tuple[Callable[[Costs], float], ...] = (
+    lambda costs: costs.steps,
+    lambda costs: costs.parallel_time,
+    lambda costs: costs.cumulative_time,
+    lambda costs: costs.update_requests,
+    lambda costs: costs.energy.equation,
+    lambda costs: costs.energy.active,
+    lambda costs: costs.energy.idle_charged,
+)
+
+
+def _cost_tables(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
+    """The costs until the target, where there is one, and the costs of the whole run."""
+    tables = []
+    target = runs[0].setting.target
+    if target is not None:
+        caption = f"Cost until {target.metric} {target.value:g} was first reached"
+        tables.append(_cost_table(runs, names, [run.costs_at_target for run in runs], caption))
+    tables.append(_cost_table(runs, names, [run.costs for run in runs], "Cost of the whole run"))
+    return tables
+
+
+def _cost_table(runs: list[Run], names: list[str], bills: Sequence[Costs | None], caption: str) -> dict[str, Any]:
+    first = bills[0]
+    lowest = [min((cost(bill) for bill in bills if bill is not None), default=math.inf) for cost in _COSTS]
+    rows = []
+    for index, (run, name, bill) in enumerate(zip(runs, names, bills, strict=True)):
+        results = [Cell(metric(run.final_metric)), Cell(metric(run.best_metric))]
+        if bill is None:
+            rows.append(Row(name, _colour(index), results, "not reached"))
+            continue
+        cells = []
+        for cost, least in zip(_COSTS, lowest, strict=True):
+            value = cost(bill)
+            factor = ""
+            if first is not None and index > 0 and value > 0 and cost(first) > 0:
+                factor = f"×{cost(first) / value:.2f}"
+            cells.append(Cell(number(value), factor, best=len(runs) > 1 and value == least))
+        cells.append(Cell(_percent(figures.shares(bill)["idle"])))
+        rows.append(Row(name, _colour(index), [*cells, *results]))
+    return {"caption": caption, "rows": rows, "first": None if first is None or len(runs) == 1 else names[0]}
+
+
+def _learners(runs: list[Run], names: list[str]) -> list[Section]:
+    sections = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        rows = []
+        by_learner = run.costs.by_learner
+        for learner in run.setting.learners[:_MOST_LEARNERS]:
+            row = [learner.name, f"{learner.examples:,}", figures.duration(learner.time_per_batch)]
+            costs = by_learner.get(learner.name)
+            if costs is None:
+                rows.append([*row, *["–"] * 7])
+                continue
+            energy = costs.energy
+            rows.append(
+                [
+                    *row,
+                    f"{costs.steps:,}",
+                    f"{costs.update_requests:,}",
+                    number(costs.active),
+                    number(costs.idle),
+                    number(energy.equation),
+                    number(energy.active),
+                    number(energy.idle_charged),
+                ]
+            )
+        more = len(run.setting.learners) - len(rows)
+        note = f"{more:,} more learners are in the events of the run." if more > 0 else ""
+        sections.append(Section(name, _colour(index), rows=rows, note=note))
+    return sections
+
+
+def _refusals(runs: list[Run], names: list[str]) -> list[Section]:
+    """What did not count, in words; the same refusal of the same learner is told once, with its number."""
+    sections = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        alike: dict[tuple[str, str, str], list[float]] = {}
+        for at, refused in run.refused:
+            alike.setdefault((refused.learner, refused.kind, refused.reason), []).append(at)
+        lines = []
+        for (learner, kind, reason), times in alike.items():
+            when = f"at {number(times[0])} s"
+            if len(times) > 1:
+                when = f"{len(times):,} times from {number(times[0])} s to {number(times[-1])} s"
+            lines.append(f"{learner}, {when} ({kind}): {reason}")
+        lines += [f"{aside.learner}, at {number(at)} s (set aside): {aside.reason}" for at, aside in run.set_aside]
+        more = len(lines) - _MOST_REFUSALS
+        note = f"{more:,} more are in the events of the run." if more > 0 else ""
+        if lines:
+            sections.append(Section(name, _colour(index), lines=lines[:_MOST_REFUSALS], note=note))
+    return sections
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def _curves(runs: list[Run], names: list[str]) -> list[Chart]:
+    setting = runs[0].setting
+    better = "higher" if setting.higher_is_better else "lower"
+    smooth = " Thin lines are single evaluations, thick ones their running median." if figures.smoothed(runs) else ""
+    told = []
+    for run, name in zip(runs, names, strict=True):
+        told.append(f"{name} {metric(run.final_metric)} at the end, {metric(run.best_metric)} at best")
+    over_time = (
+        f"How good the community model is ({better} is better) against the time that passes on the clock: "
+        f"the curve that gets there further to the left is the faster policy.{smooth}"
+    )
+    over_requests = (
+        "The same against the number of local models that were handed in, which is what communication costs: "
+        "further to the left is less traffic."
+    )
+    words = f"Line chart of {setting.metric} over {{}}. {'; '.join(told)}."
+    return [
+        Chart(
+            figures.curve_svg(runs, "parallel_time", "curve-time"),
+            words.format("parallel time in seconds"),
+            over_time,
+            f"{setting.metric.capitalize()} over parallel time",
+        ),
+        Chart(
+            figures.curve_svg(runs, "update_requests", "curve-requests"),
+            words.format("update requests"),
+            over_requests,
+            f"{setting.metric.capitalize()} over update requests",
+        ),
+    ]
+
+
+def _told_shares(run: Run) -> str:
+    return ", ".join(f"{kind} {_percent(share)}" for kind, share in figures.shares(run.costs).items() if share > 0)
+
+
+def _policies(runs: list[Run], names: list[str]) -> Chart:
+    told = "; ".join(f"{name}: {_told_shares(run)}" for run, name in zip(runs, names, strict=True))
+    return Chart(
+        figures.policies_svg(runs, "policies"),
+        f"Bar chart of how all learners together spent their time. {told}.",
+        "All learners together: which share of their time they trained and which they waited for others.",
+    )
+
+
+def _bars(runs: list[Run], names: list[str]) -> list[Chart]:
+    until = max(run.costs.parallel_time for run in runs)
+    return [
+        Chart(
+            figures.active_idle_svg(run, until, f"bars-{index}"),
+            f"Bar chart of how each learner spent its time under {name}. Together: {_told_shares(run)}.",
+            title=f"{name}: {_percent(figures.shares(run.costs)['idle'])} idle",
+            colour=_colour(index),
+        )
+        for index, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
+
+
+def _timelines(runs: list[Run], names: list[str], window: float) -> list[Chart]:
+    charts = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        remarks = []
+        if not figures.rows_drawn(run, window):
+            remarks.append("There are too many to show one by one: this is the share of learners in each state.")
+        if figures.versions_drawn(run, window):
+            remarks.append("Each vertical line is a new community model.")
+        elif run.rounds:
+            remarks.append("New community models come too often to draw a line for each.")
+        charts.append(
+            Chart(
+                figures.timeline_svg(run, window, f"timeline-{index}"),
+                f"Timeline of {_count(len(run.setting.learners), 'learner')} under {name} over the first "
+                f"{number(window)} seconds. Over the whole run: {_told_shares(run)}.",
+                " ".join(remarks),
+                name,
+                _colour(index),
+            )
+        )
+    return charts
+
+
+def _window(runs: list[Run], window: float) -> str:
+    end = max(run.costs.parallel_time for run in runs)
+    return f"the first {number(window)} s of {number(end)} s" if window < end else f"all {number(end)} s"
+
+
+def _distribution(run: Run) -> Chart:
+    learners = run.setting.learners
+    classes = any(learner.class_counts for learner in learners)
+    told = []
+    for learner in learners[:10]:
+        held = sum(count > 0 for count in learner.class_counts)
+        told.append(f"{learner.name} {learner.examples:,}" + (f" of {held} classes" if classes else ""))
+    more = f" and {len(learners) - 10:,} more learners" if len(learners) > 10 else ""
+    return Chart(
+        figures.distribution_svg(run, "data"),
+        f"Bar chart of training examples by learner{' and class' if classes else ''}: {', '.join(told)}{more}.",
+        "How many training examples each learner holds"
+        + (
+            ", and of which classes: the more the columns differ, the harder it is to train together."
+            if classes
+            else "."
+        ),
+    )
+
+
+# --- where it came from -------------------------------------------------------------------------
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    shown = [
+        (key.replace("_", " "), _fact(value))
+        for key, value in run.setting.facts.items()
+        if key != "versions" and value is not None and value != ""
+    ]
+    shown.append(("model size", f"{run.setting.model_bytes:,} bytes"))
+    return shown
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_fact(inner)}" for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_fact(inner) for inner in value)
+    return str(value)
+
+
+def _provenance(runs: list[Run], names: list[str]) -> list[list[str]]:
+    return [
+        [
+            name,
+            run.setting.policy,
+            str(run.setting.seed),
+            f"{run.rounds:,}",
+            run.finish_reason,
+            f"{run.wall_seconds:.1f} s",
+            run.community_model.sha256(),
+        ]
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _versions(run: Run) -> str:
+    recorded = run.setting.facts.get("versions")
+    if isinstance(recorded, dict):
+        return ", ".join(f"{name} {release}" for name, release in recorded.items())
+    found = [f"Python {platform.python_version()}"]
+    for name in ("metis", "numpy", "torch"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _configurations(runs: list[Run], names: list[str], folder: Path) -> list[tuple[str, str]]:
+    """The configuration of each run, told once where runs share it."""
+    texts: dict[str, list[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        places = [folder] if run.folder is None else [run.folder, folder, run.folder.parent]
+        for place in places:
+            path = place / CONFIG
+            if path.is_file():
+                texts.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(name)
+                break
+    return [("all runs" if len(sharing) == len(runs) else _listed(sharing), text) for text, sharing in texts.items()]
