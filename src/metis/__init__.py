@@ -94,10 +94,20 @@ __all__ = [
 ]
 
 
+def _draw(runs: list[Any], path: Any = None) -> Any:
+    from metis.reporting.figures import draw
+
+    return draw(runs, path)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metis' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("Federation", "Run"):
+        # Runs lie below the layer that can draw them, so it is handed to them here, where all layers meet.
+        importlib.import_module("metis.runs").Run.draw = staticmethod(_draw)
+    return found
 
 
 def __dir__() -> list[str]:
