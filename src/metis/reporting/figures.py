@@ -237,7 +237,7 @@ def curve_svg(runs: Sequence[Run], over: Over, identity: str) -> str:
 def policies_svg(runs: Sequence[Run], identity: str) -> str:
     """One bar a run: how all learners together spent their time."""
     with _style():
-        figure = _figure(8.6, 0.75 + 0.38 * len(runs))
+        figure = _figure(7.0, 0.75 + 0.34 * len(runs))
         _draw_policy_bars(figure.add_subplot(), runs)
         return _inline(figure, identity)
 
@@ -253,7 +253,7 @@ def active_idle_svg(run: Run, until: float, identity: str) -> str:
 def timeline_svg(run: Run, until: float, identity: str) -> str:
     """One row a learner, or shares of many learners: what they did from the start until then."""
     with _style():
-        figure = _figure(8.6, _rows_height(run))
+        figure = _figure(11.0, _rows_height(run))
         _draw_timeline(figure.add_subplot(), run, until)
         return _inline(figure, identity)
 
@@ -261,7 +261,7 @@ def timeline_svg(run: Run, until: float, identity: str) -> str:
 def distribution_svg(run: Run, identity: str) -> str:
     """Who holds how many examples of which class."""
     with _style():
-        return _inline(_distribution_figure(*_distribution_of(run), width=8.6), identity)
+        return _inline(_distribution_figure(*_distribution_of(run), width=11.0 if wide(run) else 7.0), identity)
 
 
 def _inline(figure: Figure, identity: str) -> str:
@@ -279,6 +279,7 @@ def _inline(figure: Figure, identity: str) -> str:
     text = text.replace("xlink:href=", "href=")
     text = re.sub(r'\bid="', f'id="{identity}-', text)
     text = text.replace("url(#", f"url(#{identity}-").replace('href="#', f'href="#{identity}-')
+    text = re.sub(r' fill="(#[0-9a-f]{6})"', r' style="fill: \1"', text)  # an attribute cannot hold a variable
     text = re.sub(r": (#[0-9a-f]{6})\b", _themed, text)
     width, height = (72 * inches for inches in figure.get_size_inches())
     return re.sub(r"<svg[^>]*>", f'<svg viewBox="0 0 {width:g} {height:g}" aria-hidden="true">', text, count=1)
@@ -315,6 +316,11 @@ def shares(costs: Costs) -> dict[Kind, float]:
     return {kind: float(part.sum()) / total if total else 0.0 for kind, part in seconds.items()}
 
 
+def percent(share: float) -> str:
+    """A share in words; a small one keeps a digit more."""
+    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.0995 else f"{100 * share:.0f} %"
+
+
 def by_speed(learners: Sequence[LearnerInfo]) -> list[LearnerInfo]:
     """Fastest first; equally fast learners stay in their order."""
     return sorted(learners, key=lambda learner: learner.time_per_batch)
@@ -335,6 +341,11 @@ def timeline_window(runs: Sequence[Run]) -> float:
             turn = max(turn, statistics.median(np.diff([0.0, *published]).tolist()))
     window = 4.25 * turn
     return window if 0 < 1.4 * window < end else end
+
+
+def wide(run: Run) -> bool:
+    """Whether the picture of the data needs the whole width of a page."""
+    return len(run.setting.learners) > 16
 
 
 def smoothed(runs: Sequence[Run]) -> bool:
@@ -561,7 +572,7 @@ def _draw_policy_bars(axes: Axes, runs: Sequence[Run]) -> None:
         _rectangles(axes, kind, left, left + width, rows)
         left += width
     for row, part in zip(rows, parts, strict=True):
-        text = f"{100 * part['idle']:.0f} % idle"
+        text = f"{percent(part['idle'])} idle"
         axes.annotate(text, (100, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
     _label_rows(axes, labels(runs))
     axes.set_xlim(0, 100)
@@ -590,7 +601,7 @@ def _draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> N
             _rectangles(axes, kind, left, left + width, np.arange(len(learners), dtype=float))
         left = left + width
     if title:
-        axes.set_title(f"{title}: {100 * shares(run.costs)['idle']:.0f} % idle")
+        axes.set_title(f"{title}: {percent(shares(run.costs)['idle'])} idle")
     if many:
         axes.set_xlim(0, len(learners))
         axes.set_ylim(0, until or 1)

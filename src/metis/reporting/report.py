@@ -13,7 +13,7 @@ from typing import Any
 from metis.core.costs import Costs
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.runs import CONFIG, Run
+from metis.runs import CONFIG, Run, Span
 
 REPORT = "report.html"
 
@@ -50,6 +50,7 @@ class Chart:
     caption: str = ""
     title: str = ""
     colour: int = 0
+    size: str = "full"
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def number(value: float | None) -> str:
         return "–"
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
-    if abs(value) >= 1000 or value == int(value):
+    if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.4g}"
+    return f"{value:.4g}"
 
 
 def metric(value: float | None) -> str:
@@ -139,10 +140,6 @@ def metric(value: float | None) -> str:
     if not math.isfinite(value):
         return number(value)
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.5g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
 
 
 def _unit(run: Run) -> str:
@@ -200,9 +197,9 @@ def _findings(runs: list[Run], names: list[str]) -> list[str]:
         goal = f"{target.metric} {target.value:g}"
         reached = {name: run.costs_at_target for run, name in zip(runs, names, strict=True) if run.costs_at_target}
         if len(runs) > 1 and reached:
-            said.append(_least(reached, names[0], f"reached {goal} first", "s of parallel time", _parallel_time))
-            said.append(_least(reached, names[0], f"needed the fewest update requests to {goal}", "", _requests))
-            words = f"used the least energy to {goal} if idle machines are charged too"
+            said.append(_least(reached, names[0], f"reached {goal} first, after", "s of parallel time", _parallel_time))
+            said.append(_least(reached, names[0], f"needed the fewest update requests to {goal}:", "", _requests))
+            words = f"used the least energy to {goal} if idle machines are charged too:"
             said.append(_least(reached, names[0], words, _unit(runs[0]), _energy))
         elif reached:
             costs = reached[names[0]]
@@ -216,14 +213,16 @@ def _findings(runs: list[Run], names: list[str]) -> list[str]:
         if len(runs) == 1:
             said.append(_ending(runs[0], names[0]))
     waiting = [(figures.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
-    most, least = max(waiting), min(waiting)
-    if len(runs) > 1 and most[0] - least[0] > 0.01:
+    most, least = max(waiting)[0], min(waiting)[0]
+    if len(runs) > 1 and most - least > 0.01:
+        told = {share: [name for other, name in waiting if figures.percent(other) == figures.percent(share)]
+                for share in (most, least)}  # fmt: skip
         said.append(
-            f"Learners waited for others during {_percent(most[0])} of their time under {most[1]}, "
-            f"during {_percent(least[0])} under {least[1]}."
+            f"Learners waited for others during {figures.percent(most)} of their time under {_listed(told[most])}, "
+            f"during {figures.percent(least)} under {_listed(told[least])}."
         )
     elif len(runs) == 1:
-        said.append(f"Learners waited for others during {_percent(most[0])} of their time.")
+        said.append(f"Learners waited for others during {figures.percent(most)} of their time.")
     return said
 
 
@@ -243,7 +242,7 @@ def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: C
     """Who has the smallest of a cost, and by how much it is below the first row's."""
     lowest = min(value(costs) for costs in reached.values())
     best = [name for name, costs in reached.items() if value(costs) == lowest]
-    sentence = f"{_listed(best)} {what}: {number(lowest)}{' ' if unit else ''}{unit}"
+    sentence = f"{_listed(best)} {what} {number(lowest)}{' ' if unit else ''}{unit}"
     if first in reached and first not in best and lowest > 0:
         against = value(reached[first])
         sentence += f", against {number(against)} of {first} ({against / lowest:.2f} times as much)"
@@ -303,7 +302,7 @@ def _cost_table(runs: list[Run], names: list[str], bills: Sequence[Costs | None]
             if first is not None and index > 0 and value > 0 and cost(first) > 0:
                 factor = f"×{cost(first) / value:.2f}"
             cells.append(Cell(number(value), factor, best=len(runs) > 1 and value == least))
-        cells.append(Cell(_percent(figures.shares(bill)["idle"])))
+        cells.append(Cell(figures.percent(figures.shares(bill)["idle"])))
         rows.append(Row(name, _colour(index), [*cells, *results]))
     return {"caption": caption, "rows": rows, "first": None if first is None or len(runs) == 1 else names[0]}
 
@@ -395,7 +394,9 @@ def _curves(runs: list[Run], names: list[str]) -> list[Chart]:
 
 
 def _told_shares(run: Run) -> str:
-    return ", ".join(f"{kind} {_percent(share)}" for kind, share in figures.shares(run.costs).items() if share > 0)
+    return ", ".join(
+        f"{kind} {figures.percent(share)}" for kind, share in figures.shares(run.costs).items() if share > 0
+    )
 
 
 def _policies(runs: list[Run], names: list[str]) -> Chart:
@@ -407,29 +408,48 @@ def _policies(runs: list[Run], names: list[str]) -> Chart:
     )
 
 
+def _alike(runs: list[Run], names: list[str]) -> list[tuple[Run, str, int]]:
+    """Runs in which every learner did the same at the same time, as under all asynchronous policies, told once."""
+    groups: list[tuple[Run, list[Span], list[str], int]] = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        spans = run.spans()
+        for group in groups:
+            if group[1] == spans:
+                group[2].append(name)
+                break
+        else:
+            groups.append((run, spans, [name], _colour(index)))
+    return [(run, _listed(sharing), colour) for run, _, sharing, colour in groups]
+
+
 def _bars(runs: list[Run], names: list[str]) -> list[Chart]:
     until = max(run.costs.parallel_time for run in runs)
     return [
         Chart(
             figures.active_idle_svg(run, until, f"bars-{index}"),
             f"Bar chart of how each learner spent its time under {name}. Together: {_told_shares(run)}.",
-            title=f"{name}: {_percent(figures.shares(run.costs)['idle'])} idle",
-            colour=_colour(index),
+            title=f"{name}: {figures.percent(figures.shares(run.costs)['idle'])} idle",
+            colour=colour,
         )
-        for index, (run, name) in enumerate(zip(runs, names, strict=True))
+        for index, (run, name, colour) in enumerate(_alike(runs, names))
     ]
 
 
 def _timelines(runs: list[Run], names: list[str], window: float) -> list[Chart]:
     charts = []
-    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for index, (run, name, colour) in enumerate(_alike(runs, names)):
         remarks = []
         if not figures.rows_drawn(run, window):
-            remarks.append("There are too many to show one by one: this is the share of learners in each state.")
+            remarks.append("There is too much to show one by one: this is the share of learners in each state.")
         if figures.versions_drawn(run, window):
             remarks.append("Each vertical line is a new community model.")
         elif run.rounds:
-            remarks.append("New community models come too often to draw a line for each.")
+            remarks.append(
+                "New community models come too often to draw a line for each; "
+                "a gap in a bar is where a learner handed in its model and got the next one."
+                if figures.rows_drawn(run, window)
+                else "New community models come too often to draw a line for each."
+            )
         charts.append(
             Chart(
                 figures.timeline_svg(run, window, f"timeline-{index}"),
@@ -437,7 +457,7 @@ def _timelines(runs: list[Run], names: list[str], window: float) -> list[Chart]:
                 f"{number(window)} seconds. Over the whole run: {_told_shares(run)}.",
                 " ".join(remarks),
                 name,
-                _colour(index),
+                colour,
             )
         )
     return charts
@@ -465,6 +485,7 @@ def _distribution(run: Run) -> Chart:
             if classes
             else "."
         ),
+        size="full" if figures.wide(run) else "medium",
     )
 
 
