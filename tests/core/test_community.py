@@ -382,10 +382,10 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(rule):
     locals_ = [Model(LAYOUT, rng.normal(size=3).astype(np.float32)) for _ in script]
 
     for k, ((learner, value), local_model) in enumerate(zip(script, locals_, strict=True)):
-        if k == 25:  # the interruption: between a commit and its publication
+        if k == 26:  # the interruption: between a commit and its publication
             saved = {name: array.copy() for name, array in original.arrays().items()}
             twin.load_arrays(original.model, saved, MemoryStore())
-        empty = k < 25
+        empty = k < 26
         original.commit(learner, local_model, value, 1, start)
         twin.commit(learner, Model.empty() if empty else local_model, value, 1, Model.empty() if empty else start)
         if k % 3 == 0:

@@ -104,9 +104,10 @@ def test_tensors_are_views():
     assert np.shares_memory(whole.tensors()["norm.num_batches_tracked"], whole.counters)
 
 
-def test_bfloat16_tensors_come_as_float32():
-    """numpy has no bfloat16."""
-    layout = Layout((TensorSpec("w", (2,), "bfloat16"),))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_tensors_come_as_float32(dtype: str):
+    """A mixture of them has more digits than they hold."""
+    layout = Layout((TensorSpec("w", (2,), dtype),))
 
     assert Model(layout, np.ones(2, np.float32)).tensors()["w"].dtype == np.float32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -394,7 +395,7 @@ def test_semi_sync_rounds_end_whatever_others_do(data, lam, grace):
     slowest = max(actor.time_per_batch for actor in play.actors.values())
     period = lam * slowest * math.ceil(5000 / 32)
     assert len(closes) == 5
-    for begin, end in zip(closes, closes[1:], strict=False):
+    for begin, end in pairwise(closes):
         assert end - begin <= period * (1 + grace) + 2 * slowest + 1e-6
 
 
@@ -598,7 +599,7 @@ def test_runs_of_one_policy_share_nothing(policy: Policy):
     """A policy is settings: the second run of it is the first one again."""
     runs = [Play(policy, gpu=FAST, cpu=SLOW).run_until(time=100.0) for _ in range(2)]
 
-    assert [item for item in runs[0].log] == [item for item in runs[1].log]
+    assert runs[0].log == runs[1].log
     assert snapshot(runs[0].controller) == snapshot(runs[1].controller)
 
 
@@ -826,6 +827,7 @@ def test_stop_on_request(policy: Policy):
         (lambda: SemiSynchronous(2, budget="money"), "budget must be one of steps, deadline"),
         (lambda: SemiSynchronous(2, grace=math.inf), "grace"),
         (lambda: Asynchronous(-1), "local_epochs"),
+        (lambda: fedasync(regularization=-0.1), "regularization"),
         (lambda: sync_fedavg(weighting="luck"), "weighting must be one of examples, steps"),
         (lambda: StopRule(rounds=0), "rounds"),
         (lambda: StopRule(seconds=math.nan), "seconds"),
