@@ -23,9 +23,7 @@ Transform: TypeAlias = Callable[..., Tensor]  # an operation that draws nothing:
 def random_crop(size: int, padding: int = 0) -> Augmentation:
     """A window of size x size anywhere in the image, after a border of `padding` zeros was put around it."""
     if size < 1 or padding < 0:
-        raise ConfigError(
-            f"random_crop({size}, padding={padding}): size must be at least 1, padding at least 0"
-        )
+        raise ConfigError(f"random_crop({size}, padding={padding}): size must be at least 1, padding at least 0")
     return functools.partial(_random_crop, size=size, padding=padding)
 
 
@@ -64,9 +62,7 @@ def cifar_tutorial(size: int = 24) -> tuple[Augmentation, Transform]:
 # The operations are functions of the module, bound with partial, so that worker processes can be sent them.
 
 
-def _random_crop(
-    inputs: Tensor, generator: torch.Generator | None = None, *, size: int, padding: int
-) -> Tensor:
+def _random_crop(inputs: Tensor, generator: torch.Generator | None = None, *, size: int, padding: int) -> Tensor:
     images = _channels_last(inputs, "random_crop")
     if padding:
         images = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))
@@ -84,9 +80,7 @@ def _random_crop(
     return windows.view(examples, size, size, channels).permute(0, 3, 1, 2)
 
 
-def _horizontal_flip(
-    inputs: Tensor, generator: torch.Generator | None = None, *, probability: float
-) -> Tensor:
+def _horizontal_flip(inputs: Tensor, generator: torch.Generator | None = None, *, probability: float) -> Tensor:
     chance = torch.rand(len(inputs), generator=_generator(generator, "horizontal_flip"))
     chosen = (chance < probability).nonzero().flatten()
     flipped = _channels_last(inputs, "horizontal_flip").clone()
@@ -113,9 +107,7 @@ def _standardize(inputs: Tensor, generator: torch.Generator | None = None) -> Te
     return standardized.permute(0, 3, 1, 2) if inputs.ndim == 4 else standardized
 
 
-def _compose(
-    inputs: Tensor, generator: torch.Generator | None = None, *, operations: tuple[Transform, ...]
-) -> Tensor:
+def _compose(inputs: Tensor, generator: torch.Generator | None = None, *, operations: tuple[Transform, ...]) -> Tensor:
     for operation in operations:
         inputs = operation(inputs, generator)
     return inputs
@@ -125,8 +117,7 @@ def _channels_last(inputs: Tensor, operation: str) -> Tensor:
     """The batch as [examples, height, width, channels] without gaps; free if so it lies in memory."""
     if inputs.ndim != 4:
         raise ConfigError(
-            f"{operation} needs images [examples, channels, height, width], "
-            f"not inputs of shape {tuple(inputs.shape)}"
+            f"{operation} needs images [examples, channels, height, width], not inputs of shape {tuple(inputs.shape)}"
         )
     return inputs.permute(0, 2, 3, 1).contiguous()
 

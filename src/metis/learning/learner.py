@@ -58,9 +58,7 @@ class ArrayExamples:
         # (scale x - mean) / std = factor x + shift, with one of each for all channels or for each
         deviation = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)
         self._factor = (scale / deviation).float()
-        self._shift = (
-            None if mean is None else (-torch.as_tensor(mean, dtype=torch.float64) / deviation).float()
-        )
+        self._shift = None if mean is None else (-torch.as_tensor(mean, dtype=torch.float64) / deviation).float()
         self._scaled = scale != 1 or std is not None
         self._to_float = self._scaled or self._shift is not None or self._images or bytes_given
         if not bool(torch.isfinite(self._factor).all()):
@@ -163,9 +161,7 @@ class Learner:
                 f"but they are numbered 0 to {len(self.examples) - 1}"
             )
         if self.batch_size < 1:
-            raise ConfigError(
-                f"learner '{self.name}' has batch_size {self.batch_size}; it must be at least 1"
-            )
+            raise ConfigError(f"learner '{self.name}' has batch_size {self.batch_size}; it must be at least 1")
         if self.index < 0 or self.seed < 0:
             raise ConfigError(f"learner '{self.name}': index and seed must be at least 0")
 

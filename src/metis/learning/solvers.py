@@ -43,9 +43,7 @@ def _zeros_like(weights: Array) -> Array:
     return np.zeros_like(weights) if isinstance(weights, np.ndarray) else weights.new_zeros(weights.shape)
 
 
-def _check(
-    solver: str, name: str, value: float, *, above: float | None = None, below: float = math.inf
-) -> None:
+def _check(solver: str, name: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
     fits = math.isfinite(value) and value < below and (value > above if above is not None else value >= 0)
     if not fits:
         least = f"above {above:g}" if above is not None else "at least 0"

@@ -75,9 +75,7 @@ class TorchEngine:
         if buffers not in ("average", "local"):
             raise ConfigError(f"buffers is '{buffers}'; allowed: average, local")
         if threads is not None and threads < 1:
-            raise ConfigError(
-                f"threads is {threads}; it must be at least 1, or None to leave torch's setting"
-            )
+            raise ConfigError(f"threads is {threads}; it must be at least 1, or None to leave torch's setting")
         if evaluation_batch < 1:
             raise ConfigError(f"evaluation_batch is {evaluation_batch}; it must be at least 1")
         self._arguments: dict[str, Any] = {
@@ -126,11 +124,7 @@ class TorchEngine:
     def initial_model(self, seed: int) -> Model:
         module = self._build(seed)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        found = {
-            spec.name: tuple(tensors[spec.name].shape)
-            for spec in self._layout.tensors
-            if spec.name in tensors
-        }
+        found = {spec.name: tuple(tensors[spec.name].shape) for spec in self._layout.tensors if spec.name in tensors}
         if found != {spec.name: spec.shape for spec in self._layout.tensors}:
             raise ConfigError("the network must have the same tensors each time that it is built")
         return Model.from_tensors(
@@ -211,9 +205,7 @@ class TorchEngine:
             raise ConfigError("the network has lazy layers whose shapes are not known; give their sizes")
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_complex():
-                raise ConfigError(
-                    f"tensor '{name}' of the network is complex; only real numbers can be mixed"
-                )
+                raise ConfigError(f"tensor '{name}' of the network is complex; only real numbers can be mixed")
         return module.to(device=self._device, dtype=self._dtype)
 
     @property
@@ -247,12 +239,9 @@ class TorchEngine:
             if name in trainable:
                 tensor.grad = gradient[start:end].view(tensor.shape)
 
-        def specs(
-            tensors: Mapping[str, Tensor], role: Literal["parameter", "buffer", "counter"]
-        ) -> list[TensorSpec]:
+        def specs(tensors: Mapping[str, Tensor], role: Literal["parameter", "buffer", "counter"]) -> list[TensorSpec]:
             return [
-                TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), role)
-                for n, t in tensors.items()
+                TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), role) for n, t in tensors.items()
             ]
 
         mixed = [*specs(trainable | frozen, "parameter"), *([] if self._local else specs(floats, "buffer"))]
@@ -294,9 +283,7 @@ class TorchEngine:
             kept["buffers"] = _to_numpy(self._own).copy()
         if self._counter_homes:
             counts = [owner._buffers[name] for owner, name, _ in self._counter_homes]
-            kept["counters"] = np.concatenate([_to_numpy(c).ravel() for c in counts if c is not None]).astype(
-                np.int64
-            )
+            kept["counters"] = np.concatenate([_to_numpy(c).ravel() for c in counts if c is not None]).astype(np.int64)
         vector = np.array(_to_numpy(self._shared), dtype=np.float32)
         return community_model.with_vector(vector)
 
