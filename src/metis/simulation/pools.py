@@ -13,10 +13,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from metis.core.model import Model
 from metis.errors import InternalError
@@ -34,7 +34,7 @@ class Workplace:
     learners: Sequence[Learner]
     test: Examples | None
 
-    def train(self, learner: int, model: Model, task: int, steps: int, memory: Memory | None) -> Trained:
+    def train(self, model: Model, learner: int, task: int, steps: int, memory: Memory | None) -> Trained:
         return self.learners[learner].train(self.engine, model, task, steps, memory)
 
     def evaluate(self, model: Model) -> dict[str, float]:
@@ -53,11 +53,14 @@ class Ticket(Protocol[Result_co]):
         """It is no longer wanted."""
 
 
+Fetch: TypeAlias = Callable[[], Model]  # gets a model when the work on it begins, so that it need not lie in memory
+
+
 class Pool(Protocol):
     """A place to train; `due` is the virtual moment at which the result will be asked for."""
 
     def train(
-        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
     ) -> Ticket[Trained]: ...
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]: ...
@@ -68,14 +71,14 @@ class Pool(Protocol):
 class _Deferred(Generic[Result]):
     """Work that is done when its result is asked for, so that no local model lies about early."""
 
-    def __init__(self, workplace: Workplace, work: str, arguments: tuple[Any, ...]) -> None:
-        self._workplace, self._work, self._arguments = workplace, work, arguments
+    def __init__(self, workplace: Workplace, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
+        self._workplace, self._work, self._model, self._arguments = workplace, work, model, arguments
 
     def result(self) -> Result:
-        return cast(Result, getattr(self._workplace, self._work)(*self._arguments))
+        return cast(Result, getattr(self._workplace, self._work)(self._model(), *self._arguments))
 
     def cancel(self) -> None:
-        self._arguments = ()
+        self._model = Model.empty
 
 
 class InlinePool:
@@ -85,12 +88,12 @@ class InlinePool:
         self._workplace = workplace
 
     def train(
-        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
     ) -> Ticket[Trained]:
-        return _Deferred(self._workplace, "train", (learner, model, task, steps, memory))
+        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
-        return _Deferred(self._workplace, "evaluate", (model,))
+        return _Deferred(self._workplace, "evaluate", lambda: model)
 
     def close(self) -> None:
         pass
@@ -99,9 +102,9 @@ class InlinePool:
 class _Job(Generic[Result]):
     """A piece of work for a worker process."""
 
-    def __init__(self, pool: ProcessPool, work: str, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, pool: ProcessPool, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
         self._pool = pool
-        self.work, self.arguments = work, arguments
+        self.work, self.model, self.arguments = work, model, arguments
         self.state = "queued"  # then running, done, and at last taken or cancelled
         self.outcome: Any = None
 
@@ -150,12 +153,12 @@ class ProcessPool:
             thread.start()
 
     def train(
-        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
     ) -> Ticket[Trained]:
-        return self._submit(due, _Job(self, "train", (learner, model, task, steps, memory)))
+        return self._submit(due, _Job(self, "train", model, (learner, task, steps, memory)))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
-        return self._submit(due, _Job(self, "evaluate", (model,)))
+        return self._submit(due, _Job(self, "evaluate", lambda: model))
 
     def _submit(self, due: float, job: _Job[Result]) -> _Job[Result]:
         with self._changed:
@@ -216,7 +219,7 @@ class ProcessPool:
         while (job := self._next_job()) is not None:
             outcome: Any
             try:
-                connection.send((job.work, job.arguments))
+                connection.send((job.work, (job.model(), *job.arguments)))
                 outcome = connection.recv()
             except (EOFError, OSError):
                 outcome = InternalError("a worker process died; try fewer workers if memory is short")
@@ -227,7 +230,7 @@ class ProcessPool:
                     job.outcome, job.state = outcome, "done"
                 else:
                     self._ahead -= 1
-                job.arguments = ()
+                job.model, job.arguments = Model.empty, ()
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from metis.core.events import Action, Evaluated, Event, TaskFailed, UpdateReques
 from metis.core.model import Model
 from metis.errors import Diverged, InternalError
 from metis.learning import Memory, Trained
-from metis.simulation.pools import Ticket
+from metis.simulation.pools import Fetch, Ticket
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class RecordedPool:
                 self._metrics[item.version] = item.metrics
 
     def train(
-        self, due: float, learner: int, model: Model, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
     ) -> Ticket[Trained]:
         match self._updates.get(task):
             case UpdateRequest(steps=done, loss=loss):

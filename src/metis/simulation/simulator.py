@@ -39,7 +39,7 @@ from metis.learning import Memory, Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.network import Link
-from metis.simulation.pools import Pool, Ticket
+from metis.simulation.pools import Fetch, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
 _SPEED, _AVAILABILITY = 1, 2  # streams of chance besides those of the learners' batches
@@ -120,7 +120,7 @@ class Simulator:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = itertools.count()
         self._open: dict[int, _Arrival] = {}  # by learner
-        self._base_models: dict[int, Model] = {}  # by version, while a task in hand is based on it
+        self._base_models: dict[int, Fetch] = {}  # by version, while a task in hand is based on it
         self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
         self._absences: list[Iterator[tuple[float, float]]] = []
@@ -302,11 +302,13 @@ class Simulator:
             if self._versions is not None:
                 self._versions.remove(str(version))
 
-    def _keep(self, version: int, model: Model) -> Model:
-        if self._versions is None or not model.layout.size:
-            return model
-        self._versions.put(str(version), model.vector)
-        return model.with_vector(self._versions.get(str(version)))
+    def _keep(self, version: int, model: Model) -> Fetch:
+        """Keep a model that tasks are based on; returns how to get it, because a mapped file counts as open."""
+        versions, layout, counters = self._versions, model.layout, model.counters
+        if versions is None or not layout.size:
+            return lambda: model
+        versions.put(str(version), model.vector)
+        return lambda: Model(layout, versions.get(str(version)), counters)
 
     # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
 
@@ -317,7 +319,7 @@ class Simulator:
             "model": community.model.vector,
             "counters": community.model.counters,
             **{f"community/{name}": array for name, array in community.arrays().items()},
-            **{f"base/{version}": model.vector for version, model in self._base_models.items()},
+            **{f"base/{version}": np.array(fetch().vector) for version, fetch in self._base_models.items()},
         }
         for index, memory in self._memories.items():
             arrays |= {f"memory/{index}/{name}": array for name, array in memory.items()}
@@ -338,21 +340,19 @@ class Simulator:
 
         self._pool = pool
         self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
-        self._base_models = {
-            int(version): self._keep(int(version), model(vector)) for version, vector in below("base/").items()
-        }
+        bases = {int(version): model(vector) for version, vector in below("base/").items()}
+        self._base_models = {version: self._keep(version, base) for version, base in bases.items()}
         for index in range(len(self._machines)):
             if memory := below(f"memory/{index}/"):
                 self._memories[index] = memory
         dues = {id(entry[3]): entry[0] for entry in self._heap}
         for arrival in self._open.values():
-            base = self._base_models[arrival.version]
             if self.controller.community.uses_base:
-                self.controller.roster[self._machines[arrival.learner].name].base_model = base
+                self.controller.roster[self._machines[arrival.learner].name].base_model = bases[arrival.version]
             arrival.ticket = pool.train(
                 dues[id(arrival)],
                 arrival.learner,
-                base,
+                self._base_models[arrival.version],
                 arrival.task,
                 arrival.spent.steps,
                 self._memories.get(arrival.learner),
