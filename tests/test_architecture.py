@@ -248,6 +248,7 @@ def test_every_module_is_python_3_10(path: Path) -> None:
         ("metis.cli", "import importlib\nimportlib.import_module('torch')", "torch is imported only in"),
         ("metis.learning.x", "from pydantic import BaseModel", "pydantic is imported only in experiments"),
         ("metis.learning.x", "import pooch", "pooch is imported only in data"),
+        ("metis.learning.x", "import nibabel", "nibabel is imported only in data"),
         ("metis.experiments.x", "import matplotlib.pyplot as plt", "matplotlib is imported only in"),
         ("metis.experiments.x", "import typer", "typer is imported only in cli"),
         ("metis.experiments.x", "import ray", "ray is no dependency of Metis"),
