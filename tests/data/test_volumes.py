@@ -193,5 +193,5 @@ def test_phantoms_are_a_data_set_that_says_it_is_synthetic():
 @pytest.mark.parametrize("options", [{"train": 0}, {"side": 4}])
 def test_phantoms_that_cannot_be_are_refused(options):
     """No people, or too few voxels to show a brain."""
-    with pytest.raises(DataError, match="at least [18]"):
+    with pytest.raises(DataError, match=r"at least [18]"):
         load_dataset("brain_phantoms", **options)
