@@ -140,8 +140,8 @@ def classes_per_learner(sizes: Sequence[int], class_counts: Sequence[int], x: in
 
     Ten learners with power law sizes get the paper's lists. Elsewhere a learner gets the smallest number of
     classes, at least x, whose examples can hold its share. If that takes the head above x, the learners with
-    the most examples per class get further classes until there are learners + classes - 1 of them in all:
-    with fewer, a complete division exists only by coincidence. If it takes every learner above x, there is no
+    the most examples per class get further classes until there are learners + classes of them in all: with
+    fewer, a complete division exists only by coincidence. If it takes every learner above x, there is no
     Non-IID(x), and a DataError says so.
     """
     counts = np.asarray(class_counts, np.int64)
@@ -286,7 +286,7 @@ def _numbers_of_classes(sizes: Sequence[int], counts: Counts, x: int) -> list[in
             f"examples, but the {x} largest classes have {capacity[x - 1]} together"
         )
     if max(numbers) > x:
-        _widen(numbers, sizes, classes, learners + classes - 1)
+        _widen(numbers, sizes, classes, learners + classes)
     return numbers
 
 
@@ -351,13 +351,13 @@ def _rows_with_rest(sizes: Counts, counts: Counts) -> tuple[Counts, int]:
     return (np.append(sizes, rest) if rest else sizes), rest
 
 
-def _fit_to_sums(start: NDArray[np.float64], rows: Counts, columns: Counts) -> NDArray[np.float64]:
+def _fit_to_sums(start: NDArray[np.float64], rows: Counts, columns: Counts, passes: int = 60) -> NDArray[np.float64]:
     """Scale rows and columns in turn (iterative proportional fitting) until the sums are nearly as wanted.
 
     The result never exceeds a wanted sum; what is missing is left to `_round_to_sums`.
     """
     amounts = start.astype(np.float64)
-    for _ in range(60):
+    for _ in range(passes):
         amounts *= _ratio(rows, amounts.sum(axis=1))[:, None]
         amounts *= _ratio(columns, amounts.sum(axis=0))[None, :]
         if np.all(np.abs(amounts.sum(axis=1) - rows) < 0.25):
@@ -443,27 +443,29 @@ class _Search:
         self.sizes, self.counts, self.numbers, self.rng = sizes, counts, numbers, rng
         self.rows, self.rest = _rows_with_rest(sizes, counts)
         # Bounded by work and not by time, so that the same seed gives the same partition on any machine.
-        self.flows = min(600, max(50, 200_000 // (len(sizes) * len(counts))))
+        self.flows = min(1000, max(50, 400_000 // (len(sizes) * len(counts))))
 
     def run(self) -> Counts:
         """The allotment, or a DataError if none was found."""
-        attempt = 0
+        attempts = 0
         while self.flows > 0:
-            # The first deal is nearly always right; where it is not, later ones follow their choice less.
-            held = self._deal_classes(noise=1e-3 if attempt == 0 else attempt / 4)
-            attempt += 1
-            best = self._amounts(held)
-            patience = 20 + 2 * len(self.counts)
+            # The first deal is nearly always right. Every other one strays further from it, for tight cases.
+            straying = attempts / 4 if attempts % 2 else 0.0
+            attempts += 1
+            held = self._deal_classes(straying)
+            best = self._amounts(held, passes=2)
+            patience = 2 * sum(held.shape)
             while best.missing and patience > 0 and self.flows > 0:
-                exchanged = self._exchange(held, best)
+                exchanged = self._exchange(held, best, 0.5 if straying else 0.1)
                 if exchanged is None:
                     break
-                trial = self._amounts(exchanged)
-                patience = patience - 1 if trial.missing >= best.missing else 20 + 2 * len(self.counts)
+                trial = self._amounts(exchanged, passes=2)
+                patience = patience - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
                 if trial.missing <= best.missing:
                     held, best = exchanged, trial
             if not best.missing:
-                return best.amounts[: len(self.sizes)]
+                # Two passes show what is possible; more make a learner's classes about equally large.
+                return self._amounts(held, passes=60).amounts[: len(self.sizes)]
         learners, classes, places = len(self.sizes), len(self.counts), int(self.numbers.sum())
         # Fewer places than this leave learners and classes in groups, each of which must add up by itself.
         usual = learners + classes - 1
@@ -474,7 +476,7 @@ class _Search:
             f"{hint if places < usual else ''}; give the learners more classes or other sizes"
         )
 
-    def _deal_classes(self, noise: float) -> Mask:
+    def _deal_classes(self, straying: float) -> Mask:
         """The larger learners choose first, each the classes that have most left; near-ties by chance."""
         held = np.zeros((len(self.sizes), len(self.counts)), np.bool_)
         left = self.counts.astype(np.float64)
@@ -482,7 +484,7 @@ class _Search:
         for learner in np.argsort(-self.sizes, kind="stable"):
             number = self.numbers[learner]
             # A class with as many holders as examples is closed, even if nobody took its last example yet.
-            appeal = left * (1 + noise * self.rng.random(len(left))) + 1e-6 * self.rng.random(len(left))
+            appeal = left * (1 + (1e-3 + straying) * self.rng.random(len(left))) + 1e-6 * self.rng.random(len(left))
             appeal[holders >= self.counts] = -1.0
             chosen = np.argsort(-appeal, kind="stable")[:number]
             held[learner, chosen] = True
@@ -490,7 +492,7 @@ class _Search:
             left[chosen] -= _level(left[chosen], self.sizes[learner])
         return held
 
-    def _amounts(self, held: Mask) -> _Rounded:
+    def _amounts(self, held: Mask, passes: int) -> _Rounded:
         self.flows -= 1
         # Everyone gets one example of each class it holds in advance; the flow settles the rest.
         columns = self.counts - held.sum(axis=0)
@@ -501,18 +503,19 @@ class _Search:
             # More holders than examples: not even one for each; the holders must move elsewhere first.
             everyone = np.ones(len(rows), np.bool_)
             return _Rounded(np.zeros_like(allowed, np.int64), int(self.rows.sum()), everyone, columns < 0)
-        rounded = _round_to_sums(_fit_to_sums(allowed.astype(float), rows, columns), allowed, rows, columns)
+        fitted = _fit_to_sums(allowed.astype(np.float64), rows, columns, passes)
+        rounded = _round_to_sums(fitted, allowed, rows, columns)
         rounded.amounts[: len(held)] += held
         return rounded
 
-    def _exchange(self, held: Mask, rounded: _Rounded) -> Mask | None:
+    def _exchange(self, held: Mask, rounded: _Rounded, straying: float) -> Mask | None:
         """One learner in the way gives up a class that is full and takes one that is not."""
         take = ~held & ~rounded.full_columns & (held.sum(axis=0) < self.counts)
         give = held & rounded.full_columns
         able = give.any(axis=1) & take.any(axis=1)
         # Those who lack examples are in the way, but sometimes those who hold a class that others need.
         short = able & rounded.short_rows[: len(held)]
-        if short.any() and self.rng.random() < 0.5:
+        if short.any() and self.rng.random() >= straying:
             able = short
         if not able.any():
             return None
