@@ -1,4 +1,4 @@
-"""The command line: `metis simulate | compare | resume | data | init | report`.
+"""The command line: `metis simulate | compare | resume | reproduce | data | init | report`.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the user's mistake, 130 interrupted, 1 ours.
 """
@@ -602,6 +602,62 @@ def data_show(
     partition_figure(counts, names, labels, picture)
     if not as_json:
         _stdout().print(f"picture in {picture}", soft_wrap=True)
+
+
+# --- the paper --------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="[bold]metis reproduce list[/]\n\n"
+    "[bold]metis reproduce table3 --scale small[/]\n\n"
+    "[bold]metis reproduce table2 table3 --scale paper --dry-run[/]"
+)
+@_guarded
+def reproduce(
+    results: Annotated[list[str], typer.Argument(metavar="RESULT...", help="table1 ... figure12, all, or list.")],
+    scale: Annotated[str, typer.Option("--scale", help="small takes minutes, paper days without a GPU.")] = "small",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs and the report are kept.")] = Path(
+        "runs/paper"
+    ),
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Cells that run at the same time; by default the processors.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Train nothing; print what every cell schedules, round by round.")
+    ] = False,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="With --dry-run: up to so many rounds, not the published.")
+    ] = None,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    force: Annotated[bool, typer.Option("--force", help="Run anew what was run with other settings.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Reproduce tables and figures of the paper, with the published numbers beside ours.
+
+    Runs every policy of the experiments that a result needs, in virtual time. Finished runs are kept in DIR and
+    used again; a run that was cut off goes on where it was. It ends with one report, DIR/SCALE/report.html.
+    """
+    from metis import cli_reproduce
+
+    quiet = Console(quiet=True)
+    done = cli_reproduce.command(
+        cli_reproduce.Request(
+            results=tuple(results),
+            scale=scale,
+            out=out,
+            workers=workers,
+            dry_run=dry_run,
+            rounds=rounds,
+            overrides=tuple(set_),
+            anew=force,
+        ),
+        quiet if as_json else _stdout(),
+        quiet if as_json else _stderr(),
+    )
+    if as_json:
+        _print_json(done.document)
+    if not done.complete:
+        raise typer.Exit(INTERRUPTED)
 
 
 # --- files ------------------------------------------------------------------------------------

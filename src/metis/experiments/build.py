@@ -83,7 +83,7 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
         parts = _parts(config, y_train)
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
-    return Division(dataset, _assign(config, parts))
+    return Division(dataset, assign(config, parts))
 
 
 def _subset(
@@ -95,20 +95,25 @@ def _subset(
     return x[chosen], y[chosen]
 
 
-def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.int64]]:
-    partition, learners, examples = config.partition, config.learner_count, len(labels)
+def learner_sizes(config: ExperimentConfig, examples: int) -> list[int]:
+    """How many of so many examples each share has, the largest first unless the file lists them."""
+    partition, learners = config.partition, config.learner_count
     exponent = 1.5 if partition.exponent is None else partition.exponent
     match partition.sizes:
         case "uniform":
-            sizes = divisions.uniform_sizes(examples, learners)
+            return divisions.uniform_sizes(examples, learners)
         case "skewed":
-            sizes = divisions.skewed_sizes(examples, learners)
+            return divisions.skewed_sizes(examples, learners)
         case "power_law":
-            sizes = divisions.power_law_sizes(examples, learners, exponent)
+            return divisions.power_law_sizes(examples, learners, exponent)
         case "zipf":
-            sizes = divisions.zipf_sizes(examples, learners, exponent)
+            return divisions.zipf_sizes(examples, learners, exponent)
         case "explicit":
-            sizes = divisions.explicit_sizes(examples, partition.explicit or [])
+            return divisions.explicit_sizes(examples, partition.explicit or [])
+
+
+def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.int64]]:
+    partition, sizes = config.partition, learner_sizes(config, len(labels))
     rng = np.random.default_rng([config.seed, _PARTITION])
     match partition.classes:
         case "iid":
@@ -121,7 +126,7 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
             return divisions.target_ranges(labels, sizes, rng)
 
 
-def _assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
+def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
     """Who gets which part: under `alternate` the groups take turns, the largest part first (Sec. 6)."""
     chairs = [(group, number) for group in config.learners for number in range(1, group.count + 1)]
     if config.partition.assignment == "alternate":

@@ -1,0 +1,308 @@
+"""Run the cells of the paper: several at the same time, each kept when it is done, all of it resumable.
+
+Each cell is a process of its own with one torch thread. Stopped by Ctrl-C, or by whatever stops a machine, it
+goes on from its last checkpoint the next time, and ends in the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from metis.errors import ConfigError, InternalError, MetisError
+from metis.experiments.build import build_federation, build_policy, build_solver, build_stop
+from metis.experiments.cells import Cell
+from metis.experiments.config import ExperimentConfig, read_toml
+from metis.experiments.plan import dry_run
+from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
+
+_CHECKPOINT = "checkpoint.safetensors"
+_TELL_SECONDS = 0.5  # how often a cell tells how far it is
+
+
+@dataclass
+class CellState:
+    """How far one cell is."""
+
+    cell: Cell
+    folder: Path
+    planned_steps: int  # at most: a target may be reached before
+    status: Literal["waiting", "running", "done", "interrupted"] = "waiting"
+    steps: int = 0
+    steps_before: int = 0  # done in an earlier session
+    at: float = 0.0  # virtual seconds
+    rounds: int = 0
+    metric: float | None = None
+    seconds: float = 0.0  # of real time, in this session
+    kept: bool = False  # it was done before
+    note: str = ""
+
+    @property
+    def steps_left(self) -> int:
+        return 0 if self.status == "done" else max(0, self.planned_steps - self.steps)
+
+
+@dataclass
+class Board:
+    """All cells of a session, for whoever shows them."""
+
+    states: list[CellState]
+    workers: int
+    started: float = field(default_factory=time.perf_counter)
+
+    def count(self, status: str) -> int:
+        return sum(state.status == status for state in self.states)
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At most, as far as one can tell from the speed so far; None before anything was trained."""
+        busy = sum(state.seconds for state in self.states)
+        done = sum(state.steps - state.steps_before for state in self.states if not state.kept)
+        if not busy or done <= 0:
+            return None
+        left = [state.steps_left for state in self.states]
+        return max(sum(left) / self.workers, max(left, default=0)) * busy / done
+
+
+Watch = Callable[[Board], None]
+
+
+def cell_folder(out: Path, cell: Cell) -> Path:
+    """Where the run of a cell is kept."""
+    return out / cell.environment.scale / cell.name
+
+
+def finished(folder: Path) -> bool:
+    """Whether a folder holds a run that came to its end."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        return bool(summary["finish_reason"] != "interrupted")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def load_finished(cells: Sequence[Cell], out: Path) -> dict[str, Run]:
+    """The runs that are there, by the name of the cell."""
+    return {cell.name: Run.load(cell_folder(out, cell)) for cell in cells if finished(cell_folder(out, cell))}
+
+
+def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, anew: bool = False) -> Board:
+    """Run what is not finished yet; an interruption keeps everything and shows as status on the board.
+
+    A folder with the run of another configuration is refused, or with `anew` overwritten.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, not {workers}")
+    states = [CellState(cell, cell_folder(out, cell), 0) for cell in cells]
+    _check_kept(states, anew)
+    for state in states:
+        if finished(state.folder):
+            state.status, state.kept = "done", True
+        else:
+            state.planned_steps = dry_run(state.cell.config).costs.steps
+    board = Board(states, workers)
+    _Session(board, watch).run()
+    return board
+
+
+def _check_kept(states: Sequence[CellState], anew: bool) -> None:
+    for state in states:
+        before, now = state.folder / CONFIG, _essence(state.cell.config.to_dict())
+        if not before.exists() or (then := _essence(read_toml(before))) == now:
+            continue
+        if not anew:
+            changed = ", ".join(_differences(then, now))
+            raise ConfigError(
+                f"{state.folder} was made with other settings ({changed}); choose another --out, or run what has "
+                "changed anew with --force"
+            )
+        for name in (SUMMARY, EVENTS, _CHECKPOINT, CONFIG):
+            (state.folder / name).unlink(missing_ok=True)
+
+
+def _essence(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the result of a run: not where its data lies, nor how it is run."""
+    essence = {key: value for key, value in content.items() if key != "run"}
+    essence["data"] = {key: value for key, value in essence.get("data", {}).items() if key != "folder"}
+    return json.loads(json.dumps(essence))  # type: ignore[no-any-return]
+
+
+def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in {**then, **now}:
+            yield from _differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for place, (old, new) in enumerate(zip(then, now, strict=True)):
+            yield from _differences(old, new, f"{path}.{place}")
+    elif then != now:
+        yield f"{path} was {then}, is {now}"
+
+
+class _Session:
+    """The processes of one call of `run_cells`."""
+
+    def __init__(self, board: Board, watch: Watch) -> None:
+        self._board, self._watch = board, watch
+        self._running: dict[Connection, tuple[CellState, Any, float]] = {}
+        self._problems: list[tuple[str, MetisError]] = []
+        self._stopping = False
+
+    def run(self) -> None:
+        # The longest first, so that no long one is left alone at the end.
+        waiting = [state for state in self._board.states if state.status == "waiting"]
+        waiting.sort(key=lambda state: state.planned_steps, reverse=True)
+        with _one_interrupt(self._stop):
+            while self._running or (waiting and not self._stopping):
+                while waiting and len(self._running) < self._board.workers and not self._stopping:
+                    self._start(waiting.pop(0))
+                self._listen()
+                self._watch(self._board)
+        if self._problems:
+            name, problem = self._problems[0]
+            raise type(problem)(f"{name}: {problem}")
+
+    def _start(self, state: CellState) -> None:
+        state.folder.mkdir(parents=True, exist_ok=True)
+        config = state.cell.config.model_copy(update={"policy": [state.cell.policy]})
+        head = f"# {state.cell.environment.paper.title}, scale {state.cell.environment.scale}\n\n"
+        (state.folder / CONFIG).write_text(head + config.to_toml(), encoding="utf-8")
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_train_cell, args=(config, state.folder, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        state.status = "running"
+        self._running[ours] = (state, process, time.perf_counter())
+
+    def _listen(self) -> None:
+        for connection in wait(list(self._running), timeout=_TELL_SECONDS):
+            assert isinstance(connection, Connection)
+            state, process, _ = self._running[connection]
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                self._ended(connection, state, process)
+                continue
+            if isinstance(message, MetisError):
+                self._problems.append((state.cell.name, message))
+                self._stop()
+            else:
+                for name, value in message.items():
+                    setattr(state, name, value)
+        for state, _, started in self._running.values():
+            state.seconds = time.perf_counter() - started
+
+    def _ended(self, connection: Connection, state: CellState, process: Any) -> None:
+        process.join()
+        connection.close()
+        del self._running[connection]
+        if finished(state.folder):
+            state.status = "done"
+            return
+        state.status = "interrupted"
+        if not self._stopping:
+            code = process.exitcode
+            self._problems.append((state.cell.name, InternalError(f"its process ended with {code} before the run did")))
+            self._stop()
+
+    def _stop(self) -> None:
+        """Let every process keep what it has and end."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for _, process, _ in self._running.values():
+            if os.name == "posix" and process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+            else:
+                process.terminate()  # the last checkpoint stays
+
+
+@contextmanager
+def _one_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C calls `stop`; a second one raises as usual."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not the main thread: nobody sends us signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _train_cell(config: ExperimentConfig, folder: Path, connection: Connection) -> None:
+    """The life of a cell's process: train, tell how far it is, keep what there is when stopped."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # the terminal's Ctrl-C goes to the session, which tells us once
+    last = 0.0
+    before: int | None = None
+
+    def tell(fold: RunFold) -> None:
+        nonlocal last, before
+        now = time.perf_counter()
+        if now - last < _TELL_SECONDS:
+            return
+        last = now
+        steps = fold.costs.steps
+        before = steps if before is None else before
+        metric = fold.history[-1].metrics.get(fold.setting.metric) if fold.history else None
+        try:
+            connection.send(
+                {"steps": steps, "steps_before": before, "at": fold.now, "rounds": fold.version, "metric": metric}
+            )
+        except OSError:  # nobody listens any more
+            raise KeyboardInterrupt from None
+
+    try:
+        run = execute(config, folder, resume=(folder / _CHECKPOINT).exists(), watch=tell)
+        connection.send(
+            {"steps": run.costs.steps, "at": run.costs.parallel_time, "rounds": run.rounds, "metric": run.final_metric}
+        )
+    except KeyboardInterrupt:
+        return
+    except MetisError as problem:
+        connection.send(problem)
+    except Exception as problem:  # so that the session can name the cell
+        connection.send(InternalError(f"{type(problem).__name__}: {problem}"))
+    finally:
+        connection.close()
+
+
+def execute(
+    config: ExperimentConfig, out: Path, *, resume: bool = False, watch: Callable[[RunFold], None] | None = None
+) -> Run:
+    """Run the first policy of a configuration in this process and keep it in a folder."""
+    policy = config.policy[0]
+    return build_federation(config, source=str(out / CONFIG)).simulate(
+        build_policy(policy),
+        build_stop(config),
+        target=config.evaluation.target,
+        solver=build_solver(policy.training),
+        evaluate_every=config.evaluation.every_seconds,
+        store=config.run.store,
+        refusals_allowed=config.run.refusals_allowed,
+        checkpoint_every=config.run.checkpoint_every,
+        out=out,
+        resume=resume,
+        watch=watch,
+    )

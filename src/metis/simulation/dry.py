@@ -1,0 +1,37 @@
+"""A place to train where nothing is trained: what a policy schedules, without what comes out of it."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from metis.core.model import Model
+from metis.learning import Memory, Trained
+from metis.simulation.pools import Ticket
+
+Result = TypeVar("Result")
+
+
+class _Ready(Generic[Result]):
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def result(self) -> Result:
+        return self._result
+
+    def cancel(self) -> None:
+        pass
+
+
+class DryPool:
+    """Answers every task with a model without weights and all its steps done; evaluations measure nothing."""
+
+    def train(
+        self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None
+    ) -> Ticket[Trained]:
+        return _Ready(Trained(Model.empty(), steps, 0.0))
+
+    def evaluate(self, due: float, model: object) -> Ticket[dict[str, float]]:
+        return _Ready({})
+
+    def close(self) -> None:
+        pass
