@@ -69,6 +69,7 @@ MOST_ROWS = 48
 MOST_SPANS = 3000
 MOST_VERSIONS = 40
 SMOOTH_FROM = 60
+NOTHING = 0.0005  # a share that is rounding or could not be seen
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -318,7 +319,7 @@ def shares(costs: Costs) -> dict[Kind, float]:
 
 def percent(share: float) -> str:
     """A share in words; a small one keeps a digit more."""
-    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.0995 else f"{100 * share:.0f} %"
+    return f"{100 * share:.1f} %" if NOTHING <= share < 0.0995 else f"{100 * share:.0f} %"
 
 
 def by_speed(learners: Sequence[LearnerInfo]) -> list[LearnerInfo]:
@@ -484,7 +485,7 @@ def _legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 def _kinds_below(figure: Figure, runs: Sequence[Run]) -> None:
     from matplotlib.patches import Patch
 
-    there = {kind for run in runs for kind, share in shares(run.costs).items() if share > 0}
+    there = {kind for run in runs for kind, share in shares(run.costs).items() if share > NOTHING}
     handles = [Patch(label=KIND_WORDS[kind], **_fill(kind)) for kind in KIND_COLOURS if kind in there]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
@@ -532,13 +533,12 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
         for target in targets:
             axes.axhline(target, color=_MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
             axes.annotate(
-                f"target {target:g}",
-                (0, target),
+                f"target\n{target:g}",
+                (1, target),
                 xycoords=("axes fraction", "data"),
-                # On the side that curves come to last.
-                xytext=(4, 3 if setting.higher_is_better else -3),
+                xytext=(4, 0),
                 textcoords="offset points",
-                va="bottom" if setting.higher_is_better else "top",
+                va="center",
                 fontsize=8.5,
                 color=_MUTED,
             )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from metis.core.costs import Costs
+from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.reporting import figures
 from metis.runs import CONFIG, Run, Span
@@ -90,9 +92,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str, command: str | N
 def _contents(runs: list[Run], folder: Path, title: str, command: str | None) -> dict[str, Any]:
     names = figures.labels(runs)
     window = figures.timeline_window(runs)
-    configurations = _configurations(runs, names, folder)
-    if command is None and configurations:
-        command = f"metis {'compare' if len(runs) > 1 else 'simulate'} {CONFIG}"
+    files = [_configuration_file(run, folder) for run in runs]
     return {
         "title": title,
         "lead": _lead(runs),
@@ -106,15 +106,20 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "bars": _bars(runs, names),
         "timelines": _timelines(runs, names, window),
         "window": _window(runs, window),
-        "kinds": [kind for kind in figures.KIND_COLOURS if any(figures.shares(run.costs)[kind] > 0 for run in runs)],
+        "rows": all(figures.rows_drawn(run, window) for run in runs),
+        "kinds": [
+            kind
+            for kind in figures.KIND_COLOURS
+            if any(figures.shares(run.costs)[kind] > figures.NOTHING for run in runs)
+        ],
         "distribution": _distribution(runs[0]),
         "learners": _learners(runs, names),
         "refusals": _refusals(runs, names),
         "facts": _facts(runs[0]),
         "provenance": _provenance(runs, names),
         "versions": _versions(runs[0]),
-        "configurations": configurations,
-        "command": command,
+        "configurations": _configurations(files, names),
+        "command": _repeating(files, folder) if command is None else command,
         "several": len(runs) > 1,
     }
 
@@ -199,8 +204,7 @@ def _findings(runs: list[Run], names: list[str]) -> list[str]:
         if len(runs) > 1 and reached:
             said.append(_least(reached, names[0], f"reached {goal} first, after", "s of parallel time", _parallel_time))
             said.append(_least(reached, names[0], f"needed the fewest update requests to {goal}:", "", _requests))
-            words = f"used the least energy to {goal} if idle machines are charged too:"
-            said.append(_least(reached, names[0], words, _unit(runs[0]), _energy))
+            said.append(_least_energy(reached, goal))
         elif reached:
             costs = reached[names[0]]
             said.append(
@@ -234,8 +238,21 @@ def _requests(costs: Costs) -> float:
     return costs.update_requests
 
 
-def _energy(costs: Costs) -> float:
-    return costs.energy.idle_charged
+def _least_energy(reached: dict[str, Costs], goal: str) -> str:
+    """Who used the least energy, by each definition: they may well disagree."""
+    definitions: tuple[tuple[str, Callable[[Energy], float]], ...] = (
+        ("by the paper's equation", lambda energy: energy.equation),
+        ("if only training is charged", lambda energy: energy.active),
+        ("if waiting is charged too", lambda energy: energy.idle_charged),
+    )
+    best = []
+    for words, value in definitions:
+        lowest = min(value(costs.energy) for costs in reached.values())
+        names = [name for name, costs in reached.items() if value(costs.energy) == lowest]
+        best.append((_listed(names), words))
+    if len({names for names, _ in best}) == 1:
+        return f"{best[0][0]} used the least energy to {goal}, by all three definitions."
+    return f"Least energy to {goal}: {_listed([f'{names} {words}' for names, words in best])}."
 
 
 def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: Callable[[Costs], float]) -> str:
@@ -245,7 +262,9 @@ def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: C
     sentence = f"{_listed(best)} {what} {number(lowest)}{' ' if unit else ''}{unit}"
     if first in reached and first not in best and lowest > 0:
         against = value(reached[first])
-        sentence += f", against {number(against)} of {first} ({against / lowest:.2f} times as much)"
+        sentence += (
+            f", against {number(against)}{' s' if unit else ''} of {first} ({against / lowest:.2f} times as much)"
+        )
     return sentence + "."
 
 
@@ -395,7 +414,9 @@ def _curves(runs: list[Run], names: list[str]) -> list[Chart]:
 
 def _told_shares(run: Run) -> str:
     return ", ".join(
-        f"{kind} {figures.percent(share)}" for kind, share in figures.shares(run.costs).items() if share > 0
+        f"{kind} {figures.percent(share)}"
+        for kind, share in figures.shares(run.costs).items()
+        if share > figures.NOTHING
     )
 
 
@@ -544,14 +565,25 @@ def _versions(run: Run) -> str:
     return ", ".join(found)
 
 
-def _configurations(runs: list[Run], names: list[str], folder: Path) -> list[tuple[str, str]]:
-    """The configuration of each run, told once where runs share it."""
+def _configuration_file(run: Run, folder: Path) -> Path | None:
+    """Where the configuration of a run is: in its own directory, or in that of the comparison."""
+    places = [folder] if run.folder is None else [run.folder, folder]
+    return next((place / CONFIG for place in places if (place / CONFIG).is_file()), None)
+
+
+def _configurations(files: Sequence[Path | None], names: list[str]) -> list[tuple[str, str]]:
+    """The text of each configuration, told once where runs share it."""
     texts: dict[str, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        places = [folder] if run.folder is None else [run.folder, folder, run.folder.parent]
-        for place in places:
-            path = place / CONFIG
-            if path.is_file():
-                texts.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(name)
-                break
-    return [("all runs" if len(sharing) == len(runs) else _listed(sharing), text) for text, sharing in texts.items()]
+    for file, name in zip(files, names, strict=True):
+        if file is not None:
+            texts.setdefault(file.read_text(encoding="utf-8", errors="replace"), []).append(name)
+    return [("all runs" if len(sharing) == len(names) else _listed(sharing), text) for text, sharing in texts.items()]
+
+
+def _repeating(files: Sequence[Path | None], folder: Path) -> str | None:
+    """The command that runs these configurations again, as seen from the directory of the report."""
+    known = list(dict.fromkeys(file for file in files if file is not None))
+    if not known or None in files:
+        return None
+    paths = [shlex.quote(Path(os.path.relpath(file, folder)).as_posix()) for file in known]
+    return f"metis {'simulate' if len(files) == 1 else 'compare'} {' '.join(paths)}"
