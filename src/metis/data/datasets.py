@@ -45,6 +45,7 @@ __all__ = [
 Arrays = dict[str, NDArray[Any]]
 
 _BUNDLED = Path(__file__).with_name("digits.npz")
+_NO_POOCH = "the package 'pooch' is not installed"
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _DAMAGE = (
     OSError,
@@ -161,9 +162,9 @@ def fetch_dataset(name: str, folder: Path | str | None = None, progress: bool = 
         return present
     if source.read is not None:
         raise DataError(f"data set '{name}' cannot be downloaded; {_remedy(name)}")
-    target = Path(folder) if folder is not None else _cache_folder()
+    target = Path(folder).expanduser() if folder is not None else _cache_folder()
     if target is None:
-        raise _failure(source, _DownloadFailed("the package 'pooch' is not installed"))
+        raise _failure(source, _DownloadFailed(_NO_POOCH))
     final = target / f"{name}.npz"
     is_new = not target.exists()
     try:
@@ -245,9 +246,11 @@ def _failure(source: DatasetSource, reason: _DownloadFailed) -> DataError:
 
 def _download(remote: RemoteFile, folder: Path, progress: bool) -> Path:
     """Fetch one file from the first address that gives the right bytes."""
-    import pooch
-    import requests
-
+    try:
+        import pooch
+        import requests
+    except ImportError as error:
+        raise _DownloadFailed(_NO_POOCH) from error
     path = folder / remote.name
     reasons = []
     for url in remote.urls:
@@ -311,11 +314,12 @@ def _convert(source: DatasetSource, files: Mapping[str, Path]) -> Arrays:
 def _read(source: DatasetSource, path: Path) -> Dataset:
     """The arrays of an npz file, checked; a part of a set is accepted and noted."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, because numpy leaves a file that turns out to be no archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in _ARRAYS}
     except KeyError as error:
         raise DataError(f"{path} is not a data set: it needs the arrays {', '.join(_ARRAYS)}") from error
-    except _DAMAGE as error:
+    except (*_DAMAGE, TypeError) as error:  # TypeError: a single array, which is no archive
         raise DataError(f"{path} cannot be read as an npz file ({error}); delete it to download it anew") from error
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
