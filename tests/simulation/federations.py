@@ -75,7 +75,7 @@ class SlowExamples(ArrayExamples):
     """The same examples, but a batch takes a moment of the wall clock, so that a process can be killed in between."""
 
     def batch(self, indices: NDArray[np.int64]) -> Any:
-        time.sleep(0.002)
+        time.sleep(0.001)
         return super().batch(indices)
 
 
