@@ -574,6 +574,13 @@ class Federation(RuleBasedStateMachine):
         assert self.controller.started == self.started
 
     @invariant()
+    def i19_the_barrier_remembers_only_open_tasks(self) -> None:
+        """I19: late tasks that were answered or given up are forgotten, so that memory stays bounded."""
+        if self.barrier and self.started and not self.finished:
+            open_tasks = {self.books[name].task.number for name in self.training()}
+            assert self.controller.protocol._barrier._late <= open_tasks
+
+    @invariant()
     def i18_nobody_waits_for_ever(self) -> None:
         """I18: whoever waits, waits for a task of the current round that is in hand, and not without limit."""
         if not self.started or self.finished or not self.idle():

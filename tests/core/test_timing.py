@@ -43,7 +43,16 @@ def test_absurd_times_stay_countable(seconds: float, time_per_batch: float):
 
 @pytest.mark.parametrize(
     ("epochs", "epoch_steps", "steps"),
-    [(4, 50, 200), (0.5, 51, 25), (0.5, 50, 25), (0.001, 50, 1), (1.1, 10, 11), (0.7, 10, 7), (2.9, 100, 290)],
+    [
+        (4, 50, 200),
+        (0.5, 51, 25),
+        (0.5, 50, 25),
+        (0.001, 50, 1),
+        (1.1, 10, 11),
+        (0.7, 10, 7),
+        (0.29, 100, 29),
+        (0.57, 100, 57),
+    ],
 )
 def test_fractional_epochs(epochs: float, epoch_steps: int, steps: int):
     """Rounded down to whole batches, but not by a rounding error of the product, and never to none."""
