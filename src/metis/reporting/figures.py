@@ -503,7 +503,7 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
         y = [value if math.isfinite(value) else math.nan for value in run.metric_values]
         finite = [value for value in y if math.isfinite(value)]
         if not finite:
-            label += " (not evaluated)"
+            label += " (never finite)" if y else " (not evaluated)"
         drawn += finite
         look: dict[str, Any] = {"color": POLICY_COLOURS[index % len(POLICY_COLOURS)]}
         line = y
@@ -548,7 +548,8 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
         axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=_MUTED)
     if not drawn:
         axes.set_yticks([])
-        _say(axes, "the community model was not evaluated")
+        evaluated = any(run.history for run in runs)
+        _say(axes, "no evaluation gave a finite number" if evaluated else "the community model was not evaluated")
 
 
 def _running_median(values: Sequence[float]) -> list[float]:
