@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +27,7 @@ from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
 _CHECKPOINT = "checkpoint.safetensors"
 _TELL_SECONDS = 0.5  # how often a cell tells how far it is
+_SAME_INTERRUPT = 1.0  # seconds within which a second signal is the same Ctrl-C, sent to the group as well
 
 
 @dataclass
@@ -44,7 +45,7 @@ class CellState:
     metric: float | None = None
     seconds: float = 0.0  # of real time, in this session
     kept: bool = False  # it was done before
-    note: str = ""
+    begun: bool = False  # its process is up
 
     @property
     def steps_left(self) -> int:
@@ -182,7 +183,8 @@ class _Session:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_train_cell, args=(config, state.folder, theirs), daemon=True)
-        process.start()
+        with _deaf():
+            process.start()
         theirs.close()
         state.status = "running"
         self._running[ours] = (state, process, time.perf_counter())
@@ -223,8 +225,8 @@ class _Session:
         if self._stopping:
             return
         self._stopping = True
-        for _, process, _ in self._running.values():
-            if os.name == "posix" and process.pid is not None:
+        for state, process, _ in self._running.values():
+            if os.name == "posix" and process.pid is not None and state.begun:
                 os.kill(process.pid, signal.SIGINT)
             else:
                 process.terminate()  # the last checkpoint stays
@@ -232,11 +234,15 @@ class _Session:
 
 @contextmanager
 def _one_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls `stop`; a second one raises as usual."""
+    """Ctrl-C calls `stop`; a later one raises as usual."""
+    first: list[float] = []
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
+        if not first:
+            first.append(time.perf_counter())
+            stop()
+        elif time.perf_counter() - first[0] > _SAME_INTERRUPT:
+            raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -250,10 +256,25 @@ def _one_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started in here ignores Ctrl-C until it is up."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _train_cell(config: ExperimentConfig, folder: Path, connection: Connection) -> None:
     """The life of a cell's process: train, tell how far it is, keep what there is when stopped."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # the terminal's Ctrl-C goes to the session, which tells us once
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     last = 0.0
     before: int | None = None
 
@@ -273,19 +294,21 @@ def _train_cell(config: ExperimentConfig, folder: Path, connection: Connection) 
         except OSError:  # nobody listens any more
             raise KeyboardInterrupt from None
 
+    last_words: Any
     try:
+        connection.send({"begun": True})
         run = execute(config, folder, resume=(folder / _CHECKPOINT).exists(), watch=tell)
-        connection.send(
-            {"steps": run.costs.steps, "at": run.costs.parallel_time, "rounds": run.rounds, "metric": run.final_metric}
-        )
+        end = run.costs
+        last_words = {"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric}
     except KeyboardInterrupt:
-        return
+        last_words = {}
     except MetisError as problem:
-        connection.send(problem)
+        last_words = problem
     except Exception as problem:  # so that the session can name the cell
-        connection.send(InternalError(f"{type(problem).__name__}: {problem}"))
-    finally:
-        connection.close()
+        last_words = InternalError(f"{type(problem).__name__}: {problem}")
+    with suppress(OSError):  # the session may have gone
+        connection.send(last_words)
+    connection.close()
 
 
 def execute(
