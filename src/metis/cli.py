@@ -249,19 +249,17 @@ def _federation(config: ExperimentConfig, source: str, quiet: bool) -> Federatio
     return build_federation(config, source=source, division=division)
 
 
-def _draw(runs: Sequence[Run], folder: Path, title: str) -> Path | None:
-    """Figures and the report; a run is worth keeping without them where drawing is not installed."""
-    try:
-        from metis.reporting.figures import save_run_figures
-        from metis.reporting.report import write_report
-    except ModuleNotFoundError as missing:
-        _stderr().print(f"[yellow]note:[/] no figures and no report: {missing.name} is not installed")
-        return None
+def _draw(runs: Sequence[Run], folder: Path, title: str) -> Path:
+    """The figures of each run and of all together, and the report."""
+    from metis.reporting.figures import save_comparison_figures, save_run_figures
+    from metis.reporting.report import write_report
+
     for run in runs:
         if run.folder is not None:
             save_run_figures(run, run.folder)
-    report: Path = write_report(list(runs), folder, title)
-    return report
+    if len(runs) > 1:
+        save_comparison_figures(runs, folder)
+    return write_report(runs, folder, title)
 
 
 def _json_text(document: Any) -> str:
@@ -312,7 +310,7 @@ def _finish_single(run: Run, folder: Path, as_json: bool) -> None:
     else:
         console = _stdout()
         console.print(run_table(run))
-        console.print(f"written to {folder}" + (f", report in {report}" if report is not None else ""), soft_wrap=True)
+        console.print(f"written to {folder}, report in {report}", soft_wrap=True)
     if run.finish_reason == "interrupted":
         _stderr().print(f"interrupted; go on with: metis resume {escape(shlex.quote(str(folder)))}")
         raise typer.Exit(INTERRUPTED)
@@ -440,7 +438,7 @@ def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], fol
     else:
         console = _stdout()
         console.print(comparison_table(comparison))
-        console.print(f"written to {folder}" + (f", report in {report}" if report is not None else ""), soft_wrap=True)
+        console.print(f"written to {folder}, report in {report}", soft_wrap=True)
     if interrupted:
         left = len(jobs) - len(runs)
         more = f" with {left} policies still to run" if left else ""
@@ -573,6 +571,7 @@ def data_show(
     from metis.experiments.build import divide
     from metis.experiments.config import load_config
     from metis.reporting.console import partition_table, plain_table
+    from metis.reporting.figures import partition_figure
 
     config = load_config(file, set_)
     division = divide(config, progress=not as_json)
@@ -593,11 +592,6 @@ def data_show(
         console = _stdout()
         console.print(partition_table(counts, names, labels, console.width))
     picture = out or Path("runs") / f"{file.stem}-partition.png"
-    try:
-        from metis.reporting.figures import partition_figure
-    except ModuleNotFoundError as missing:
-        _stderr().print(f"[yellow]note:[/] no picture: {missing.name} is not installed")
-        return
     picture.parent.mkdir(parents=True, exist_ok=True)
     partition_figure(counts, names, labels, picture)
     if not as_json:
@@ -700,9 +694,7 @@ def report(
     runs = [Run.load(place) for place in places]
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent)
     target.mkdir(parents=True, exist_ok=True)
-    written = _draw(runs, target, target.name)
-    if written is not None:
-        _stdout().print(f"report in {written}", soft_wrap=True)
+    _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True)
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import functools
+import importlib.metadata
 import math
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -379,4 +381,8 @@ def _facts(config: ExperimentConfig, dataset: Dataset) -> dict[str, Any]:
         "partition": f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}",
         "network": config.network.name,
         **shared,
+        "versions": {
+            "Python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("numpy", "torch")},
+        },
     }
