@@ -495,7 +495,7 @@ def _kinds_below(figure: Figure, runs: Sequence[Run]) -> None:
 
 
 def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, NullFormatter
 
     drawn: list[float] = []
     for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
@@ -542,8 +542,10 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
                 fontsize=8.5,
                 color=_MUTED,
             )
-        if drawn and min(drawn) > 0 and max(drawn) > 200 * min(drawn):
+        if min([*drawn, *targets], default=0.0) > 0 and max(drawn) > 200 * min(drawn):
             axes.set_yscale("log")  # one bad start must not press everything else flat
+            axes.yaxis.set_major_formatter(_thousands)
+            axes.yaxis.set_minor_formatter(NullFormatter())
     if smoothed(runs):
         axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=_MUTED)
     if not drawn:
@@ -608,6 +610,7 @@ def _draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> N
         axes.set_ylim(0, until or 1)
         axes.set_ylabel("time (s)")
         axes.set_xlabel(f"{len(learners):,} learners, fastest first")
+        axes.xaxis.set_major_formatter(_thousands)
     else:
         _label_rows(axes, [_learner_label(learner) for learner in learners])
         axes.set_xlim(0, until or 1)
@@ -665,6 +668,7 @@ def _draw_distribution(
     figure: Figure, counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str]
 ) -> None:
     from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
 
     learners, classes = counts.shape
     axes = figure.add_subplot()
@@ -672,8 +676,8 @@ def _draw_distribution(
     axes.set_xlabel(f"{learners:,} learners" if learners > MOST_ROWS else "learner")
     if classes > 1 and learners * classes > MOST_SPANS:
         # A column a learner, a row a class: as an image it is small, however many there are.
-        image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-        figure.colorbar(image, ax=axes, label="examples", pad=0.01)
+        image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest", vmin=0)
+        figure.colorbar(image, ax=axes, label="examples", pad=0.01, ticks=MaxNLocator(6, integer=True))
         axes.set_ylabel("class")
         axes.grid(visible=False)
         _label_columns(axes, names)

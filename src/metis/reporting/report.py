@@ -98,7 +98,7 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "lead": _lead(runs),
         "findings": _findings(runs, names),
         "costs": _cost_tables(runs, names),
-        "metric": runs[0].setting.metric,
+        "metric": _titled(runs[0].setting.metric),
         "unit": _unit(runs[0]),
         "relative": _unit(runs[0]) != "J",
         "curves": _curves(runs, names),
@@ -106,6 +106,7 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "bars": _bars(runs, names),
         "timelines": _timelines(runs, names, window),
         "window": _window(runs, window),
+        "hatched": len(runs[0].setting.learners) <= figures.MOST_ROWS,
         "rows": all(figures.rows_drawn(run, window) for run in runs),
         "kinds": [
             kind
@@ -154,6 +155,11 @@ def _unit(run: Run) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _titled(name: str) -> str:
+    """A metric's name at the start of a line; the usual abbreviations in capitals."""
+    return name.upper() if name in ("mae", "mse", "rmse", "auc") else name[:1].upper() + name[1:]
 
 
 def _colour(index: int) -> int:
@@ -401,13 +407,13 @@ def _curves(runs: list[Run], names: list[str]) -> list[Chart]:
             figures.curve_svg(runs, "parallel_time", "curve-time"),
             words.format("parallel time in seconds"),
             over_time,
-            f"{setting.metric.capitalize()} over parallel time",
+            f"{_titled(setting.metric)} over parallel time",
         ),
         Chart(
             figures.curve_svg(runs, "update_requests", "curve-requests"),
             words.format("update requests"),
             over_requests,
-            f"{setting.metric.capitalize()} over update requests",
+            f"{_titled(setting.metric)} over update requests",
         ),
     ]
 
