@@ -33,6 +33,7 @@ from metis.experiments.config import (
     PolicyConfig,
     SolverConfig,
     network_parameters,
+    task_of,
 )
 from metis.simulation.availability import Always, Availability, RandomAvailability, RecordedAvailability
 from metis.simulation.network import Link
@@ -76,25 +77,34 @@ class Division:
 def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     """Load the data set and divide it; an impossible partition is a DataError."""
     folder = Path(config.data.folder) if config.data.folder is not None else None
-    dataset = load_dataset(config.data.dataset, folder, progress=progress)
+    site = config.data.smallest_site
+    options: dict[str, Any] = {} if site is None else {"smallest_site": site}
+    dataset = load_dataset(config.data.dataset, folder, progress=progress, **options)
     rng = np.random.default_rng([config.seed, _SUBSET])
-    x_train, y_train = _subset(dataset.x_train, dataset.y_train, config.data.train_examples, rng)
-    x_test, y_test = _subset(dataset.x_test, dataset.y_test, config.data.test_examples, rng)
-    dataset = Dataset(dataset.name, x_train, y_train, x_test, y_test, dataset.task, dataset.class_names, dataset.note)
+    train = _subset(len(dataset.y_train), config.data.train_examples, rng)
+    test = _subset(len(dataset.y_test), config.data.test_examples, rng)
+    dataset = replace(
+        dataset,
+        x_train=dataset.x_train[train],
+        y_train=dataset.y_train[train],
+        x_test=dataset.x_test[test],
+        y_test=dataset.y_test[test],
+        silos=dataset.silos[train] if len(dataset.silos) else dataset.silos,
+    )
     try:
-        parts = _parts(config, y_train)
+        if config.partition.sizes == "natural":
+            return Division(dataset, _natural_seats(config, dataset))
+        parts = _parts(config, dataset.y_train)
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
     return Division(dataset, assign(config, parts))
 
 
-def _subset(
-    x: NDArray[Any], y: NDArray[Any], wanted: int | None, rng: np.random.Generator
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    if wanted is None or wanted >= len(y):
-        return x, y
-    chosen = np.sort(rng.choice(len(y), wanted, replace=False))
-    return x[chosen], y[chosen]
+def _subset(there_are: int, wanted: int | None, rng: np.random.Generator) -> NDArray[np.int64] | slice:
+    """Which examples to use; all of them without a copy."""
+    if wanted is None or wanted >= there_are:
+        return slice(None)
+    return np.sort(rng.choice(there_are, wanted, replace=False))
 
 
 def learner_sizes(config: ExperimentConfig, examples: int) -> list[int]:
@@ -112,6 +122,8 @@ def learner_sizes(config: ExperimentConfig, examples: int) -> list[int]:
             return divisions.zipf_sizes(examples, learners, exponent)
         case "explicit":
             return divisions.explicit_sizes(examples, partition.explicit or [])
+        case "natural":
+            raise DataError("the sizes of natural silos are known only once the data is loaded")
 
 
 def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.int64]]:
@@ -126,6 +138,16 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
             return divisions.dirichlet(labels, sizes, partition.alpha or 1.0, rng)
         case "target_ranges":
             return divisions.target_ranges(labels, sizes, rng)
+
+
+def _natural_seats(config: ExperimentConfig, dataset: Dataset) -> tuple[Seat, ...]:
+    """One learner for each silo of the data, called as the silo is; the largest first."""
+    parts, names = divisions.natural(dataset.silos)
+    if len(names) != config.learner_count:
+        raise DataError(
+            f"{dataset.name} has {len(names)} silos, but [[learners]] has {config.learner_count} learners in all"
+        )
+    return tuple(replace(seat, name=name) for seat, name in zip(assign(config, parts), names, strict=True))
 
 
 def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
@@ -295,11 +317,6 @@ def build_stop(config: ExperimentConfig) -> StopRule:
     return StopRule(stop.rounds, stop.seconds, stop.update_requests, target, stop.steps)
 
 
-def task_of(config: ExperimentConfig) -> str:
-    """Classification or regression."""
-    return config.training.task or "classification"
-
-
 def build_federation(
     config: ExperimentConfig,
     *,
@@ -349,7 +366,7 @@ def build_federation(
         test=test,
         learners=learners,
         solver=solver if solver is not None else build_solver(config.policy[0].training),
-        task=training.task or "classification",
+        task=task_of(config),
         metric=config.evaluation.metric,
         augment=augment,
         device=training.device,
@@ -378,7 +395,9 @@ def _facts(config: ExperimentConfig, dataset: Dataset) -> dict[str, Any]:
         "dataset": config.data.dataset,
         "train_examples": len(dataset.y_train),
         "test_examples": len(dataset.y_test),
-        "partition": f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}",
+        "partition": "one learner for each silo of the data"
+        if partition.sizes == "natural"
+        else f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}",
         "network": config.network.name,
         **shared,
         "versions": {

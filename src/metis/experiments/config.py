@@ -90,6 +90,9 @@ class DataConfig(Table):
     test_examples: Count | None = Field(
         default=None, description="evaluate on this many test examples, drawn at random"
     )
+    smallest_site: Count | None = Field(
+        default=None, description="merge sites of fewer people, for the sets that come from several sites"
+    )
     normalise: bool = Field(
         default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
     )
@@ -99,7 +102,9 @@ class DataConfig(Table):
 class PartitionConfig(Table):
     """Who holds how much of what."""
 
-    sizes: Literal["uniform", "skewed", "power_law", "zipf", "explicit"] = "uniform"
+    sizes: Literal["uniform", "skewed", "power_law", "zipf", "explicit", "natural"] = Field(
+        default="uniform", description="natural: one learner for each silo that the data set names"
+    )
     exponent: Positive | None = Field(
         default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
     )
@@ -263,6 +268,15 @@ class ExperimentConfig(Table):
     def to_toml(self) -> str:
         """A TOML file that loads to the same configuration."""
         return tomlkit.dumps(self.to_dict())
+
+
+def task_of(config: ExperimentConfig) -> Literal["classification", "regression"]:
+    """Classification or regression: as the file says, else as the data set is."""
+    from metis.data.datasets import DATASETS
+
+    if config.training.task is not None:
+        return config.training.task
+    return DATASETS[config.data.dataset].task if config.data.dataset in DATASETS else "classification"
 
 
 def config_schema() -> dict[str, Any]:
@@ -660,6 +674,8 @@ def _cross_check(config: ExperimentConfig, complaints: _Complaints) -> None:
     if config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
         _check_examples(config, source.train, source.test, complaints)
+        if config.data.smallest_site is not None and "smallest_site" not in source.options:
+            complaints.add(["data", "smallest_site"], f"is given, but {source.name} names no sites")
     else:
         name = config.data.dataset
         complaints.add(["data", "dataset"], f"there is no data set '{name}'; {did_you_mean(name, DATASETS)}")
@@ -689,6 +705,8 @@ def _check_examples(config: ExperimentConfig, train: int, test: int, complaints:
 
 def _check_partition(config: ExperimentConfig, complaints: _Complaints) -> None:
     partition, learners = config.partition, config.learner_count
+    if partition.sizes == "natural" and partition.classes != "iid":
+        complaints.add(["partition", "classes"], "is given, but sizes = 'natural' keeps what each silo holds")
     needs = {
         "exponent": ("sizes", ("power_law", "zipf"), False),
         "explicit": ("sizes", ("explicit",), True),
@@ -780,7 +798,7 @@ def _check_stop(config: ExperimentConfig, complaints: _Complaints) -> None:
         complaints.add(["stop"], f"{alone}the run would not end; give rounds, seconds, update_requests or steps")
     if stop.at_target and evaluation.target is None:
         complaints.add(["evaluation", "target"], "missing; stop.at_target needs it")
-    task = config.training.task or "classification"
+    task = task_of(config)
     if evaluation.metric is not None and evaluation.metric not in METRICS[task]:
         known = METRICS[task]
         complaints.add(
@@ -862,7 +880,7 @@ def _completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfi
         )
         for policy in config.policy
     ]
-    task = training.task or "classification"
+    task = task_of(config)
     evaluation = config.evaluation.model_copy(update={"metric": config.evaluation.metric or next(iter(METRICS[task]))})
     learners = [
         group.model_copy(

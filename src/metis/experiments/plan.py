@@ -21,11 +21,11 @@ from metis.experiments.build import (
     build_power,
     build_speed,
     build_stop,
+    divide,
     learner_sizes,
-    task_of,
 )
 from metis.experiments.cells import Cell
-from metis.experiments.config import METRICS, ExperimentConfig
+from metis.experiments.config import METRICS, ExperimentConfig, task_of
 from metis.runs import LearnerInfo, Run, Setting
 from metis.simulation.dry import DryPool
 from metis.simulation.simulator import Machine, Simulator
@@ -33,6 +33,8 @@ from metis.simulation.simulator import Machine, Simulator
 
 def dry_seats(config: ExperimentConfig) -> tuple[Seat, ...]:
     """Who holds how many examples; which ones is left open, so the data set need not be there."""
+    if config.partition.sizes == "natural":
+        return divide(config).seats
     examples = DATASETS[config.data.dataset].train
     sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
     ends = np.cumsum(sizes)
