@@ -542,7 +542,7 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
                 fontsize=8.5,
                 color=_MUTED,
             )
-        if min([*drawn, *targets], default=0.0) > 0 and max(drawn) > 200 * min(drawn):
+        if drawn and min([*drawn, *targets]) > 0 and max(drawn) > 200 * min(drawn):
             axes.set_yscale("log")  # one bad start must not press everything else flat
             axes.yaxis.set_major_formatter(_thousands)
             axes.yaxis.set_minor_formatter(NullFormatter())
