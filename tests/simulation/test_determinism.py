@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import metis
 import pytest
+
+import metis
 from metis.core.events import LearnerLeft, UpdateRequest
 from simulation.federations import POLICIES, fingerprint, lively, simulate_lively
 
@@ -56,9 +57,7 @@ def test_same_bits_on_the_disk_store_with_workers(tmp_path: Path) -> None:
 
 def test_another_seed_gives_other_bits() -> None:
     """The seed reaches the initial model, the batches and the speeds."""
-    one, other = (
-        lively(seed=seed).simulate(metis.fedrec(1), update_requests=10) for seed in (1990, 1991)
-    )
+    one, other = (lively(seed=seed).simulate(metis.fedrec(1), update_requests=10) for seed in (1990, 1991))
 
     assert one.community_model.sha256() != other.community_model.sha256()
     assert [at for at, _ in one.events] != [at for at, _ in other.events]
@@ -81,7 +80,8 @@ def test_watching_writing_and_targets_change_nothing(tmp_path: Path) -> None:
 SHAS = """
 import json
 from simulation.federations import POLICIES, simulate_lively
-print(json.dumps({name: simulate_lively(name, workers=n % 2).community_model.sha256() for n, name in enumerate(POLICIES)}))
+runs = {name: simulate_lively(name, workers=number % 2) for number, name in enumerate(POLICIES)}
+print(json.dumps({name: run.community_model.sha256() for name, run in runs.items()}))
 """
 
 

@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import metis
 import pytest
+
+import metis
 from metis.trace import to_record
 from simulation.federations import still
 

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import metis
 import numpy as np
 import pytest
 import torch
+
+import metis
 from metis.errors import ConfigError, DataError
 from metis.experiments.federation import _CHECKPOINT as CHECKPOINT
 from simulation.children import child, is_running, lines, wait_until
@@ -61,9 +62,9 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
         with child(victim, policy, tmp_path, workers, started, 0.01, SECONDS) as process:
             wait_until(
                 lambda process=process, moment=moment: (
-                    (tmp_path / CHECKPOINT).exists() and lines(tmp_path / "events.jsonl") >= moment
+                    ((tmp_path / CHECKPOINT).exists() and lines(tmp_path / "events.jsonl") >= moment)
+                    or not process.is_alive()
                 )
-                or not process.is_alive()
             )
             time.sleep(chance.uniform(0, 0.02))
             process.kill()
@@ -288,7 +289,7 @@ def test_lost_events_are_one_clear_error(interrupted: Path) -> None:
     """The file of the events is gone."""
     (interrupted / "events.jsonl").unlink()
 
-    with pytest.raises(DataError, match="events.jsonl cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"events.jsonl cannot be read: No such file"):
         go_on(interrupted)
 
 
