@@ -230,7 +230,7 @@ def _missing(name: str, folder: Path | str | None) -> str:
 def _remedy(name: str) -> str:
     source = DATASETS[name]
     origin = f"; it comes from {source.origin}" if source.origin else ""
-    return f"put {source.file} there or set METIS_DATA to a folder that has it{origin}"
+    return f"put {source.file} in a folder and name that with METIS_DATA or data.folder{origin}"
 
 
 # --- downloads ------------------------------------------------------------------------------------
