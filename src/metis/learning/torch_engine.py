@@ -152,7 +152,7 @@ class TorchEngine:
         # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
         # give the caller's state back afterwards.
         with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
-            torch.manual_seed(seed)
+            self._seed(seed)
             for batch in batches:
                 inputs, targets = self._move(batch)
                 loss = self._loss(self._fit(module(inputs), targets), targets)
@@ -207,6 +207,13 @@ class TorchEngine:
             if tensor.is_complex():
                 raise ConfigError(f"tensor '{name}' of the network is complex; only real numbers can be mixed")
         return module.to(device=self._device, dtype=self._dtype)
+
+    def _seed(self, seed: int) -> None:
+        """Seed torch's global generator; for the CPU only it, because `torch.manual_seed` takes long over GPUs."""
+        if self._device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     @property
     def _fork_type(self) -> str:
