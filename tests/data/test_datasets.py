@@ -360,7 +360,7 @@ def test_a_part_of_a_set_is_accepted_and_noted(tmp_path, train, note):
 
 def test_no_download_unless_wanted(site, tmp_path):
     """With download=False a missing set is told at once."""
-    with pytest.raises(DataError, match=r"'mnist' is not in .* nor in the cache; put mnist\.npz there"):
+    with pytest.raises(DataError, match=r"'mnist' is not in .* nor in the cache; put mnist\.npz in a folder"):
         load_dataset("mnist", tmp_path, download=False)
     with pytest.raises(DataError, match="'mnist' is not in the cache"):
         load_dataset("mnist", download=False)

@@ -211,9 +211,9 @@ def test_tables_are_found_by_name_in_the_users_folder(tmp_path):
 def test_a_missing_table_says_where_it_comes_from(tmp_path, monkeypatch):
     """It cannot be downloaded, so the error tells what to put where."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(DataError, match=r"put heart_disease\.csv there or set METIS_DATA .* it comes from .*UCI"):
+    with pytest.raises(DataError, match=r"put heart_disease\.csv in a folder .* it comes from .*UCI"):
         load_dataset("heart_disease", tmp_path)
-    with pytest.raises(DataError, match=r"'heart_disease' cannot be downloaded; put heart_disease\.csv there"):
+    with pytest.raises(DataError, match=r"'heart_disease' cannot be downloaded; put heart_disease\.csv in a folder"):
         fetch_dataset("heart_disease", tmp_path)
 
 
