@@ -80,7 +80,7 @@ def test_watching_writing_and_targets_change_nothing(tmp_path: Path) -> None:
 SHAS = """
 import json
 from simulation.federations import POLICIES, simulate_lively
-runs = {name: simulate_lively(name, workers=number % 2) for number, name in enumerate(POLICIES)}
+runs = {name: simulate_lively(name, seconds=2, workers=number % 2) for number, name in enumerate(POLICIES)}
 print(json.dumps({name: run.community_model.sha256() for name, run in runs.items()}))
 """
 
@@ -104,4 +104,4 @@ def test_same_bits_for_any_hash_seed() -> None:
             shas.append(json.loads(process.stdout.read()))
 
     assert shas[0] == shas[1]
-    assert shas[0]["fedrec"] == simulate_lively("fedrec").community_model.sha256()
+    assert shas[0]["fedrec"] == simulate_lively("fedrec", seconds=2).community_model.sha256()

@@ -58,7 +58,7 @@ def growth(folder: Path, *arguments: Any) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to look at memory")
 @pytest.mark.parametrize(
-    ("policy", "few", "many", "updates"), [("sync_fedavg", 100, 1000, 1000), ("fedrec", 50, 300, 300)]
+    ("policy", "few", "many", "updates"), [("sync_fedavg", 100, 1000, 1000), ("fedrec", 50, 250, 250)]
 )
 def test_memory_is_flat_in_the_number_of_learners(
     policy: str, few: int, many: int, updates: int, tmp_path: Path
