@@ -24,7 +24,7 @@ from metis.experiments.plan import Plan, make_plan
 from metis.experiments.reproduce import Board, CellState, load_finished, run_cells
 from metis.reporting.console import comparison_table, number
 
-RESULTS = ("table3", "figure8")
+RESULTS = ("table2", "table3", "figure7", "figure8", "figure9", "figure10", "figure11", "figure12")
 
 
 def chosen_environments(wanted: Sequence[str], environments: dict[str, Environment]) -> list[Environment]:
@@ -82,7 +82,8 @@ def command(request: Request, stdout: Console, stderr: Console) -> Done:
 
 def reproduce(request: Request, environments: Sequence[Environment], stdout: Console, stderr: Console) -> Done:
     """Run what is missing, then show what is there."""
-    cells = [cell for environment in environments for cell in environment.cells]
+    wanted = RESULTS if "all" in request.results else request.results
+    cells = [cell for environment in environments for cell in environment.needed_for(wanted)]
     with BoardDisplay(stderr) as display:
         workers = request.workers or usual_workers(len(cells))
         board = run_cells(cells, request.out, workers, display, anew=request.anew)

@@ -6,13 +6,13 @@ in a policy what the paper reports for it, and [small] which values `--scale sma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from metis.errors import ConfigError
 from metis.experiments.config import (
@@ -51,17 +51,26 @@ class Paper(Table):
     distribution: str
     results: list[str]
     note: str  # which data and network it is, and what they stand in for
-    centralized: bool = False  # whether a model trained on all the data in one place is compared
-    silos: bool = False  # whether each learner also trains alone
+
+
+class Reference(Table):
+    """Training without a federation: [centralized] with all examples in one place, [alone] with each learner's own."""
+
+    epochs: Annotated[int, Field(ge=1)]
+
+
+Role = Literal["policy", "centralized", "alone"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One policy in one environment, at one scale."""
+    """One policy in one environment, at one scale; or what it is compared with, without a federation."""
 
     environment: Environment
     config: ExperimentConfig  # with this policy only
-    published: Published | None
+    published: Published | None = None
+    role: Role = "policy"
+    only: int | None = None  # the place of the one learner that trains, where it trains alone
 
     @property
     def policy(self) -> PolicyConfig:
@@ -74,7 +83,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Environment and policy, as the folder of the run is called."""
-        return f"{self.environment.name}/{slug(self.label)}"
+        last = slug(self.label) if self.only is None else f"alone-{self.only + 1}"
+        return f"{self.environment.name}/{last}"
 
 
 @dataclass(frozen=True)
@@ -86,13 +96,38 @@ class Environment:
     paper: Paper
     config: ExperimentConfig
     published: tuple[Published | None, ...]  # of each policy
+    references: dict[Role, ExperimentConfig] = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
+        """One for each policy, in the order of the file."""
         return tuple(
             Cell(self, self.config.model_copy(update={"policy": [policy]}), published)
             for policy, published in zip(self.config.policy, self.published, strict=True)
         )
+
+    @cached_property
+    def centralized(self) -> tuple[Cell, ...]:
+        """The model of all examples in one place, if the file asks for it."""
+        config = self.references.get("centralized")
+        return () if config is None else (Cell(self, config, role="centralized"),)
+
+    @cached_property
+    def alone(self) -> tuple[Cell, ...]:
+        """Each learner for itself, if the file asks for it."""
+        config = self.references.get("alone")
+        return (
+            ()
+            if config is None
+            else tuple(Cell(self, config, role="alone", only=place) for place in range(config.learner_count))
+        )
+
+    def needed_for(self, results: Collection[str]) -> tuple[Cell, ...]:
+        """The cells that these results of the paper are made of."""
+        wanted = set(results) & set(self.paper.results) - {"figure5", "figure6"}  # those show data only
+        if not wanted:
+            return ()
+        return (*self.cells, *self.centralized, *(self.alone if "figure12" in wanted else ()))
 
 
 def environments_folder() -> Path:
@@ -119,19 +154,41 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     """One file at one scale, checked whole."""
     content = read_toml(file)
     source = f"{file.name} ({scale})"
+    small = content.pop("small", {})
+    if scale == "small":
+        content = merged(content, small)
     if not isinstance(content.get("paper"), dict):
         raise ConfigError(f"{file.name}: paper: missing; say in a table [paper] which experiment of the paper it is")
     paper = _checked(Paper, content.pop("paper"), file.name, "paper")
-    small = content.pop("small", {})
+    epochs = {
+        role: _checked(Reference, content.pop(role), file.name, role).epochs
+        for role in ("centralized", "alone")
+        if role in content
+    }
     policies = content.get("policy")
     published = []
     for place, policy in enumerate(policies if isinstance(policies, list) else []):
         given = policy.pop("published", None)
         published.append(None if given is None else _checked(Published, given, file.name, f"policy.{place}.published"))
-    if scale == "small":
-        content = merged(content, small)
     config = resolve_config(content, source, overrides, folder=file.parent)
-    return Environment(file.stem, scale, paper, config, tuple(published))
+    references: dict[Role, ExperimentConfig] = {}
+    for role, passes in epochs.items():
+        references[role] = _reference(config, role, passes)
+    return Environment(file.stem, scale, paper, config, tuple(published), references)
+
+
+def _reference(config: ExperimentConfig, role: Role, epochs: int) -> ExperimentConfig:
+    """One learner that publishes after every epoch; the solver is that of the environment's first policy."""
+    label = "Centralized" if role == "centralized" else "Alone"
+    content = config.to_dict()
+    first = content["policy"][0]
+    content["policy"] = [{"name": "sync_fedavg", "label": label, "local_epochs": 1.0, "training": first["training"]}]
+    content["stop"] = {"rounds": epochs}
+    content["evaluation"]["every_seconds"] = 0.0
+    if role == "centralized":
+        content["partition"] = {}
+        content["learners"] = [{**content["learners"][0], "name": "centralized", "count": 1}]
+    return resolve_config(content, f"{role} reference")
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

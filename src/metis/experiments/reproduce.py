@@ -1,6 +1,6 @@
 """Run the cells of the paper: several at the same time, each kept when it is done, all of it resumable.
 
-Each cell is a process of its own with one torch thread. Stopped by Ctrl-C, or by whatever stops a machine, it
+Cells run in processes of one torch thread. Stopped by Ctrl-C, or by whatever stops a machine, it
 goes on from its last checkpoint the next time, and ends in the same bits.
 """
 
@@ -13,16 +13,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.experiments.build import build_federation, build_policy, build_solver, build_stop
+from metis.experiments.build import Division, build_federation, build_policy, build_solver, build_stop, divide
 from metis.experiments.cells import Cell
 from metis.experiments.config import ExperimentConfig, read_toml
-from metis.experiments.plan import dry_run
+from metis.experiments.plan import dry_run, dry_seats
 from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
 _CHECKPOINT = "checkpoint.safetensors"
@@ -45,7 +45,6 @@ class CellState:
     metric: float | None = None
     seconds: float = 0.0  # of real time, in this session
     kept: bool = False  # it was done before
-    begun: bool = False  # its process is up
 
     @property
     def steps_left(self) -> int:
@@ -113,10 +112,17 @@ def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, a
         if finished(state.folder):
             state.status, state.kept = "done", True
         else:
-            state.planned_steps = dry_run(state.cell.config).costs.steps
+            state.planned_steps = _planned_steps(state.cell)
     board = Board(states, workers)
     _Session(board, watch).run()
     return board
+
+
+def _planned_steps(cell: Cell) -> int:
+    if cell.only is None:
+        return dry_run(cell.config).costs.steps
+    seats = dry_seats(cell.config)
+    return dry_run(cell.config, seats=seats[cell.only : cell.only + 1]).costs.steps
 
 
 def _check_kept(states: Sequence[CellState], anew: bool) -> None:
@@ -152,12 +158,23 @@ def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
         yield f"{path} was {then}, is {now}"
 
 
+@dataclass
+class _Worker:
+    """A process that runs one cell after the other."""
+
+    process: Any
+    connection: Connection
+    begun: bool = False  # it is up, and Ctrl-C is heard
+    state: CellState | None = None
+    since: float = 0.0
+
+
 class _Session:
     """The processes of one call of `run_cells`."""
 
     def __init__(self, board: Board, watch: Watch) -> None:
         self._board, self._watch = board, watch
-        self._running: dict[Connection, tuple[CellState, Any, float]] = {}
+        self._workers: list[_Worker] = []
         self._problems: list[tuple[str, MetisError]] = []
         self._stopping = False
 
@@ -166,70 +183,95 @@ class _Session:
         waiting = [state for state in self._board.states if state.status == "waiting"]
         waiting.sort(key=lambda state: state.planned_steps, reverse=True)
         with _one_interrupt(self._stop):
-            while self._running or (waiting and not self._stopping):
-                while waiting and len(self._running) < self._board.workers and not self._stopping:
-                    self._start(waiting.pop(0))
-                self._listen()
-                self._watch(self._board)
+            try:
+                for _ in range(min(self._board.workers, len(waiting))):
+                    if not self._stopping:
+                        self._workers.append(_start_worker())
+                while self._workers:
+                    self._hand_out(waiting)
+                    self._listen()
+                    self._watch(self._board)
+            finally:
+                for worker in self._workers:
+                    worker.process.terminate()
         if self._problems:
             name, problem = self._problems[0]
             raise type(problem)(f"{name}: {problem}")
 
-    def _start(self, state: CellState) -> None:
-        state.folder.mkdir(parents=True, exist_ok=True)
-        config = state.cell.config.model_copy(update={"policy": [state.cell.policy]})
-        head = f"# {state.cell.environment.paper.title}, scale {state.cell.environment.scale}\n\n"
-        (state.folder / CONFIG).write_text(head + config.to_toml(), encoding="utf-8")
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_train_cell, args=(config, state.folder, theirs), daemon=True)
-        with _deaf():
-            process.start()
-        theirs.close()
-        state.status = "running"
-        self._running[ours] = (state, process, time.perf_counter())
+    def _hand_out(self, waiting: list[CellState]) -> None:
+        for worker in [worker for worker in self._workers if worker.state is None]:
+            if not waiting or self._stopping:
+                worker.connection.close()
+                worker.process.join(0 if self._stopping and not worker.begun else None)
+                self._workers.remove(worker)
+                continue
+            state = waiting.pop(0)
+            state.folder.mkdir(parents=True, exist_ok=True)
+            cell = state.cell
+            head = f"# {cell.environment.paper.title}, scale {cell.environment.scale}: {cell.name}\n\n"
+            (state.folder / CONFIG).write_text(head + cell.config.to_toml(), encoding="utf-8")
+            worker.connection.send((cell.config, cell.only, state.folder))
+            worker.state, worker.since, state.status = state, time.perf_counter(), "running"
 
     def _listen(self) -> None:
-        for connection in wait(list(self._running), timeout=_TELL_SECONDS):
-            assert isinstance(connection, Connection)
-            state, process, _ = self._running[connection]
+        ready = wait([worker.connection for worker in self._workers], timeout=_TELL_SECONDS)
+        for worker in [worker for worker in self._workers if worker.connection in ready]:
             try:
-                message = connection.recv()
+                self._hear(worker, worker.connection.recv())
             except (EOFError, OSError):
-                self._ended(connection, state, process)
-                continue
-            if isinstance(message, MetisError):
-                self._problems.append((state.cell.name, message))
-                self._stop()
-            else:
-                for name, value in message.items():
-                    setattr(state, name, value)
-        for state, _, started in self._running.values():
-            state.seconds = time.perf_counter() - started
+                self._lost(worker)
+        for worker in self._workers:
+            if worker.state is not None:
+                worker.state.seconds = time.perf_counter() - worker.since
 
-    def _ended(self, connection: Connection, state: CellState, process: Any) -> None:
-        process.join()
-        connection.close()
-        del self._running[connection]
-        if finished(state.folder):
-            state.status = "done"
-            return
-        state.status = "interrupted"
-        if not self._stopping:
-            code = process.exitcode
-            self._problems.append((state.cell.name, InternalError(f"its process ended with {code} before the run did")))
+    def _hear(self, worker: _Worker, message: Any) -> None:
+        state = worker.state
+        if message == "up":
+            worker.begun = True
+        elif isinstance(message, MetisError):
+            self._problems.append(("a cell" if state is None else state.cell.name, message))
             self._stop()
+        elif isinstance(message, dict) and state is not None:
+            for name, value in message.items():
+                setattr(state, name, value)
+        elif message == "ended" and state is not None:
+            state.seconds = time.perf_counter() - worker.since
+            state.status = "done" if finished(state.folder) else "interrupted"
+            worker.state = None
+
+    def _lost(self, worker: _Worker) -> None:
+        """The process is gone, because we stopped it or because something else did."""
+        worker.process.join()
+        worker.connection.close()
+        self._workers.remove(worker)
+        if worker.state is not None:
+            worker.state.status = "interrupted"
+            if not self._stopping:
+                code = worker.process.exitcode
+                problem = InternalError(f"its process ended with {code} before the run did")
+                self._problems.append((worker.state.cell.name, problem))
+                self._stop()
 
     def _stop(self) -> None:
         """Let every process keep what it has and end."""
         if self._stopping:
             return
         self._stopping = True
-        for state, process, _ in self._running.values():
-            if os.name == "posix" and process.pid is not None and state.begun:
-                os.kill(process.pid, signal.SIGINT)
+        for worker in self._workers:
+            if os.name == "posix" and worker.begun:
+                os.kill(worker.process.pid, signal.SIGINT)
             else:
-                process.terminate()  # the last checkpoint stays
+                worker.process.terminate()  # the last checkpoint stays
+
+
+def _start_worker() -> _Worker:
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    with _deaf():
+        process.start()
+    theirs.close()
+    return _Worker(process, ours)
 
 
 @contextmanager
@@ -270,11 +312,28 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _train_cell(config: ExperimentConfig, folder: Path, connection: Connection) -> None:
-    """The life of a cell's process: train, tell how far it is, keep what there is when stopped."""
+def _work(connection: Connection) -> None:
+    """The life of a worker process: one cell after the other, until there are no more or it is told to stop."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # the terminal's Ctrl-C goes to the session, which tells us once
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(KeyboardInterrupt, EOFError, OSError):  # the session has gone, or wants us to go
+        connection.send("up")
+        divisions = _Divisions()
+        while True:
+            config, only, folder = connection.recv()
+            try:
+                _run_cell(connection, divisions, config, only, folder)
+            except MetisError as problem:
+                connection.send(problem)
+            except Exception as problem:  # so that the session can name the cell
+                connection.send(InternalError(f"{type(problem).__name__}: {problem}"))
+            connection.send("ended")
+
+
+def _run_cell(
+    connection: Connection, divisions: _Divisions, config: ExperimentConfig, only: int | None, folder: Path
+) -> None:
     last = 0.0
     before: int | None = None
 
@@ -294,29 +353,41 @@ def _train_cell(config: ExperimentConfig, folder: Path, connection: Connection) 
         except OSError:  # nobody listens any more
             raise KeyboardInterrupt from None
 
-    last_words: Any
-    try:
-        connection.send({"begun": True})
-        run = execute(config, folder, resume=(folder / _CHECKPOINT).exists(), watch=tell)
-        end = run.costs
-        last_words = {"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric}
-    except KeyboardInterrupt:
-        last_words = {}
-    except MetisError as problem:
-        last_words = problem
-    except Exception as problem:  # so that the session can name the cell
-        last_words = InternalError(f"{type(problem).__name__}: {problem}")
-    with suppress(OSError):  # the session may have gone
-        connection.send(last_words)
-    connection.close()
+    division = divisions.get(config)
+    if only is not None:
+        division = replace(division, seats=division.seats[only : only + 1])
+    run = execute(config, folder, division=division, resume=(folder / _CHECKPOINT).exists(), watch=tell)
+    end = run.costs
+    connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
+
+
+class _Divisions:
+    """The division that was asked for last: cells of one environment share it."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._division: Division | None = None
+
+    def get(self, config: ExperimentConfig) -> Division:
+        content = config.to_dict()
+        key = json.dumps([content.get(table) for table in ("seed", "data", "partition", "learners")])
+        if self._division is None or key != self._key:
+            self._division = None  # not two data sets in memory
+            self._key, self._division = key, divide(config)
+        return self._division
 
 
 def execute(
-    config: ExperimentConfig, out: Path, *, resume: bool = False, watch: Callable[[RunFold], None] | None = None
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    division: Division | None = None,
+    resume: bool = False,
+    watch: Callable[[RunFold], None] | None = None,
 ) -> Run:
     """Run the first policy of a configuration in this process and keep it in a folder."""
     policy = config.policy[0]
-    return build_federation(config, source=str(out / CONFIG)).simulate(
+    return build_federation(config, source=str(out / CONFIG), division=division).simulate(
         build_policy(policy),
         build_stop(config),
         target=config.evaluation.target,
