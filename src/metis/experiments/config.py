@@ -449,13 +449,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     known = list(known)
     if _ALSO_CALLED.get(name.lower()) in known:
         return _ALSO_CALLED[name.lower()]
-    lower = {item.lower(): item for item in known}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    if found:
-        return lower[found[0]]
-    # "semisync" for "semisync_fedavg": too short for difflib, yet clear.
-    parts = [item for item in known if len(name) > 2 and (name.lower() in item.lower() or item.lower() in name.lower())]
-    return parts[0] if len(parts) == 1 else None
+
+    def likeness(item: str) -> float:
+        whole = difflib.SequenceMatcher(None, name.lower(), item.lower()).ratio()
+        # "semisink" for "semisync_fedavg", "flip" for "horizontal_flip": a part that is nearly right.
+        parts = (item[: len(name)], item[-len(name) :]) if len(name) > 2 else ()
+        return max(
+            [whole, *(0.9 * difflib.SequenceMatcher(None, name.lower(), part.lower()).ratio() for part in parts)]
+        )
+
+    best = max(known, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= 0.6 else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -201,20 +201,22 @@ class RunProgress:
         if self._task is None or self._progress.disable or now - self._shown_at < REFRESH_SECONDS:
             return
         self._shown_at = now
-        requests = fold.costs.update_requests
+        costs = fold.costs
+        requests = costs.update_requests
         state = f"round {fold.version}  t={fold.now:.1f} s  update requests {requests:,}"
         if fold.history:
             state += f"  {fold.setting.metric} {fold.history[-1].metrics.get(fold.setting.metric, 0.0):.3f}"
-        self._progress.update(self._task, completed=self._done(fold, requests), state=state)
+        self._progress.update(self._task, completed=self._done(fold, costs), state=state)
         self._progress.refresh()
 
-    def _done(self, fold: RunFold, requests: int) -> float:
+    def _done(self, fold: RunFold, costs: Costs) -> float:
         """The share of the budget that is spent."""
         shares = [0.0]
         for spent, limit in (
             (fold.version, self._stop.rounds),
             (fold.now, self._stop.seconds),
-            (requests, self._stop.update_requests),
+            (costs.update_requests, self._stop.update_requests),
+            (costs.steps, self._stop.steps),
         ):
             if limit is not None:
                 shares.append(spent / limit)
