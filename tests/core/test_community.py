@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -225,6 +226,19 @@ def test_order_of_arrival_cannot_change_a_bit(commits, random):
         assert full.model.vector == pytest.approx(weighted_average(commits), rel=1e-6, abs=1e-6)
         shas.add(full.model.sha256())
     assert len(shas) == 1
+
+
+def test_order_of_arrival_cannot_change_a_bit_even_where_addition_does():
+    """1 + 1e30 - 1e30 is 0 or 1, as one adds; the full pass always adds in learner order."""
+    commits = {"a": model(1, 1, 1), "b": model(1e30, 1e30, 1e30), "c": model(-1e30, -1e30, -1e30)}
+    results = set()
+    for order in itertools.permutations(commits):
+        full = FullPass(model(), MemoryStore())
+        for learner in order:
+            full.commit(learner, commits[learner], 1.0, 1, None)
+        full.publish()
+        results.add(tuple(full.model.vector.tolist()))
+    assert results == {((1 + 1e30 - 1e30) / 3,) * 3}
 
 
 def test_full_pass_holds_only_what_came_since_the_last_publication():

@@ -439,6 +439,19 @@ def test_fedrec_discounts_steps_that_others_committed():
     assert slow.contribution_value == (EPOCH * len(fast) - EPOCH) ** -0.5
 
 
+def test_recency_counts_steps_that_are_committed_but_not_yet_published():
+    """R7: s_c is the counter of all commits, also where a buffer holds the publication back."""
+    policy = Policy("mine", Asynchronous(1), fedrec().contribution, fedbuff(buffer_size=9).community)
+    controller = Controller(policy, model(), learners_expected=2)
+    for name in ("a", "b"):
+        controller.handle(LearnerJoined(name, 500, 100), 0.0)
+    controller.handle(update("a", 0, steps=5), 1.0)
+
+    committed, _ = controller.handle(update("b", 1, steps=2), 2.0)
+
+    assert committed.contribution_value == (5 - (0 + 2)) ** -0.5
+
+
 def test_fedasync_discounts_versions():
     """(T - tau + 1)^(-1/2): the slow learner starts from version 0 while the fast one publishes."""
     play = Play(fedasync(local_epochs=1), gpu=FAST, cpu=SLOW)
