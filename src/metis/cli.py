@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the user'
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import shlex
@@ -97,6 +98,9 @@ def _guarded(command: _Command) -> _Command:
             again = shlex.join(["metis", "--debug", *sys.argv[1:]])
             _fail(f"unexpected {type(problem).__name__}: {text}; to see where, run: {again}", OUR_ERROR)
 
+    # A help text is as wide as the terminal, not as the source.
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    guarded.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return guarded  # type: ignore[return-value]
 
 
@@ -437,7 +441,7 @@ def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], fol
         _print_json({**document, "directory": folder.as_posix()})
     else:
         console = _stdout()
-        console.print(comparison_table(comparison))
+        console.print(comparison_table(comparison, console.width))
         console.print(f"written to {folder}, report in {report}", soft_wrap=True)
     if interrupted:
         left = len(jobs) - len(runs)

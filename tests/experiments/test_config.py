@@ -265,3 +265,18 @@ def test_syntax_errors_say_the_line(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"^binary\.toml: not a text file in UTF-8"):
         load_config(tmp_path / "binary.toml")
+
+
+def test_faults_of_all_kinds_are_listed_together() -> None:
+    """A typo does not hide an impossible value or a missing rule."""
+    lines = fault(
+        policy=[{"name": "fedrec", "local_epoch": 1}, {"name": "semisync_fedavg", "slowest_learner_epochs": 0}],
+        stop={},
+        data={"dataset": "digit"},
+    ).splitlines()
+    assert sorted(lines) == [
+        "demo.toml: data.dataset: there is no data set 'digit'; did you mean 'digits'?",
+        "demo.toml: policy.0.local_epoch: unknown key; did you mean 'local_epochs'?",
+        "demo.toml: policy.1.slowest_learner_epochs: lambda must be a number greater than 0, not 0.0",
+        "demo.toml: stop: the run would not end; give rounds, seconds, update_requests or steps",
+    ]

@@ -329,11 +329,10 @@ def resolve_config(
         _check_open_tables(raw, complaints)
         raise complaints.error() from None
     _check_open_tables(raw, complaints)
-    complaints.raise_if_any()
     _cross_check(config, complaints)
+    _check_policies(config, complaints)
     complaints.raise_if_any()
     config = _completed(config, folder)
-    _check_policies(config, complaints)
     _check_files(config, complaints)
     complaints.raise_if_any()
     config = _labelled(config, complaints)
@@ -818,8 +817,11 @@ def _check_policies(config: ExperimentConfig, complaints: _Complaints) -> None:
     """The policies themselves know which values are impossible (lambda = 0)."""
     for place, policy in enumerate(config.policy):
         try:
-            made = POLICIES[policy.name](**policy.parameters)
+            known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters)
+            made = POLICIES[policy.name](**known.model_dump())
             made.community(Model.empty(), MemoryStore())
+        except (KeyError, ValidationError):
+            continue  # its name or its keys have been complained about
         except ValueError as problem:
             text = str(problem)
             key = next((name for name in policy.parameters if text.startswith(name)), None)

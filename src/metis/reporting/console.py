@@ -32,49 +32,70 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def _factor(value: float | None) -> str:
-    return "" if value is None else f"×{value:.2f}"
-
-
 # --- comparison -------------------------------------------------------------------------------
 
-_COLUMNS = (
+_Columns = Sequence[tuple[str, str]]
+_WORK: _Columns = (
     ("iterations", "iterations"),
     ("parallel_time", "PT (s)"),
     ("cumulative_time", "CT (s)"),
     ("update_requests", "CC"),
+)
+_ENERGY: _Columns = (
     ("energy.equation", "EC\nequation"),
     ("energy.active", "EC\nactive"),
     ("energy.idle_charged", "EC\n+ idle"),
 )
 
 
-def comparison_table(comparison: Mapping[str, Any]) -> Group:
-    """The paper's Tables 2-3 for these runs; under each cost the factor against the first row."""
-    rows: Sequence[Mapping[str, Any]] = comparison["rows"]
-    target, metric = comparison["target"], comparison["metric"]
+def comparison_table(comparison: Mapping[str, Any], width: int | None = None) -> Group:
+    """The paper's Tables 2-3 for these runs; under each cost the factor against the first row.
+
+    Where the terminal is too narrow for all columns, energy gets a table of its own.
+    """
+    target = comparison["target"]
     title = "Costs at the end of the budget"
     if target is not None:
         title = f"Costs until {target['metric']} {target['value']:g}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy", overflow="fold", min_width=8)
-    for _, heading in _COLUMNS:
+    legend = Text(f"\n{_legend(comparison)}", style="dim")
+    whole = _cost_table(comparison, title, [*_WORK, *_ENERGY], with_metric=True)
+    if width is None or Console(width=1000).measure(whole).maximum <= width:
+        return Group(whole, legend)
+    work = _cost_table(comparison, title, _WORK, with_metric=True)
+    return Group(work, "", _cost_table(comparison, "", _ENERGY, with_metric=False), legend)
+
+
+def _cost_table(comparison: Mapping[str, Any], title: str, columns: _Columns, *, with_metric: bool) -> Table:
+    rows: Sequence[Mapping[str, Any]] = comparison["rows"]
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    table.add_column("policy", overflow="fold")
+    for _, heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(f"{metric}\nfinal, best", justify="right", no_wrap=True)
-    best = {path: _least(rows, path) for path, _ in _COLUMNS}
+    if with_metric:
+        table.add_column(f"{comparison['metric']}\nbest", justify="right", no_wrap=True)
+    best = {path: _least(rows, path) for path, _ in columns}
     for row in rows:
         name = Text(str(row["label"]), style="bold")
         if row["reached"] is False:
             name.append("\ndid not reach", style="red")
         cells: list[Text] = [name]
-        for path, _ in _COLUMNS:
+        for path, _ in columns:
             value, factor = _value(row, path), row["factors"][path]
             cell = Text(number(value), style="green" if value is not None and value == best[path] else "")
-            cell.append(f"\n{_factor(factor)}", style="dim")
+            if factor is not None:
+                cell.append(f"\n×{factor:.2f}", style="dim")
             cells.append(cell)
-        cells.append(Text(f"{_metric(row['final'])}\n{_metric(row['best'])}"))
+        if with_metric:
+            cells.append(Text(f"{_metric(row['final'])}\n{_metric(row['best'])}"))
         table.add_row(*cells)
-    return Group(table, Text(_legend(comparison), style="dim"))
+    return table
 
 
 def _legend(comparison: Mapping[str, Any]) -> str:
@@ -113,7 +134,8 @@ def run_table(run: Run) -> Table:
     """The bill of one run, at the target and at the end."""
     target, reached, end = run.setting.target, run.costs_at_target, run.costs
     unit = "J" if run.setting.learners and run.setting.learners[0].power.unit == "watt" else "ε s"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    title = f"{run.policy}: {run.finish_reason}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("costs")
     columns = []
     if target is not None:
@@ -149,7 +171,7 @@ def sentence(run: Run) -> str:
     ]
     if run.final_metric is not None:
         parts.append(f"{setting.metric} {run.final_metric:.3f}")
-    return f"{'  '.join(parts)}  ({run.finish_reason}; took {run.wall_seconds:.1f} s)"
+    return f"{'  '.join(parts)}  ({run.wall_seconds:.1f} s)"
 
 
 def complaints(run: Run) -> list[str]:
@@ -163,6 +185,8 @@ def complaints(run: Run) -> list[str]:
     said = [line if count == 1 else f"{line} ({count} times)" for line, count in lines.items()]
     if late:
         said.append(f"{len(late)} updates came late and were not mixed, of {', '.join(sorted(set(late)))}")
+    if run.finish_reason.startswith("no learner"):
+        said.append(f"{run.policy} ended before its budget: {run.finish_reason}")
     said += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]
     return said
 
