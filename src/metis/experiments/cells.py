@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -38,6 +38,8 @@ class Published(Table):
     slow: int | None = None
     parallel_time: float | None = None
     cumulative_time: float | None = None
+    fast_time: float | None = None  # cumulative time of the fast learners
+    slow_time: float | None = None
     communication_cost: int | None = None
     energy: float | None = None
 
@@ -97,6 +99,7 @@ class Environment:
     config: ExperimentConfig
     published: tuple[Published | None, ...]  # of each policy
     references: dict[Role, ExperimentConfig] = field(default_factory=dict)
+    paper_target: float | None = None  # at the paper's scale
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -140,14 +143,37 @@ def environments_folder() -> Path:
 
 
 def load_environments(
-    scale: Scale, folder: Path | None = None, overrides: Sequence[str] = ()
+    scale: Scale, overrides: Sequence[str] = (), *, results: Collection[str] | None = None, folder: Path | None = None
 ) -> dict[str, Environment]:
-    """Every environment by the name of its file, at one scale, changed by `key.path=value` overrides."""
+    """The environments by the names of their files, at one scale, in the order of the paper.
+
+    With `results` only those that the results are made of, changed by `key.path=value` overrides.
+    """
     folder = environments_folder() if folder is None else folder
     files = sorted(folder.glob("*.toml"))
     if not files:
         raise ConfigError(f"there is no experiment in {folder}")
-    return {file.stem: load_environment(file, scale, overrides) for file in files}
+    if results is not None:
+        files = [file for file in files if set(results) & set(_paper_of(read_toml(file), file.name).results)]
+    found = [load_environment(file, scale, overrides) for file in files]
+    return {environment.name: environment for environment in sorted(found, key=_order)}
+
+
+def _order(environment: Environment) -> tuple[int, int, str]:
+    domains = ("CIFAR-10", "CIFAR-100", "ExtendedMNIST", "BrainAge")
+    sizes = ("Uniform", "Skewed", "Power Law")
+    paper = environment.paper
+    return (
+        domains.index(paper.domain) if paper.domain in domains else len(domains),
+        next((place for place, name in enumerate(sizes) if paper.distribution.startswith(name)), len(sizes)),
+        environment.name,
+    )
+
+
+def _paper_of(content: Mapping[str, Any], source: str) -> Paper:
+    if not isinstance(content.get("paper"), dict):
+        raise ConfigError(f"{source}: paper: missing; say in a table [paper] which experiment of the paper it is")
+    return cast("Paper", _checked(Paper, content["paper"], source, "paper"))
 
 
 def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) -> Environment:
@@ -155,11 +181,11 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     content = read_toml(file)
     source = f"{file.name} ({scale})"
     small = content.pop("small", {})
+    target = content.get("evaluation", {}).get("target")
     if scale == "small":
         content = merged(content, small)
-    if not isinstance(content.get("paper"), dict):
-        raise ConfigError(f"{file.name}: paper: missing; say in a table [paper] which experiment of the paper it is")
-    paper = _checked(Paper, content.pop("paper"), file.name, "paper")
+    paper = _paper_of(content, file.name)
+    del content["paper"]
     epochs = {
         role: _checked(Reference, content.pop(role), file.name, role).epochs
         for role in ("centralized", "alone")
@@ -174,7 +200,7 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     references: dict[Role, ExperimentConfig] = {}
     for role, passes in epochs.items():
         references[role] = _reference(config, role, passes)
-    return Environment(file.stem, scale, paper, config, tuple(published), references)
+    return Environment(file.stem, scale, paper, config, tuple(published), references, target)
 
 
 def _reference(config: ExperimentConfig, role: Role, epochs: int) -> ExperimentConfig:

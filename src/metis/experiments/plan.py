@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from metis.core.controller import Controller, StopRule, Target
+from metis.core.costs import Costs
 from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
 from metis.core.model import Model
 from metis.data.datasets import DATASETS
@@ -200,10 +201,10 @@ def rounds_of(run: Run) -> list[Round]:
     return made
 
 
-def split_steps(run: Run) -> tuple[int, int]:
-    """Steps of the fast learners, those with the least time per batch, and of the slow ones."""
+def split_steps(run: Run, costs: Costs | None = None) -> tuple[int, int]:
+    """Steps of the fast learners, those with the least time per batch, and of the slow ones; by default at the end."""
+    costs = run.costs if costs is None else costs
     least = min(learner.time_per_batch for learner in run.setting.learners)
     fast = {learner.name for learner in run.setting.learners if learner.time_per_batch == least}
-    by_learner = run.costs.by_learner
-    of_fast = sum(costs.steps for name, costs in by_learner.items() if name in fast)
-    return of_fast, run.costs.steps - of_fast
+    of_fast = sum(learner.steps for name, learner in costs.by_learner.items() if name in fast)
+    return of_fast, costs.steps - of_fast

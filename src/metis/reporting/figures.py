@@ -50,14 +50,14 @@ KIND_COLOURS: dict[Kind, str] = {
     "away": "#ececec",
 }
 KIND_WORDS: dict[Kind, str] = {"training": "training", "transfer": "transfer", "idle": "idle", "away": "away"}
-_INK, _MUTED, _GRID, _PAPER, _HATCH = "#1c2126", "#5a626b", "#dfe2e6", "#fefefe", "#cf6f3c"
+INK, MUTED, GRID, PAPER, _HATCH = "#1c2126", "#5a626b", "#dfe2e6", "#fefefe", "#cf6f3c"
 
 # What a page may restyle: printed colour -> CSS variable.
 CSS_VARIABLES: dict[str, str] = {
-    _INK: "--ink",
-    _MUTED: "--muted",
-    _GRID: "--grid",
-    _PAPER: "--paper",
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--grid",
+    PAPER: "--paper",
     _HATCH: "--hatch",
     **{colour: f"--{kind}" for kind, colour in KIND_COLOURS.items()},
     **{colour: f"--policy-{index}" for index, colour in enumerate(POLICY_COLOURS, 1)},
@@ -76,26 +76,26 @@ FORMATS = ("png", "svg", "pdf")
 _STYLE: dict[str, Any] = {
     "figure.facecolor": "white",
     "font.size": 10,
-    "text.color": _INK,
+    "text.color": INK,
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 7,
     "axes.labelsize": 10,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
     "legend.frameon": False,
@@ -113,14 +113,14 @@ _STYLE: dict[str, Any] = {
 
 def save_run_figures(run: Run, folder: Path) -> list[Path]:
     """Write curves, active and idle time, timeline and distribution of data of one run as PNG and SVG."""
-    with _style():
+    with house_style():
         figures = {
             "curves": _curves_figure([run]),
             "active_idle": _active_idle_figure([run]),
             "timeline": _timeline_figure([run]),
-            "data": _distribution_figure(*_distribution_of(run)),
+            "data": _distribution_figure(*distribution_of(run)),
         }
-        return [path for name, figure in figures.items() for path in _save_both(figure, folder, name)]
+        return [path for name, figure in figures.items() for path in save_both(figure, folder, name)]
 
 
 def save_comparison_figures(runs: Sequence[Run], folder: Path, *, inset: bool = False) -> list[Path]:
@@ -130,14 +130,14 @@ def save_comparison_figures(runs: Sequence[Run], folder: Path, *, inset: bool = 
     """
     if not runs:
         raise ConfigError("a comparison needs at least one run")
-    with _style():
+    with house_style():
         figures = {
             "curves": _curves_figure(runs, inset=inset),
             "active_idle": _active_idle_figure(runs),
             "timelines": _timeline_figure(runs),
-            "data": _distribution_figure(*_distribution_of(runs[0])),
+            "data": _distribution_figure(*distribution_of(runs[0])),
         }
-        return [path for name, figure in figures.items() for path in _save_both(figure, folder, name)]
+        return [path for name, figure in figures.items() for path in save_both(figure, folder, name)]
 
 
 def partition_figure(
@@ -146,7 +146,7 @@ def partition_figure(
     """Write a picture of who holds how many examples of which class (the paper's Figure 5)."""
     path = Path(path)
     _check_format(path)
-    with _style():
+    with house_style():
         _save(_distribution_figure(counts, names, class_names), path)
     return path
 
@@ -155,7 +155,7 @@ def draw(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
     """The metric over parallel time and over update requests; saved if a path is given."""
     if path is not None:
         _check_format(Path(path))
-    with _style():
+    with house_style():
         figure = _curves_figure(runs)
         if path is not None:
             _save(figure, Path(path))
@@ -168,7 +168,7 @@ def _check_format(path: Path) -> None:
         raise ConfigError(f"{path}: a figure is written as one of {allowed}; name the file accordingly")
 
 
-def _save_both(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save_both(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     for path in paths:
         _save(figure, path)
@@ -185,7 +185,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """Our style on matplotlib's defaults: a user's own settings do not change what a report looks like."""
     from matplotlib import style
 
@@ -210,14 +210,14 @@ def _figure_class() -> type[Figure]:
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
-            with _style(), _any_alphabet():
+            with house_style(), _any_alphabet():
                 self.savefig(buffer, format="png")
             return buffer.getvalue()
 
     return Drawing
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> Figure:
     return _figure_class()(figsize=(width, height), layout="constrained")
 
 
@@ -226,46 +226,46 @@ def _figure(width: float, height: float) -> Figure:
 
 def curve_svg(runs: Sequence[Run], over: Over, identity: str) -> str:
     """One curve a run: the metric over parallel time or over update requests."""
-    with _style():
-        figure = _figure(5.4, 3.7 + 0.2 * math.ceil(len(runs) / 2))
+    with house_style():
+        figure = blank_figure(5.4, 3.7 + 0.2 * math.ceil(len(runs) / 2))
         axes = figure.add_subplot()
         _draw_curves(axes, runs, over)
         if len(runs) > 1:
             _legend_below(figure, axes, columns=2)
-        return _inline(figure, identity)
+        return inline_svg(figure, identity)
 
 
 def policies_svg(runs: Sequence[Run], identity: str) -> str:
     """One bar a run: how all learners together spent their time."""
-    with _style():
-        figure = _figure(7.0, 0.75 + 0.34 * len(runs))
+    with house_style():
+        figure = blank_figure(7.0, 0.75 + 0.34 * len(runs))
         _draw_policy_bars(figure.add_subplot(), runs)
-        return _inline(figure, identity)
+        return inline_svg(figure, identity)
 
 
 def active_idle_svg(run: Run, until: float, identity: str) -> str:
     """One bar a learner: training, transfer, waiting and absence over the whole run."""
-    with _style():
-        figure = _figure(5.4, _rows_height(run))
-        _draw_learner_bars(figure.add_subplot(), run, until)
-        return _inline(figure, identity)
+    with house_style():
+        figure = blank_figure(5.4, _rows_height(run))
+        draw_learner_bars(figure.add_subplot(), run, until)
+        return inline_svg(figure, identity)
 
 
 def timeline_svg(run: Run, until: float, identity: str) -> str:
     """One row a learner, or shares of many learners: what they did from the start until then."""
-    with _style():
-        figure = _figure(11.0, _rows_height(run))
+    with house_style():
+        figure = blank_figure(11.0, _rows_height(run))
         _draw_timeline(figure.add_subplot(), run, until)
-        return _inline(figure, identity)
+        return inline_svg(figure, identity)
 
 
 def distribution_svg(run: Run, identity: str) -> str:
     """Who holds how many examples of which class."""
-    with _style():
-        return _inline(_distribution_figure(*_distribution_of(run), width=11.0 if wide(run) else 7.0), identity)
+    with house_style():
+        return inline_svg(_distribution_figure(*distribution_of(run), width=11.0 if wide(run) else 7.0), identity)
 
 
-def _inline(figure: Figure, identity: str) -> str:
+def inline_svg(figure: Figure, identity: str) -> str:
     """SVG to stand inside HTML: ids of its own, letters as text, colours that the page may change."""
     import matplotlib
 
@@ -382,7 +382,7 @@ def _seconds(costs: Costs) -> dict[Kind, NDArray[np.float64]]:
     }
 
 
-def _distribution_of(run: Run) -> tuple[NDArray[np.int64], list[str], list[str]]:
+def distribution_of(run: Run) -> tuple[NDArray[np.int64], list[str], list[str]]:
     """Counts by learner and class; one column where there are no classes."""
     learners = run.setting.learners
     names = [learner.name for learner in learners]
@@ -413,7 +413,7 @@ def _learner_label(learner: LearnerInfo) -> str:
 
 def _curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
     columns = min(5, max(1, len(runs)))
-    figure = _figure(9.2, 3.7 + (0.24 * math.ceil(len(runs) / columns) if len(runs) > 1 else 0.0))
+    figure = blank_figure(9.2, 3.7 + (0.24 * math.ceil(len(runs) / columns) if len(runs) > 1 else 0.0))
     time_axes, request_axes = figure.subplots(1, 2, sharey=True)
     _draw_curves(time_axes, runs, "parallel_time")
     _draw_curves(request_axes, runs, "update_requests")
@@ -432,40 +432,40 @@ def _curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
 def _active_idle_figure(runs: Sequence[Run]) -> Figure:
     columns = min(3, len(runs))
     rows = math.ceil(len(runs) / columns)
-    figure = _figure(max(5.6, 3.6 * columns + 1.2), 0.3 + _rows_height(runs[0]) * rows)
+    figure = blank_figure(max(5.6, 3.6 * columns + 1.2), 0.3 + _rows_height(runs[0]) * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     until = max(run.costs.parallel_time for run in runs)
     for index, panel in enumerate(grid.flat):
         if index >= len(runs):
             panel.set_visible(False)
             continue
-        _draw_learner_bars(panel, runs[index], until, labels(runs)[index])
+        draw_learner_bars(panel, runs[index], until, labels(runs)[index])
         if index % columns:
             panel.tick_params(labelleft=False)
         last = index + columns >= len(runs)
         panel.tick_params(labelbottom=last)
         if not last:
             panel.set_xlabel("")
-    _kinds_below(figure, runs)
+    kinds_below(figure, runs)
     return figure
 
 
 def _timeline_figure(runs: Sequence[Run]) -> Figure:
     until = timeline_window(runs)
-    figure = _figure(9.2, 0.3 + sum(_rows_height(run) for run in runs))
+    figure = blank_figure(9.2, 0.3 + sum(_rows_height(run) for run in runs))
     panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for panel, run, label in zip(panels, runs, labels(runs), strict=True):
         _draw_timeline(panel, run, until, label)
         if panel is not panels[-1]:
             panel.set_xlabel("")
-    _kinds_below(figure, runs)
+    kinds_below(figure, runs)
     return figure
 
 
 def _distribution_figure(
     counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: float = 9.2
 ) -> Figure:
-    figure = _figure(width, 3.6)
+    figure = blank_figure(width, 3.6)
     _draw_distribution(figure, np.atleast_2d(counts), names, class_names)
     return figure
 
@@ -482,7 +482,7 @@ def _legend_below(figure: Figure, axes: Axes, columns: int) -> None:
         figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2, columnspacing=1.8)
 
 
-def _kinds_below(figure: Figure, runs: Sequence[Run]) -> None:
+def kinds_below(figure: Figure, runs: Sequence[Run]) -> None:
     from matplotlib.patches import Patch
 
     there = {kind for run in runs for kind, share in shares(run.costs).items() if share > NOTHING}
@@ -510,7 +510,7 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
         if len(finite) > SMOOTH_FROM:
             # Asynchronous policies publish so often that their curves would be a smear over the others.
             axes.plot(x, y, linewidth=0.6, alpha=0.35, zorder=1.5, **look)
-            line = _running_median(y)
+            line = running_median(y)
         axes.plot(
             x,
             line,
@@ -518,20 +518,20 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
             linestyle=_DASHES[index % len(_DASHES)],
             marker=_MARKERS[index % len(_MARKERS)],
             markevery=max(1, math.ceil(len(x) / 10)),
-            markeredgecolor=_PAPER,
+            markeredgecolor=PAPER,
             markeredgewidth=0.6,
             **look,
         )
     axes.set_xlabel("parallel time (s)" if over == "parallel_time" else "update requests")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=over == "update_requests"))
-    axes.xaxis.set_major_formatter(_thousands)
+    axes.xaxis.set_major_formatter(thousands)
     axes.set_xlim(left=0)
     if runs:
         setting = runs[0].setting
         axes.set_ylabel(_shown(setting.metric) + ("" if setting.higher_is_better else " (lower is better)"))
         targets = sorted({run.setting.target.value for run in runs if run.setting.target is not None})
         for target in targets:
-            axes.axhline(target, color=_MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+            axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
             axes.annotate(
                 f"target\n{target:g}",
                 (1, target),
@@ -540,21 +540,21 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
                 textcoords="offset points",
                 va="center",
                 fontsize=8.5,
-                color=_MUTED,
+                color=MUTED,
             )
         if drawn and min([*drawn, *targets]) > 0 and max(drawn) > 200 * min(drawn):
             axes.set_yscale("log")  # one bad start must not press everything else flat
-            axes.yaxis.set_major_formatter(_thousands)
+            axes.yaxis.set_major_formatter(thousands)
             axes.yaxis.set_minor_formatter(NullFormatter())
     if smoothed(runs):
-        axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=_MUTED)
+        axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=MUTED)
     if not drawn:
         axes.set_yticks([])
         evaluated = any(run.history for run in runs)
         _say(axes, "no evaluation gave a finite number" if evaluated else "the community model was not evaluated")
 
 
-def _running_median(values: Sequence[float]) -> list[float]:
+def running_median(values: Sequence[float]) -> list[float]:
     """Each value's median with its neighbours; a value that is no number stays none."""
     half = max(2, len(values) // 50)
     result = []
@@ -582,7 +582,7 @@ def _draw_policy_bars(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_xlabel("share of all learners' time (%)")
 
 
-def _draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> None:
+def draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> None:
     learners = by_speed(run.setting.learners)
     position = {name: index for index, name in enumerate(run.costs.by_learner)}
     seconds = _seconds(run.costs)
@@ -610,12 +610,12 @@ def _draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> N
         axes.set_ylim(0, until or 1)
         axes.set_ylabel("time (s)")
         axes.set_xlabel(f"{len(learners):,} learners, fastest first")
-        axes.xaxis.set_major_formatter(_thousands)
+        axes.xaxis.set_major_formatter(thousands)
     else:
         _label_rows(axes, [_learner_label(learner) for learner in learners])
         axes.set_xlim(0, until or 1)
         axes.set_xlabel("time (s)")
-        axes.xaxis.set_major_formatter(_thousands)
+        axes.xaxis.set_major_formatter(thousands)
 
 
 def _draw_timeline(axes: Axes, run: Run, until: float, title: str = "") -> None:
@@ -633,12 +633,12 @@ def _draw_timeline(axes: Axes, run: Run, until: float, title: str = "") -> None:
         _draw_shares_over_time(axes, spans, until, len(run.setting.learners))
     if versions_drawn(run, until):
         for at in _publications(run, until):
-            axes.axvline(at, color=_INK, linewidth=0.9, zorder=4)
+            axes.axvline(at, color=INK, linewidth=0.9, zorder=4)
     if title:
         axes.set_title(title)
     axes.set_xlim(0, until or 1)
     axes.set_xlabel("time (s)")
-    axes.xaxis.set_major_formatter(_thousands)
+    axes.xaxis.set_major_formatter(thousands)
 
 
 def _draw_shares_over_time(axes: Axes, spans: Sequence[Span], until: float, learners: int, bins: int = 400) -> None:
@@ -680,13 +680,13 @@ def _draw_distribution(
         figure.colorbar(image, ax=axes, label="examples", pad=0.01, ticks=MaxNLocator(6, integer=True))
         axes.set_ylabel("class")
         axes.grid(visible=False)
-        _label_columns(axes, names)
+        label_columns(axes, names)
         return
-    _stack_classes(axes, counts)
+    stack_classes(axes, counts)
     axes.set_ylabel("examples")
-    axes.yaxis.set_major_formatter(_thousands)
+    axes.yaxis.set_major_formatter(thousands)
     axes.grid(visible=False, axis="x")
-    _label_columns(axes, names)
+    label_columns(axes, names)
     if 1 < classes <= len(CLASS_COLOURS):
         handles = axes.get_legend_handles_labels()[0]
         figure.legend(
@@ -700,7 +700,7 @@ def _draw_distribution(
         figure.colorbar(scale, ax=axes, label="class", pad=0.01)
 
 
-def _stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:
+def stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:
     from matplotlib import colormaps
 
     learners, classes = counts.shape
@@ -725,16 +725,16 @@ def _stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:
             )
         else:
             axes.bar(
-                np.arange(learners), height, 0.8, bottom, color=colour, edgecolor=_PAPER, linewidth=0.5, label=str(k)
+                np.arange(learners), height, 0.8, bottom, color=colour, edgecolor=PAPER, linewidth=0.5, label=str(k)
             )
         bottom = bottom + height
     axes.set_xlim(-0.6, learners - 0.4)
 
 
 def _draw_inset(axes: Axes, run: Run) -> None:
-    counts = _distribution_of(run)[0]
+    counts = distribution_of(run)[0]
     if counts.size <= MOST_SPANS:
-        _stack_classes(axes, counts)
+        stack_classes(axes, counts)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title("examples by learner", fontsize=8, fontweight="normal", pad=3)
@@ -768,7 +768,7 @@ def _rectangles(
 
 def _fill(kind: Kind, *, hatched: bool = True) -> dict[str, Any]:
     """How one kind of time looks; the hatching tells idle from the rest without colour."""
-    look: dict[str, Any] = {"facecolor": KIND_COLOURS[kind], "edgecolor": _PAPER, "linewidth": 0.4}
+    look: dict[str, Any] = {"facecolor": KIND_COLOURS[kind], "edgecolor": PAPER, "linewidth": 0.4}
     if not hatched:
         return {"facecolor": KIND_COLOURS[kind], "edgecolor": "none", "linewidth": 0}
     if kind == "idle":
@@ -784,7 +784,7 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _label_columns(axes: Axes, names: Sequence[str]) -> None:
+def label_columns(axes: Axes, names: Sequence[str]) -> None:
     if len(names) > MOST_ROWS:
         return
     shown = [_shown(name, 12) for name in names]
@@ -793,9 +793,9 @@ def _label_columns(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _thousands(value: float, position: float) -> str:
+def thousands(value: float, position: float) -> str:
     return f"{value:,.10g}"
 
 
 def _say(axes: Axes, words: str) -> None:
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=_MUTED)
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=MUTED)
