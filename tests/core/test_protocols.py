@@ -348,7 +348,10 @@ def test_seconds_bind_a_learner_that_has_become_slower():
 
     play.run_until(community_version=2)
 
-    assert play.items(UpdateRequest)[-2:][0].steps <= 2 * EPOCH * SLOW / (10 * FAST)
+    period = 2 * EPOCH * SLOW
+    steps = {item.learner: item.steps for item in play.items(UpdateRequest)[2:]}
+    assert steps == {"gpu": period / (10 * FAST), "cpu": period / SLOW}
+    assert play.published()[-1].contributors == 2
     assert play.refused() == []
 
 
@@ -612,6 +615,7 @@ def test_runs_of_one_policy_share_nothing(policy: Policy):
     """A policy is settings: the second run of it is the first one again."""
     runs = [Play(policy, gpu=FAST, cpu=SLOW).run_until(time=100.0) for _ in range(2)]
 
+    assert runs[0].controller.protocol is not policy.protocol
     assert runs[0].log == runs[1].log
     assert snapshot(runs[0].controller) == snapshot(runs[1].controller)
 
