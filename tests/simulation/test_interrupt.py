@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +118,19 @@ def test_twice_during_the_last_evaluation_it_is_raised() -> None:
     """Somebody who insists gets out."""
     with pytest.raises(KeyboardInterrupt):
         still([2, 2], [0.1, 0.1], engine=Impatient(at=5, presses=2)).simulate(metis.sync_fedavg(1), rounds=4)
+
+
+def test_while_the_run_is_saved_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end was reached and the files are on their way: they are written."""
+    import metis.runs
+
+    save_model = metis.runs.save_model
+
+    def press_and_save(*arguments: Any) -> None:
+        ctrl_c()
+        save_model(*arguments)
+
+    monkeypatch.setattr("metis.runs.save_model", press_and_save)
+    run = still([2, 2], [0.1, 0.1]).simulate(metis.sync_fedavg(1), rounds=2, out=tmp_path)
+
+    assert metis.Run.load(tmp_path).summary() == run.summary()

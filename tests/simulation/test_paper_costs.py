@@ -1,4 +1,4 @@
-"""The simulated bill against the closed formulas of the paper (Section 7 of the notes, nominal values 14f)."""
+"""The simulated bill against the closed formulas of the paper, for its heterogeneous environments (30 / 300 ms)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCHES = {
     "power law": [170, 114, 76, 51, 34, 23, 15, 10, 7, 5],
 }
 
-# environment, rounds of Sync and SemiSync (CC / N), and the table's PT and active-only EC of both
+# environment, the paper's rounds of Sync and SemiSync (CC / N), and nominal PT and active-only EC of both
 TABLE = [
     ("uniform", 24, 10, 1440, 285, 8640, 4140),
     ("uniform", 11, 5, 660, 135, 3960, 1890),
@@ -83,7 +83,7 @@ def test_the_bill_of_semisync(row: tuple[str, int, int, int, int, int, int], tim
     assert costs.energy.idle_charged == pytest.approx(costs.parallel_time * sum(EPSILON))
     assert costs.update_requests == 10 * rounds
     assert round(costs.parallel_time) == parallel_time
-    # The notes round the sum of rounded parts: one unit of the last digit.
+    # The nominal values are sums of rounded parts: one unit of the last digit.
     assert costs.energy.active == pytest.approx(energy, abs=1)
 
 

@@ -388,16 +388,17 @@ class _Session:
             if self._out is not None:
                 self._checkpoint(simulator)
 
-        try:
-            simulator.run(after_each, on_interrupt)
-        finally:
-            if self._file is not None:
-                self._file.close()
-        run = Run(self._setting, self._events, simulator.controller.community.model, self._wall())
-        if self._out is not None:
-            run.save(self._out)
-            if run.finish_reason != "interrupted":
-                self._checkpoint_path.unlink(missing_ok=True)
+        with Interrupts():  # around the simulator's own: what it leaves behind is saved before anybody may go
+            try:
+                simulator.run(after_each, on_interrupt)
+            finally:
+                if self._file is not None:
+                    self._file.close()
+            run = Run(self._setting, self._events, simulator.controller.community.model, self._wall())
+            if self._out is not None:
+                run.save(self._out)
+                if run.finish_reason != "interrupted":
+                    self._checkpoint_path.unlink(missing_ok=True)
         return run
 
     def _wall(self) -> float:
