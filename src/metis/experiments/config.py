@@ -900,7 +900,17 @@ def _completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfi
         for group in config.learners
     ]
     data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
-    return config.model_copy(update={"policy": chosen, "evaluation": evaluation, "learners": learners, "data": data})
+    # Each policy has its solver's settings by now; a policy taken out alone must not leave settings that none uses.
+    training = training.model_copy(update={"momentum": None, "keep_momentum": None, "proximal_term": None})
+    return config.model_copy(
+        update={
+            "policy": chosen,
+            "training": training,
+            "evaluation": evaluation,
+            "learners": learners,
+            "data": data,
+        }
+    )
 
 
 def _labelled(config: ExperimentConfig, complaints: _Complaints) -> ExperimentConfig:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.experiments.build import Division, build_federation, build_policy, build_solver, build_stop, divide
 from metis.experiments.cells import Cell
-from metis.experiments.config import ExperimentConfig, read_toml
+from metis.experiments.config import ExperimentConfig, SolverConfig, read_toml
 from metis.experiments.plan import dry_run, dry_seats
 from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
@@ -141,9 +141,11 @@ def _check_kept(states: Sequence[CellState], anew: bool) -> None:
 
 
 def _essence(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the result of a run: not where its data lies, nor how it is run."""
+    """What decides the result of a run: not where its data lies, how it is run, or what its policy says anyway."""
     essence = {key: value for key, value in content.items() if key != "run"}
     essence["data"] = {key: value for key, value in essence.get("data", {}).items() if key != "folder"}
+    shared = {key: value for key, value in essence.get("training", {}).items() if key not in SolverConfig.model_fields}
+    essence["training"] = shared
     return json.loads(json.dumps(essence))  # type: ignore[no-any-return]
 
 
