@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## compare the paper's policies on the bundled digits
-	$(BIN)/metis compare examples/demo.toml --out runs/demo $(ARGS)
+	$(BIN)/metis compare examples/demo.toml --out runs/demo --force $(ARGS)
 
 test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)

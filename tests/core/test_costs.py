@@ -278,4 +278,20 @@ def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, 
     assert costs.update_requests == len(play.items(UpdateRequest))
     assert costs.models_exchanged == len(play.items(SendTask)) + len(play.items(UpdateRequest))
     assert costs.refused == len(play.refused())
-    assert costs.steps == sum(item.steps for item in play.items(UpdateRequest) + play.items(TaskFailed))
+    disbelieved = {refused.task for refused in play.refused() if refused.kind == "invalid"}
+    believed = [item for item in play.items(UpdateRequest) + play.items(TaskFailed) if item.task not in disbelieved]
+    assert costs.steps == sum(item.steps for item in believed)
+
+
+def test_steps_claimed_by_an_invalid_update_do_not_count():
+    """A refused claim of a billion steps costs time and an update request, but no steps."""
+    costs = fold(
+        ledger(),
+        (0.0, LearnerJoined("gpu", 100, 10)),
+        (0.0, SendTask("gpu", LocalTask(0, CommunityStamp(), Budget(10)), model(0.0))),
+        (3.0, UpdateRequest("gpu", 0, 10**9, 3.0, 0.3, model(0.0))),
+        (3.0, UpdateRefused("gpu", 0, "invalid", "it claims 1000000000 steps")),
+    ).costs(3.0)
+
+    assert (costs.steps, costs.update_requests, costs.refused) == (0, 1, 1)
+    assert costs.cumulative_time == 3.0

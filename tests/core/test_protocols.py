@@ -892,3 +892,23 @@ def test_roster_knows_who_is_there():
     assert isinstance(play.handle(LearnerLeft("gpu")), list)
     assert roster.available == []
     assert not any(isinstance(item, UpdateRefused) for _, item in play.log)
+
+
+def test_a_wild_claim_of_time_per_batch_cannot_stretch_the_period():
+    """No batch takes longer than the task that it is in, whatever a learner says."""
+    play = Play(semisync_fedavg(2), gpu=FAST, cpu=SLOW)
+    play.run_until(community_version=1)
+    honest = play.controller.protocol.synchronization_period
+    task = play.controller.roster["gpu"].task
+    play.now += honest
+    play.handle(UpdateRequest("gpu", task.number, 1, honest, 1e300, model(0.0, 0.0, 0.0)))
+
+    assert play.controller.roster["gpu"].time_per_batch == pytest.approx(honest)
+
+
+def test_something_that_is_no_event_is_refused():
+    """The controller does not pass over what it does not know."""
+    play = Play(semisync_fedavg(2), gpu=FAST)
+
+    with pytest.raises(TypeError, match="not an event"):
+        play.handle("hello")

@@ -35,6 +35,7 @@ from metis.core.events import (
 from metis.core.model import Model, mixable_problem
 from metis.core.policies import Policy
 from metis.core.roster import LearnerRecord, Roster
+from metis.core.timing import TOLERANCE
 from metis.errors import UnexpectedUpdate
 
 
@@ -124,6 +125,8 @@ class Controller:
             case DeadlinePassed():
                 if self.stop.seconds is not None and now >= self.stop.seconds:
                     return self._finish(f"{self.stop.seconds:g} seconds have passed")
+            case _:
+                raise TypeError(f"not an event: {event!r}")
         if self.finished:
             return actions
         self.started = self.started or len(self.roster.available) >= self.learners_expected
@@ -166,8 +169,11 @@ class Controller:
         problem = self._problem(event, task)
         if problem is not None:
             return self._refuse(record, task, "invalid", problem)
-        # Late work is lost, but not what it tells about the learner's speed.
-        record.note_timing(event.time_per_batch, overhead=now - sent_at - event.seconds)
+        # Late work is lost, but not what it tells about the learner's speed. No batch took longer than the whole
+        # task, so a wild claim cannot stretch the next period beyond what was seen.
+        elapsed = now - sent_at
+        slowest = elapsed * (1 + TOLERANCE) if elapsed > 0 else event.time_per_batch
+        record.note_timing(min(event.time_per_batch, slowest), overhead=elapsed - event.seconds)
         if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
             version = self.community.stamp.version
             return self._refuse(

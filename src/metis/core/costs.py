@@ -132,6 +132,7 @@ class _Account:
     active: float = 0.0
     transfer: float = 0.0
     steps: int = 0
+    last_steps: int = 0
     update_requests: int = 0
     refused: int = 0
 
@@ -162,7 +163,10 @@ class CostLedger:
             case UpdateRequest() | TaskFailed():
                 self._hand_in(item, now)
             case UpdateRefused():
-                self._accounts[item.learner].refused += 1
+                account = self._accounts[item.learner]
+                account.refused += 1
+                if item.kind == "invalid":  # what it claims is not believed
+                    account.steps -= account.last_steps
             case _:
                 pass
 
@@ -184,6 +188,7 @@ class CostLedger:
         account.active += active
         account.transfer += elapsed - active
         account.steps += item.steps
+        account.last_steps = item.steps
         if isinstance(item, UpdateRequest):
             account.update_requests += 1
             self._updates += 1
