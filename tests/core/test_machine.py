@@ -192,8 +192,10 @@ class Federation(RuleBasedStateMachine):
         verdict = actions[0]
         valid = isinstance(event, UpdateRequest) and self.is_valid(event, task)
         if valid:
-            book.last_time = event.time_per_batch
-            book.first_time = book.first_time or event.time_per_batch
+            elapsed = self.now - sent_at  # no batch took longer than the whole task
+            most = elapsed * (1 + 1e-9) if elapsed > 0 else math.inf
+            book.last_time = min(event.time_per_batch, most)
+            book.first_time = book.first_time or book.last_time
             book.overhead = max(0.0, self.now - sent_at - event.seconds)
         stale = task.based_on != self.stamp
         if isinstance(verdict, UpdateRefused):
