@@ -314,7 +314,7 @@ def _idle_panels() -> list[tuple[str, Run]]:
             changed = _changed(config, partition={"sizes": "uniform", "classes": "iid"}, policy=[policy])
             # As long as five synchronous rounds: long enough to see the cold start and the rhythm after it.
             rounds = 5 if title == "Sync" else 10
-            panels.append((f"{network}, {title}", dry_run(changed, StopRule(rounds=rounds))))
+            panels.append((f"{network}\n{title}", dry_run(changed, StopRule(rounds=rounds))))
     return panels
 
 

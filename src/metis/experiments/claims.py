@@ -410,13 +410,15 @@ def _cache(evidence: Evidence) -> tuple[bool, str]:
     holds, parts = True, []
     for network in dict.fromkeys(measured.network for measured in evidence.mixing_times):
         rows = sorted((row for row in evidence.mixing_times if row.network == network), key=lambda row: row.learners)
-        first, last = rows[0], rows[-1]
-        flat, growth = last.cached / first.cached, last.full_pass / first.full_pass
-        linear = last.learners / first.learners
-        holds = holds and flat <= 1.1 and growth >= linear / 2
+        times = [row.cached for row in rows]
+        flat = max(times) / min(times)
+        before, last = rows[-2], rows[-1]
+        growth, more = last.full_pass / before.full_pass, last.learners / before.learners
+        holds = holds and flat <= 1.1 and 0.75 * more <= growth <= 1.25 * more
         parts.append(
-            f"{network}: from {first.learners} to {last.learners:,} learners the cached time grows {flat:.2f} times, "
-            f"the full pass {growth:.0f} times"
+            f"{network}: cached times for {rows[0].learners} to {last.learners:,} learners differ by {flat - 1:.0%} at "
+            f"most, the full pass takes {growth:.1f} times as long for {more:.1f} times as many learners "
+            f"({1000 * last.full_pass:.0f} ms against {1000 * last.cached:.1f} ms for {last.learners:,})"
         )
     return holds, _list(parts)
 

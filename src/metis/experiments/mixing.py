@@ -7,9 +7,10 @@ models of N learners is O(MN).
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from metis.experiments.results import MixingTime
 NETWORKS = (20, 56, 110, 200)  # ResNet-20 ... ResNet-200
 LEARNERS = (10, 30, 100, 300, 1000)
 _DISTINCT = 16  # models; more learners share them, which bounds memory but is too many for a processor's cache
-_REPEATS = 5
-_LEAST_SECONDS = 0.05  # of a measurement
+_CACHED_REPEATS, _FULL_PASS_REPEATS = 25, 3
+_LEAST_SECONDS = 0.02  # of a measurement
 
 
 def resnet_parameters(depth: int, classes: int = 100) -> int:
@@ -41,9 +42,10 @@ def measure_mixing(
     for depth in depths:
         numbers = resnet_parameters(depth)
         models = _models(numbers)
-        for count in learners:
-            cached, full = _times(models, count)
-            results.append(MixingTime(f"ResNet-{depth}", numbers, count, cached, full))
+        cached = _median_seconds([_cached_request(models, count) for count in learners], _CACHED_REPEATS)
+        full = _median_seconds([_full_pass(models, count) for count in learners], _FULL_PASS_REPEATS)
+        for count, with_cache, without in zip(learners, cached, full, strict=True):
+            results.append(MixingTime(f"ResNet-{depth}", numbers, count, with_cache, without))
             tell(results[-1])
     return results
 
@@ -54,50 +56,53 @@ def _models(numbers: int) -> list[Model]:
     return [Model(layout, rng.standard_normal(numbers, dtype=np.float32)) for _ in range(_DISTINCT)]
 
 
-def _times(models: Sequence[Model], learners: int) -> tuple[float, float]:
-    """Seconds of one update request: with the cache, and with a full pass."""
-    names = [f"learner-{number}" for number in range(learners)]
-
-    def local_models() -> Iterator[tuple[str, Model]]:
-        number = 0
-        while True:  # each learner hands in another model each time
-            yield names[number % learners], models[(number * 7 + number // learners) % len(models)]
-            number += 1
-
+def _cached_request(models: Sequence[Model], learners: int) -> Callable[[], None]:
+    """One learner of so many hands its model in and a community model is published, with the cache."""
     # Rebuilding the sum is on its own schedule and would be spread over many requests.
     cache = CachedAverage(models[0], MemoryStore(), rebuild_every=10**9)
-    requests = local_models()
-    for _ in range(learners):
-        learner, model = next(requests)
-        cache.commit(learner, model, 100.0, 1, None)
-    cache.publish()
+    names = [f"learner-{number}" for number in range(learners)]
+    requests = itertools.count()
 
-    def with_cache() -> None:
-        learner, model = next(requests)
-        cache.commit(learner, model, 100.0, 1, None)
+    def request() -> None:
+        number = next(requests)  # each learner hands in another model each time
+        model = models[(7 * number + number // learners) % len(models)]
+        cache.commit(names[number % learners], model, 100.0, 1, None)
         cache.publish()
 
-    everyone = FullPass(models[0], MemoryStore())
+    for number in range(learners):
+        cache.commit(names[number], models[number % len(models)], 100.0, 1, None)
+    return request
 
-    def full_pass() -> None:
+
+def _full_pass(models: Sequence[Model], learners: int) -> Callable[[], None]:
+    """A community model from the latest models of all learners, without the cache."""
+    everyone = FullPass(models[0], MemoryStore())
+    names = [f"learner-{number}" for number in range(learners)]
+
+    def request() -> None:
         for number, name in enumerate(names):
             everyone.commit(name, models[number % len(models)], 100.0, 1, None)
         everyone.publish()
 
-    return _median_seconds(with_cache), _median_seconds(full_pass)
+    return request
 
 
-def _median_seconds(work: Callable[[], None]) -> float:
-    work()  # warms up
-    measured = []
-    for _ in range(_REPEATS):
-        times = 0
-        start = time.perf_counter()
-        while True:
-            work()
-            times += 1
-            seconds = time.perf_counter() - start
-            if seconds >= _LEAST_SECONDS:
-                break
-        measured.append(seconds / times)
-    return statistics.median(measured)
+def _median_seconds(works: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+    """Of each work. They take turns, and a turn counts relative to its own pace, which other programs may slow down."""
+    for work in works:
+        work()  # warms up
+    paces, shares = [], []
+    for turn in range(repeats):
+        seconds = [0.0] * len(works)
+        order = range(len(works)) if turn % 2 else reversed(range(len(works)))
+        for place in order:
+            times = 0
+            start = time.perf_counter()
+            while (elapsed := time.perf_counter() - start) < _LEAST_SECONDS:
+                works[place]()
+                times += 1
+            seconds[place] = elapsed / times
+        paces.append(statistics.mean(seconds))
+        shares.append([value / paces[-1] for value in seconds])
+    pace = statistics.median(paces)
+    return [pace * statistics.median(share[place] for share in shares) for place in range(len(works))]

@@ -78,7 +78,7 @@ class Section:
 def cost_sheet(table: Mapping[str, Any]) -> Sheet:
     """Tables 2 and 3: costs until the target."""
     split = bool(table["split"])
-    headings = ["policy", *(["fast\niterations", "slow\niterations"] if split else []), "iterations", "PT (s)",
+    headings = ["policy", *(["iter.\nfast", "iter.\nslow"] if split else []), "iter.", "PT (s)",
                 "CT (s)", "CC", *ENERGIES.values(), "EC, EF\n(paper)", "EF\nactive", "best"]  # fmt: skip
     rows: Sequence[Mapping[str, Any]] = table["rows"]
     plain = [
@@ -121,7 +121,13 @@ def cost_sheet(table: Mapping[str, Any]) -> Sheet:
     target = f"{table['metric']} {table['target']:g}"
     paper = "" if table["paper_target"] in (None, table["target"]) else f" (the paper's: {table['paper_target']:g})"
     missing = f" Not run yet: {', '.join(table['missing'])}." if table["missing"] else ""
-    return Sheet(f"{table['title']}: costs until {target}{paper}", headings, made, table["note"] + missing)
+    return Sheet(
+        f"{table['title']}: costs until {target}{paper}",
+        headings,
+        made,
+        table["note"] + missing,
+        "The second line of a row is the paper's.",
+    )
 
 
 def ratio_sheet(table: Mapping[str, Any]) -> Sheet:
@@ -199,7 +205,7 @@ def mixing_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def _told(value: float | None) -> str:
-    return "" if value is None else f"paper {number(value)}"
+    return "" if value is None else number(value)
 
 
 def _factor(value: float | None) -> str:
