@@ -288,8 +288,8 @@ def test_steps_claimed_by_an_invalid_update_do_not_count():
     costs = fold(
         ledger(),
         (0.0, LearnerJoined("gpu", 100, 10)),
-        (0.0, SendTask("gpu", LocalTask(0, CommunityStamp(), Budget(10)), model(0.0))),
-        (3.0, UpdateRequest("gpu", 0, 10**9, 3.0, 0.3, model(0.0))),
+        (0.0, SendTask("gpu", LocalTask(0, CommunityStamp(), Budget(10)), model(0.0, 0.0, 0.0))),
+        (3.0, UpdateRequest("gpu", 0, 10**9, 3.0, 0.3, model(0.0, 0.0, 0.0))),
         (3.0, UpdateRefused("gpu", 0, "invalid", "it claims 1000000000 steps")),
     ).costs(3.0)
 
