@@ -1,0 +1,380 @@
+"""What a table's types cannot say: parameters of what a name names, keys that must fit each other, defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from metis.core.community import MemoryStore
+from metis.core.model import Model
+from metis.experiments.complaints import Complaints, did_you_mean
+from metis.experiments.schema import (
+    METRICS,
+    POLICIES,
+    SOLVER_SETTINGS,
+    AvailabilityConfig,
+    Count,
+    ExperimentConfig,
+    PolicyConfig,
+    SolverConfig,
+    Table,
+    TrainingConfig,
+    task_of,
+)
+
+
+def signature_model(function: Callable[..., Any], skip: int = 0) -> type[BaseModel]:
+    """A strict table whose keys are the parameters of a function, after the first `skip`."""
+    hints = typing.get_type_hints(function)
+    fields: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(function).parameters.items())[skip:]:
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        annotation = hints.get(name, Any)
+        if typing.get_origin(annotation) in (Sequence, tuple):  # TOML has lists
+            annotation = list[typing.get_args(annotation)[0]]  # type: ignore[misc]
+            default = list(default) if isinstance(default, tuple) else default
+        fields[name] = (annotation, default)
+    return create_model(function.__name__, __base__=Table, **fields)
+
+
+def check_parameters(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    complaints: Complaints,
+    path: Sequence[str | int],
+    skip: int = 0,
+) -> dict[str, Any]:
+    """All parameters of a function with the defaults filled in; what is wrong goes to the complaints."""
+    model = signature_model(function, skip)
+    try:
+        return model.model_validate(dict(given)).model_dump()
+    except ValidationError as problem:
+        complaints.add_validation(problem, dict(given), model, path)
+        return {}
+
+
+def network_parameters(
+    config: ExperimentConfig, networks: Mapping[str, Callable[..., Any]], source: str
+) -> dict[str, Any]:
+    """The options of the network, checked against the function that makes it."""
+    complaints = Complaints(source)
+    name = config.network.name
+    if name not in networks:
+        complaints.add(["network", "name"], f"there is no network '{name}'; {did_you_mean(name, networks)}")
+        raise complaints.error()
+    options = check_parameters(networks[name], config.network.parameters, complaints, ["network"], skip=2)
+    complaints.raise_if_any()
+    return options
+
+
+_OPERATIONS: dict[str, dict[str, Any]] = {
+    "random_crop": {"size": (Count, ...), "padding": (Annotated[int, Field(ge=0)], 0)},
+    "horizontal_flip": {"probability": (Annotated[float, Field(ge=0, le=1)], 0.5)},
+    "standardize": {},
+}
+
+
+def check_open_tables(raw: dict[str, Any], complaints: Complaints) -> None:
+    """The parameters of policies and operations, in the file's own terms so that every error has its path."""
+    listed = raw.get("policy")
+    for place, entry in enumerate(listed if isinstance(listed, list) else []):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            continue
+        name = entry["name"]
+        if name not in POLICIES:
+            complaints.add(["policy", place, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}")
+            continue
+        given = {key: value for key, value in entry.items() if key not in PolicyConfig.model_fields}
+        check_parameters(POLICIES[name], given, complaints, ["policy", place])
+    data = raw.get("data")
+    augment = data.get("augment") if isinstance(data, dict) else None
+    for place, entry in enumerate(augment if isinstance(augment, list) else []):
+        if isinstance(entry, dict) and entry.get("name") in _OPERATIONS:
+            model: type[BaseModel] = create_model("operation", __base__=Table, **_OPERATIONS[entry["name"]])
+            given = {key: value for key, value in entry.items() if key != "name"}
+            try:
+                model.model_validate(given)
+            except ValidationError as problem:
+                complaints.add_validation(problem, given, model, ["data", "augment", place])
+
+
+def cross_check(config: ExperimentConfig, complaints: Complaints) -> None:
+    from metis.data.datasets import DATASETS
+
+    if config.data.dataset in DATASETS:
+        source = DATASETS[config.data.dataset]
+        _check_examples(config, source.train, source.test, complaints)
+        if config.data.smallest_site is not None and "smallest_site" not in source.options:
+            complaints.add(["data", "smallest_site"], f"is given, but {source.name} names no sites")
+    else:
+        name = config.data.dataset
+        complaints.add(["data", "dataset"], f"there is no data set '{name}'; {did_you_mean(name, DATASETS)}")
+    _check_partition(config, complaints)
+    _check_learners(config, complaints)
+    _check_solvers(config, complaints)
+    _check_stop(config, complaints)
+
+
+def _check_examples(config: ExperimentConfig, train: int, test: int, complaints: Complaints) -> None:
+    for key, there_are in (("train_examples", train), ("test_examples", test)):
+        wanted = getattr(config.data, key)
+        if wanted is not None and wanted > there_are:
+            complaints.add(["data", key], f"is {wanted}, but {config.data.dataset} has {there_are:,}")
+    examples = min(train, config.data.train_examples or train)
+    if config.learner_count > examples:
+        complaints.add(
+            ["learners"],
+            f"are {config.learner_count:,}, but there are {examples:,} examples: each needs at least one",
+        )
+    if config.partition.explicit is not None and sum(config.partition.explicit) > examples:
+        complaints.add(
+            ["partition", "explicit"],
+            f"adds up to {sum(config.partition.explicit):,}, but there are {examples:,} examples",
+        )
+
+
+def _check_partition(config: ExperimentConfig, complaints: Complaints) -> None:
+    partition, learners = config.partition, config.learner_count
+    if partition.sizes == "natural" and partition.classes != "iid":
+        complaints.add(["partition", "classes"], "is given, but sizes = 'natural' keeps what each silo holds")
+    needs = {
+        "exponent": ("sizes", ("power_law", "zipf"), False),
+        "explicit": ("sizes", ("explicit",), True),
+        "classes_per_learner": ("classes", ("non_iid",), True),
+        "alpha": ("classes", ("dirichlet",), True),
+    }
+    for key, (chooser, choices, required) in needs.items():
+        choice, given = getattr(partition, chooser), getattr(partition, key) is not None
+        if given and choice not in choices:
+            complaints.add(
+                ["partition", key],
+                f"is given, but {chooser} = '{choice}' does not use it; {' or '.join(choices)} would",
+            )
+        if required and not given and choice in choices:
+            complaints.add(["partition", key], f"missing; {chooser} = '{choice}' needs it")
+    for key in ("explicit", "classes_per_learner"):
+        listed = getattr(partition, key)
+        if isinstance(listed, list) and len(listed) != learners:
+            complaints.add(
+                ["partition", key],
+                f"has {len(listed)} entries, must have one for each of the {learners} learners",
+            )
+
+
+def _check_learners(config: ExperimentConfig, complaints: Complaints) -> None:
+    names = [group.name for group in config.learners]
+    for place, group in enumerate(config.learners):
+        at: list[str | int] = ["learners", place]
+        if names.index(group.name) != place:
+            complaints.add([*at, "name"], f"is '{group.name}', which another group is called already")
+        if group.time_per_batch is None and group.speed_trace is None:
+            complaints.add([*at, "time_per_batch"], "missing; give it in seconds, or a speed_trace")
+        if group.speed_trace is not None and (group.time_per_batch is not None or group.drift):
+            both = "drift" if group.drift else "time_per_batch"
+            complaints.add([*at, "speed_trace"], f"is given together with {both}; the trace says it all")
+        if any(factor <= 0 for _, factor in group.drift):
+            complaints.add([*at, "drift"], "has a factor that is not greater than 0")
+        if [at_second for at_second, _ in group.drift] != sorted(at_second for at_second, _ in group.drift):
+            complaints.add([*at, "drift"], "must be in order of time")
+        _check_availability(group.availability, [*at, "availability"], complaints)
+        for key, needed in (("idle_watts", "watts"), ("idle_epsilon", "epsilon")):
+            if getattr(group, key) is not None and getattr(group, needed) is None:
+                complaints.add([*at, key], f"is given without {needed}")
+    relative = [group.name for group in config.learners if group.watts is None]
+    if len(relative) != len(config.learners):
+        for place, group in enumerate(config.learners):
+            if group.watts is None:
+                complaints.add(
+                    ["learners", place, "watts"],
+                    "missing; other learners have watts, and watts and epsilon cannot be added up",
+                )
+            elif group.epsilon is not None:
+                complaints.add(["learners", place, "epsilon"], "is given together with watts; keep one of them")
+
+
+def _check_availability(availability: AvailabilityConfig, at: list[str | int], complaints: Complaints) -> None:
+    wanted = {"always": set[str](), "random": {"mean_present", "mean_away"}, "trace": {"file"}}[availability.kind]
+    for key in ("mean_present", "mean_away", "file"):
+        given = getattr(availability, key) is not None
+        if given and key not in wanted:
+            complaints.add([*at, key], f"is given, but kind = '{availability.kind}' does not use it")
+        if not given and key in wanted:
+            complaints.add([*at, key], f"missing; kind = '{availability.kind}' needs it")
+
+
+def _check_solvers(config: ExperimentConfig, complaints: Complaints) -> None:
+    settings = ("momentum", "keep_momentum", "proximal_term")
+    used = set(SOLVER_SETTINGS[config.training.solver])
+    for place, policy in enumerate(config.policy):
+        solver = _solver_of(policy, config.training)
+        used |= _inherited(policy, config.training)
+        for key in settings:
+            if getattr(policy.training, key) is not None and key not in SOLVER_SETTINGS[solver]:
+                complaints.add(["policy", place, "training", key], _unused(key, solver))
+    for key in settings:
+        if getattr(config.training, key) is not None and key not in used:
+            complaints.add(["training", key], _unused(key, config.training.solver))
+
+
+def _unused(key: str, solver: str) -> str:
+    takers = [f"'{name}'" for name, settings in SOLVER_SETTINGS.items() if key in settings]
+    return f"is given, but solver = '{solver}' does not use it; {' and '.join(takers)} would"
+
+
+def _check_stop(config: ExperimentConfig, complaints: Complaints) -> None:
+    stop, evaluation = config.stop, config.evaluation
+    if (stop.rounds, stop.seconds, stop.update_requests, stop.steps) == (None,) * 4:
+        alone = "at_target alone may never come true; " if stop.at_target else ""
+        complaints.add(["stop"], f"{alone}the run would not end; give rounds, seconds, update_requests or steps")
+    if stop.at_target and evaluation.target is None:
+        complaints.add(["evaluation", "target"], "missing; stop.at_target needs it")
+    task = task_of(config)
+    if evaluation.metric is not None and evaluation.metric not in METRICS[task]:
+        known = METRICS[task]
+        complaints.add(
+            ["evaluation", "metric"],
+            f"is '{evaluation.metric}', must be one of {', '.join(known)} for {task}",
+        )
+    metric, target = evaluation.metric or next(iter(METRICS[task])), evaluation.target
+    if target is not None and metric == "accuracy" and not 0 < target <= 1:
+        complaints.add(["evaluation", "target"], f"is {target:g}, an accuracy lies between 0 and 1")
+
+
+def check_policies(config: ExperimentConfig, complaints: Complaints) -> None:
+    """The policies themselves know which values are impossible (lambda = 0)."""
+    for place, policy in enumerate(config.policy):
+        try:
+            known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters)
+            made = POLICIES[policy.name](**known.model_dump())
+            made.community(Model.empty(), MemoryStore())
+        except (KeyError, ValidationError):
+            continue  # its name or its keys have been complained about
+        except ValueError as problem:
+            text = str(problem)
+            key = next((name for name in policy.parameters if text.startswith(name)), None)
+            path: list[str | int] = ["policy", place, *([key] if key else [])]
+            # "slowest_learner_epochs (lambda) must be ...": the path has said the name, the symbol may stay.
+            complaints.add(path, re.sub(r"^\w+\s*\(?(\w+)\)?", r"\1", text) if key else text)
+
+
+def check_files(config: ExperimentConfig, complaints: Complaints) -> None:
+    for place, group in enumerate(config.learners):
+        at: list[str | int] = ["learners", place]
+        for path, file in (
+            ([*at, "speed_trace"], group.speed_trace),
+            ([*at, "availability", "file"], group.availability.file),
+        ):
+            if file is not None and not Path(file).is_file():
+                complaints.add(path, f"there is no file {file}")
+    if config.data.folder is not None and not Path(config.data.folder).is_dir():
+        complaints.add(["data", "folder"], f"there is no folder {config.data.folder}")
+
+
+# --- completing -------------------------------------------------------------------------------
+
+
+def _solver_of(policy: PolicyConfig, training: TrainingConfig) -> str:
+    return policy.training.solver or training.solver
+
+
+def _inherited(policy: PolicyConfig, training: TrainingConfig) -> frozenset[str]:
+    """Which settings of [training] a policy's solver takes over; the rest was meant for other solvers."""
+    solver = _solver_of(policy, training)
+    if solver == "fedprox" and training.solver != "fedprox":
+        return frozenset({"proximal_term"})  # the paper's FedProx has no momentum
+    return SOLVER_SETTINGS[solver]
+
+
+def _solver_settings(policy: PolicyConfig, training: TrainingConfig) -> SolverConfig:
+    """What the policy says, else what [training] says, else the default; only what the solver uses."""
+    solver = _solver_of(policy, training)
+    values: dict[str, Any] = {
+        "momentum": 0.9 if solver == "momentum" else 0.0,
+        "keep_momentum": False,
+        "proximal_term": 0.001,
+    }
+    for key in ("learning_rate", "weight_decay", *_inherited(policy, training)):
+        if getattr(training, key) is not None:
+            values[key] = getattr(training, key)
+    values |= policy.training.model_dump(exclude_none=True)
+    kept = {"learning_rate", "weight_decay", *SOLVER_SETTINGS[solver]}
+    return SolverConfig(solver=cast("Any", solver), **{key: value for key, value in values.items() if key in kept})
+
+
+def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig:
+    """Every default written out, files by their full path: the same run wherever the file is moved."""
+    training = config.training
+    chosen = [
+        PolicyConfig(
+            name=policy.name,
+            label=policy.label,
+            training=_solver_settings(policy, training),
+            **signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump(),
+        )
+        for policy in config.policy
+    ]
+    task = task_of(config)
+    evaluation = config.evaluation.model_copy(update={"metric": config.evaluation.metric or next(iter(METRICS[task]))})
+    learners = [
+        group.model_copy(
+            update={
+                "speed_trace": _absolute(group.speed_trace, folder),
+                "availability": group.availability.model_copy(
+                    update={"file": _absolute(group.availability.file, folder)}
+                ),
+            }
+        )
+        for group in config.learners
+    ]
+    data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
+    # Each policy has its solver's settings by now; a policy taken out alone must not leave settings that none uses.
+    training = training.model_copy(update={"momentum": None, "keep_momentum": None, "proximal_term": None})
+    return config.model_copy(
+        update={
+            "policy": chosen,
+            "training": training,
+            "evaluation": evaluation,
+            "learners": learners,
+            "data": data,
+        }
+    )
+
+
+def labelled(config: ExperimentConfig, complaints: Complaints) -> ExperimentConfig:
+    """A name of its own for each policy: the policy's, with the solver's where two would be equal."""
+    labels = [policy.label or POLICIES[policy.name](**policy.parameters).label for policy in config.policy]
+    solvers = {"vanilla": "Vanilla", "momentum": "Momentum", "fedprox": "FedProx"}
+    equal = [label for label in labels if labels.count(label) > 1]
+    labels = [
+        f"{label} w/ {solvers[str(policy.training.solver)]}" if label in equal and not policy.label else label
+        for label, policy in zip(labels, config.policy, strict=True)
+    ]
+    seen: dict[str, int] = {}
+    for place, label in enumerate(labels):
+        first = seen.setdefault(slug(label), place)
+        if first != place:
+            complaints.add(
+                ["policy", place, "label"],
+                f"would be '{label}', as that of policy.{first}; give each a label of its own",
+            )
+    chosen = [policy.model_copy(update={"label": label}) for label, policy in zip(labels, config.policy, strict=True)]
+    return config.model_copy(update={"policy": chosen})
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder: SemiSync (λ=2) is semisync-lambda-2."""
+    plain = label.replace("λ", "lambda ").lower()
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "policy"
+
+
+def _absolute(file: str | None, folder: Path | None) -> str | None:
+    if file is None:
+        return None
+    path = Path(file).expanduser()
+    return str((folder / path if folder is not None else path).resolve())

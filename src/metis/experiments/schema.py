@@ -1,0 +1,270 @@
+"""The tables and keys of an experiment's file: the fields of the classes below.
+
+Two tables are open: `[[policy]]` takes the parameters of the policy that it names, `[network]` the options of
+the network that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from metis.core import policies
+from metis.core.policies import Policy
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "sync_fedavg": policies.sync_fedavg,
+    "semisync_fedavg": policies.semisync_fedavg,
+    "async_fedavg": policies.async_fedavg,
+    "fedrec": policies.fedrec,
+    "fedasync": policies.fedasync,
+    "fedbuff": policies.fedbuff,
+}
+
+# What each task's evaluation measures; the first is the default. The sign says which way is better.
+METRICS: dict[str, dict[str, bool]] = {
+    "classification": {"accuracy": True, "loss": False},
+    "regression": {"mae": False, "loss": False},
+}
+
+# Which settings a solver has beside the learning rate and the weight decay.
+SOLVER_SETTINGS: dict[str, frozenset[str]] = {
+    "vanilla": frozenset(),
+    "momentum": frozenset({"momentum", "keep_momentum"}),
+    "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
+}
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """A table whose keys are all known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class OpenTable(BaseModel):
+    """A table that also takes the parameters of whatever its `name` names."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters beside the keys that every such table has."""
+        return dict(self.model_extra or {})
+
+
+class Operation(OpenTable):
+    """One step of an augmentation."""
+
+    name: Literal["random_crop", "horizontal_flip", "standardize"]
+
+
+class DataConfig(Table):
+    """Which examples there are."""
+
+    dataset: str = Field(default="digits", description="name of a data set; `metis data list` shows them")
+    folder: str | None = Field(default=None, description="folder with NAME.npz; else METIS_DATA, the cache, a download")
+    train_examples: Count | None = Field(default=None, description="use this many training examples, drawn at random")
+    test_examples: Count | None = Field(
+        default=None, description="evaluate on this many test examples, drawn at random"
+    )
+    smallest_site: Count | None = Field(
+        default=None, description="merge sites of fewer people, for the sets that come from several sites"
+    )
+    normalise: bool = Field(
+        default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
+    )
+    augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
+
+
+class PartitionConfig(Table):
+    """Who holds how much of what."""
+
+    sizes: Literal["uniform", "skewed", "power_law", "zipf", "explicit", "natural"] = Field(
+        default="uniform", description="natural: one learner for each silo that the data set names"
+    )
+    exponent: Positive | None = Field(
+        default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
+    )
+    explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
+    classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = "iid"
+    classes_per_learner: Count | list[Count] | None = Field(
+        default=None, description="x of Non-IID(x), or one for each learner"
+    )
+    alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
+    assignment: Literal["alternate", "in_order"] = Field(
+        default="alternate",
+        description="largest share to the first group, next to the second, and so on; or group by group",
+    )
+
+
+class AvailabilityConfig(Table):
+    """When the learners of a group are there."""
+
+    kind: Literal["always", "random", "trace"] = "always"
+    mean_present: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
+    mean_away: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
+    file: str | None = Field(
+        default=None, description="CSV with columns leaves,back and optionally learner, for kind = 'trace'"
+    )
+
+
+class LinkConfig(Table):
+    """How far the learners of a group are from the controller."""
+
+    latency: Seconds = Field(default=0.0, description="seconds, one way")
+    upload_mbps: Positive | None = Field(
+        default=None, description="megabits a second; without it transfers take no time"
+    )
+    download_mbps: Positive | None = Field(default=None, description="megabits a second")
+
+
+class LearnerGroup(Table):
+    """Learners that are alike."""
+
+    name: str = Field(min_length=1, description="the learners are called name-1, name-2, ...")
+    count: Count = 1
+    batch_size: Count
+    time_per_batch: Positive | None = Field(default=None, description="seconds")
+    jitter: NotNegative = Field(default=0.0, description="standard deviation of the logarithm of a batch's time")
+    drift: list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = Field(
+        default=[], description="[[second, factor], ...]: from then on a batch takes factor times as long"
+    )
+    speed_trace: str | None = Field(
+        default=None, description="CSV with columns at,time_per_batch and optionally learner"
+    )
+    availability: AvailabilityConfig = AvailabilityConfig()
+    network: LinkConfig = LinkConfig()
+    epsilon: NotNegative | None = Field(
+        default=None, description="relative power while training (the paper: GPU 2, CPU 1)"
+    )
+    idle_epsilon: NotNegative | None = Field(
+        default=None, description="relative power while idle; without it as while training"
+    )
+    watts: NotNegative | None = Field(default=None, description="power while training, instead of epsilon")
+    idle_watts: NotNegative | None = Field(default=None, description="power while idle")
+
+
+class NetworkConfig(OpenTable):
+    """What is trained: a network by name, with its own options beside the name."""
+
+    name: str = "mlp"
+
+
+class SolverConfig(Table):
+    """How one gradient changes the weights; what is not given comes from [training]."""
+
+    solver: Literal["vanilla", "momentum", "fedprox"] | None = None
+    learning_rate: Positive | None = None
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = None
+    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5)")
+    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx")
+    weight_decay: NotNegative | None = None
+
+
+class TrainingConfig(Table):
+    """How learners train; the policies may differ in the solver."""
+
+    solver: Literal["vanilla", "momentum", "fedprox"] = "vanilla"
+    learning_rate: Positive = 0.05
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="gamma; 0.9 if not given"
+    )
+    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
+    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")
+    weight_decay: NotNegative = 0.0
+    task: Literal["classification", "regression"] | None = Field(
+        default=None, description="if not that of the data set"
+    )
+    device: str = "cpu"
+    dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
+    threads: Count = Field(default=1, description="torch threads of each process")
+    buffers: Literal["average", "local"] = Field(
+        default="average", description="BatchNorm statistics: mixed or kept (R10)"
+    )
+
+
+class PolicyConfig(OpenTable):
+    """A policy by name, with its own parameters beside the name."""
+
+    name: str
+    label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
+    training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+
+
+class StopConfig(Table):
+    """The run ends at whichever comes first."""
+
+    rounds: Count | None = Field(default=None, description="published community models")
+    seconds: Positive | None = Field(default=None, description="of virtual time")
+    update_requests: Count | None = None
+    steps: Count | None = Field(default=None, description="local steps of all learners together")
+    at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
+
+
+class EvaluationConfig(Table):
+    """How the community model is judged, on the test examples and outside virtual time."""
+
+    metric: str | None = Field(default=None, description="accuracy or loss; for a regression mae or loss")
+    target: FiniteFloat | None = Field(default=None, description="the value of the metric that costs are compared at")
+    every_seconds: Seconds = Field(default=0.0, description="of virtual time; 0 is every published community model")
+
+
+class RunConfig(Table):
+    """How it is run; apart from `refusals_allowed` none of it changes the result."""
+
+    workers: Annotated[int, Field(ge=0)] = Field(default=0, description="processes that train; 0 trains in this one")
+    store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
+    refusals_allowed: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="refused updates in a row after which a learner is set aside"
+    )
+    checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
+
+
+class ExperimentConfig(Table):
+    """Everything that one file says."""
+
+    seed: Annotated[int, Field(ge=0)] = 1990
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    learners: list[LearnerGroup] = Field(min_length=1)
+    network: NetworkConfig = NetworkConfig()
+    training: TrainingConfig = TrainingConfig()
+    policy: list[PolicyConfig] = Field(min_length=1)
+    stop: StopConfig = StopConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def learner_count(self) -> int:
+        return sum(group.count for group in self.learners)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values without what was left open: the content of a TOML file."""
+        return cast("dict[str, Any]", without_nones(self.model_dump()))
+
+    def to_toml(self) -> str:
+        """A TOML file that loads to the same configuration."""
+        return tomlkit.dumps(self.to_dict())
+
+
+def task_of(config: ExperimentConfig) -> Literal["classification", "regression"]:
+    """Classification or regression: as the file says, else as the data set is."""
+    from metis.data.datasets import DATASETS
+
+    if config.training.task is not None:
+        return config.training.task
+    return DATASETS[config.data.dataset].task if config.data.dataset in DATASETS else "classification"
+
+
+def without_nones(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nones(item) for key, item in value.items() if item is not None}
+    return [without_nones(item) for item in value] if isinstance(value, (list, tuple)) else value
