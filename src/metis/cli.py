@@ -641,7 +641,7 @@ def reproduce(
     done = cli_reproduce.command(
         cli_reproduce.Request(
             results=tuple(results),
-            scale=scale,
+            scale=cli_reproduce.scale_named(scale),
             out=out,
             workers=workers,
             dry_run=dry_run,

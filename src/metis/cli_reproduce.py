@@ -21,12 +21,12 @@ from rich.text import Text
 from metis.core.controller import StopRule
 from metis.errors import ConfigError
 from metis.experiments.build import divide
-from metis.experiments.cells import SCALES, Environment, Scale, load_environments
+from metis.experiments.cells import SCALES, Cell, Environment, Scale, load_environments
 from metis.experiments.claims import check_claims
 from metis.experiments.config import ExperimentConfig, did_you_mean, resolve_config
 from metis.experiments.mixing import measure_mixing
 from metis.experiments.plan import Plan, dry_run, make_plan
-from metis.experiments.reproduce import Board, CellState, load_finished, run_cells
+from metis.experiments.reproduce import Board, CellState, kept, load_finished, run_cells
 from metis.experiments.results import (
     RESULTS,
     Evidence,
@@ -77,7 +77,7 @@ class Request:
     """What the command line asks for."""
 
     results: tuple[str, ...]
-    scale: str = "small"
+    scale: Scale = "small"
     out: Path = Path("runs/paper")
     workers: int | None = None
     dry_run: bool = False
@@ -94,6 +94,14 @@ class Done:
     complete: bool = True
 
 
+def scale_named(name: str) -> Scale:
+    """The scale that is called so."""
+    for scale in SCALES:
+        if scale == name:
+            return scale
+    raise ConfigError(f"--scale is '{name}', must be one of {', '.join(SCALES)}")
+
+
 def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
     """The results in the order of the paper; an unknown name is an error."""
     for name in wanted:
@@ -104,9 +112,7 @@ def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
 
 def command(request: Request, stdout: Console, stderr: Console) -> Done:
     """Do what was asked for; results go to one console, progress to the other."""
-    if request.scale not in SCALES:
-        raise ConfigError(f"--scale is '{request.scale}', must be one of {', '.join(SCALES)}")
-    scale: Scale = request.scale
+    scale = request.scale
     if request.rounds is not None and not request.dry_run:
         raise ConfigError("--rounds is for --dry-run; how long a run takes is in its file, or --set stop.rounds=...")
     if request.results == ("list",):
@@ -149,12 +155,13 @@ def reproduce(
         workers = request.workers or usual_workers(len(cells))
         board = run_cells(cells, request.out, workers, display, anew=request.anew)
     complete = board.count("done") == len(cells)
-    evidence = Evidence(request.scale, environments, load_finished(cells, request.out))  # type: ignore[arg-type]
-    if "figure4" in results and complete:
+    asked, (results, environments, cells) = len(cells), _with_what_is_kept(request, results, environments)
+    evidence = Evidence(request.scale, environments, load_finished(cells, request.out))
+    if (folder / MIXING).exists() or ("figure4" in results and complete):
         evidence.mixing_times = _mixing_times(folder, stderr)
     if not complete:
         again = ["metis", "reproduce", *request.results, "--scale", request.scale, "--out", str(request.out)]
-        stderr.print(f"{board.count('done')} of {len(cells)} runs are done; go on with: {escape(shlex.join(again))}")
+        stderr.print(f"{board.count('done')} of {asked} runs are done; go on with: {escape(shlex.join(again))}")
     if not evidence.runs and cells:
         return Done({"scale": request.scale, "complete": False, "results": {}, "claims": []}, complete=False)
     drawn = draw_figures(evidence, results, folder / "figures")
@@ -169,6 +176,28 @@ def reproduce(
     show(document, stdout)
     stdout.print(f"report in {report}, figures in {folder / 'figures'}", soft_wrap=True)
     return Done({**document, "report": report.as_posix()}, complete)
+
+
+def _with_what_is_kept(
+    request: Request, results: Sequence[str], environments: dict[str, Environment]
+) -> tuple[list[str], dict[str, Environment], list[Cell]]:
+    """What was asked for, and what the folder has from earlier calls: one report holds all of it."""
+    cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
+    told = set(results)
+    if not request.overrides:
+        everything = load_environments(request.scale)
+        for name in RESULTS:
+            there = [environment for environment in everything.values() if name in environment.paper.results]
+            needed = [cell for environment in there for cell in environment.needed_for([name])]
+            if needed and all(kept(cell, request.out) for cell in needed):
+                told.add(name)
+        environments = {
+            name: there for name, there in everything.items() if name in environments or told & set(there.paper.results)
+        }
+        cells = [cell for environment in environments.values() for cell in environment.needed_for(told)]
+    if (request.out / request.scale / MIXING).exists():
+        told.add("figure4")
+    return [name for name in RESULTS if name in told], environments, cells
 
 
 def make_document(evidence: Evidence, results: Sequence[str], drawn: Drawn, complete: bool) -> dict[str, Any]:
@@ -243,12 +272,12 @@ def show(document: dict[str, Any], stdout: Console) -> None:
 
 def _mixing_times(folder: Path, stderr: Console) -> list[MixingTime]:
     """Measured once and kept, like a run."""
-    kept = folder / MIXING
-    if kept.exists():
+    file = folder / MIXING
+    if file.exists():
         try:
-            return [MixingTime(**row) for row in json.loads(kept.read_text("utf-8"))]
+            return [MixingTime(**row) for row in json.loads(file.read_text("utf-8"))]
         except (ValueError, TypeError):
-            raise ConfigError(f"{kept} is damaged; delete it to measure again") from None
+            raise ConfigError(f"{file} is damaged; delete it to measure again") from None
 
     def tell(measured: MixingTime) -> None:
         stderr.print(
@@ -258,7 +287,7 @@ def _mixing_times(folder: Path, stderr: Console) -> list[MixingTime]:
 
     measured = measure_mixing(tell=tell)
     folder.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps([asdict(row) for row in measured], indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps([asdict(row) for row in measured], indent=1) + "\n", encoding="utf-8")
     return measured
 
 

@@ -94,9 +94,19 @@ def finished(folder: Path) -> bool:
         return False
 
 
+def kept(cell: Cell, out: Path) -> bool:
+    """Whether the cell was run to its end with the settings that it has now."""
+    folder = cell_folder(out, cell)
+    try:
+        same = _essence(read_toml(folder / CONFIG)) == _essence(cell.config.to_dict())
+    except ConfigError:
+        return False
+    return same and finished(folder)
+
+
 def load_finished(cells: Sequence[Cell], out: Path) -> dict[str, Run]:
     """The runs that are there, by the name of the cell."""
-    return {cell.name: Run.load(cell_folder(out, cell)) for cell in cells if finished(cell_folder(out, cell))}
+    return {cell.name: Run.load(cell_folder(out, cell)) for cell in cells if kept(cell, out)}
 
 
 def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, anew: bool = False) -> Board:
