@@ -142,10 +142,12 @@ def _wins(
             cell for cell in environment.cells if rivals == "all" or protocol_of(cell) in (PROTOCOLS[0], PROTOCOLS[2])
         ]
         best, least = _least(evidence, cells, name)
+        if best is None:
+            raise _Missing(f"nobody reached the target in {environment.paper.title}")
         paid = _cost(evidence, own, name)
-        won = paid == least and best is not None
+        won = paid == least
         holds = holds and won
-        other = "" if won or best is None else f", {best.label} {_amount(least, unit)}"
+        other = "" if won else f", {best.label} {_amount(least, unit)}"
         next_best = min((_cost(evidence, cell, name) for cell in cells if cell is not own), default=math.inf)
         if won:
             other = f", next {_amount(next_best, unit)}" if math.isfinite(next_best) else ", nobody else reached it"
@@ -246,7 +248,7 @@ def _transmission(evidence: Evidence) -> tuple[bool, str]:
 
 
 def _semi_faster(evidence: Evidence) -> tuple[bool, str]:
-    holds, parts = True, []
+    holds, parts, compared = True, list[str](), 0
     for result in ("table2", "table3"):
         for environment in evidence.of(result):
             for sync, semi in counterparts(environment):
@@ -256,11 +258,12 @@ def _semi_faster(evidence: Evidence) -> tuple[bool, str]:
                 if math.isinf(slow) and math.isinf(quick):
                     parts.append(f"{environment.paper.cluster} {_short(environment)} {semi.label}: neither reached it")
                     continue
+                compared += 1
                 holds = holds and quick < slow
                 ratio = "only SemiSync reached it" if math.isinf(slow) else f"{slow / quick:.1f} times"
                 parts.append(f"{environment.paper.cluster} {_short(environment)} {semi.label}: {ratio}")
-    if not parts:
-        raise _Missing
+    if not compared:
+        raise _Missing(_list(parts))
     return holds, _list(parts)
 
 
@@ -343,18 +346,22 @@ def _momentum_on_power_law(evidence: Evidence) -> tuple[bool, str]:
 
 
 def _fedrec_wins(evidence: Evidence) -> tuple[bool, str]:
-    holds, parts = True, []
+    holds, parts, compared = True, list[str](), 0
     for result in ("table3", "figure9", "figure10"):
         for environment in evidence.of(result):
             if not evidence.complete(environment):
                 continue
             cells = _pick(environment, PROTOCOLS[1])
             best, _ = _least(evidence, cells, "parallel_time")
-            holds = holds and best is not None and best.policy.name == "fedrec"
+            if best is None:
+                parts.append(f"{environment.paper.domain} {_short(environment)}: nobody reached the target")
+                continue
+            holds = holds and best.policy.name == "fedrec"
+            compared += 1
             costs = [f"{cell.label} {_amount(_cost(evidence, cell, 'parallel_time'), ' s')}" for cell in cells]
             parts.append(f"{environment.paper.domain} {_short(environment)}: {', '.join(costs)}")
-    if not parts:
-        raise _Missing
+    if not compared:
+        raise _Missing(_list(parts))
     return holds, _list(parts)
 
 
@@ -380,6 +387,8 @@ def _async_requests(evidence: Evidence) -> tuple[bool, str]:
     for environment in _environments(evidence, "table3"):
         own = _cost(evidence, _one(environment, PROTOCOLS[2], "momentum", 2), "communication_cost")
         others = [_cost(evidence, cell, "communication_cost") for cell in _pick(environment, PROTOCOLS[1])]
+        if math.isinf(min(own, *others)):
+            raise _Missing(f"nobody reached the target in {environment.paper.title}")
         holds = holds and own < min(others)
         parts.append(f"{_short(environment)}: SemiSync {_amount(own)}, asynchronous {', '.join(map(_amount, others))}")
     return holds, _list(parts)
@@ -429,6 +438,8 @@ def _curve_wins(result: str, epochs: float) -> Check:
         for environment in _environments(evidence, result):
             (own,) = _pick(environment, PROTOCOLS[2], epochs=epochs)
             best, _ = _least(evidence, environment.cells, "parallel_time")
+            if best is None:
+                raise _Missing(f"nobody reached the target in {environment.paper.title}")
             finals = {cell.label: _run(evidence, cell).best_metric or 0.0 for cell in environment.cells}
             holds = holds and best is own
             shown = ", ".join(
@@ -474,6 +485,8 @@ def _brain(evidence: Evidence, name: str, unit: str, needed: Sequence[float]) ->
     holds, parts = True, []
     for environment in _environments(evidence, "figure11"):
         sync = _cost(evidence, _pick(environment, PROTOCOLS[0])[0], name)
+        if math.isinf(min(_cost(evidence, cell, name) for cell in environment.cells)):
+            raise _Missing(f"nobody reached the target in {environment.paper.title}")
         shown = [f"Sync {_amount(sync, unit)}"]
         for cell in _pick(environment, PROTOCOLS[2]):
             paid, epochs = _cost(evidence, cell, name), slowest_learner_epochs(cell)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +130,7 @@ class Drawn:
 def convergence_figure(panels: Sequence[Panel], second: Over = "update_requests") -> Figure:
     """(a) the metric over parallel time, (b) over update requests or rounds; a column an environment."""
     columns = max(1, len(panels))
+    one_solver = len({curve.solver for panel in panels for curve in panel.curves}) == 1
     entries = len({curve.label for panel in panels for curve in panel.curves})
     figure = blank_figure(min(13.0, 2.2 + 3.7 * columns), 5.6 + 0.22 * math.ceil(entries / (2 * columns)))
     grid = figure.subplots(2, columns, squeeze=False, sharey="col")
@@ -137,7 +139,7 @@ def convergence_figure(panels: Sequence[Panel], second: Over = "update_requests"
         overs: tuple[Over, Over] = ("parallel_time", second)
         for row, over in enumerate(overs):
             axes = grid[row][column]
-            handles |= _draw_panel(axes, panel, over)
+            handles |= _draw_panel(axes, panel, over, plain=one_solver)
             if column == 0 and panel.curves:
                 setting = panel.curves[0].run.setting
                 axes.set_ylabel({"mae": "mean absolute error (years)"}.get(setting.metric, setting.metric))
@@ -162,7 +164,7 @@ def curve_style(curve: Curve) -> dict[str, Any]:
     return {"color": colour, "linestyle": _SOLVER_LINES.get(curve.solver, "solid")}
 
 
-def _draw_panel(axes: Axes, panel: Panel, over: Over) -> dict[str, Any]:
+def _draw_panel(axes: Axes, panel: Panel, over: Over, *, plain: bool) -> dict[str, Any]:
     from matplotlib.ticker import MaxNLocator
 
     handles: dict[str, Any] = {}
@@ -187,7 +189,7 @@ def _draw_panel(axes: Axes, panel: Panel, over: Over) -> dict[str, Any]:
             markevery=max(1, math.ceil(len(x) / 8)),
             markeredgecolor=PAPER,
             markeredgewidth=0.5,
-            **curve_style(curve),
+            **(curve_style(curve) | ({"linestyle": "solid"} if plain else {})),
         )
         handles[curve.label] = line
     if panel.curves:
@@ -325,26 +327,26 @@ def silos_figure(panels: Sequence[Silos]) -> Figure:
     widths = [len(panel.alone) + len(panel.federation) for panel in panels]
     figure = blank_figure(min(13.0, 2.0 + 0.4 * sum(widths)), 4.0)
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True, width_ratios=widths)[0]
+    handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
-        values = [*panel.alone.values(), *panel.federation.values()]
+        values: list[float] = [*panel.alone.values(), *panel.federation.values()]
         colours = [_SKY] * len(panel.alone) + [_BLUE] * len(panel.federation)
         bars = axes.bar(range(len(values)), values, 0.75, color=colours, edgecolor=PAPER, linewidth=0.5)
         for bar in bars[len(panel.alone) :]:
             bar.set_hatch("//")
             bar.set_edgecolor(PAPER)
+        handles = {"silo alone": bars[0], "federation": bars[-1]}
         if panel.centralized is not None:
-            axes.axhline(panel.centralized, color=INK, linewidth=1.4)
-            axes.annotate(
-                "centralized", (0, panel.centralized), xytext=(2, -3), textcoords="offset points", va="top", fontsize=8
-            )
-        names = [*panel.alone, *panel.federation]
+            handles["centralized"] = axes.axhline(panel.centralized, color=INK, linewidth=1.4)
+        names = [*_short_names(list(panel.alone)), *panel.federation]
         axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
         axes.set_title(panel.title)
         axes.grid(visible=False, axis="x")
     grid[0].set_ylabel("mean absolute error (years)")
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
     return figure
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
     """The paper's G:1 and C:1."""
-    return [f"{name[:1].upper()}:{name.rpartition('-')[2]}" if "-" in name else name for name in names]
+    return [re.sub(r"^(gpu|cpu)-", lambda kind: f"{kind.group(1)[0].upper()}:", name) for name in names]
