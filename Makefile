@@ -6,15 +6,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
+RESULTS ?= all
 
 # One torch thread a process: more than there are cores is many times slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean
+.PHONY: help venv demo reproduce-small test check format bench clean
 
 help:  ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## make .venv with metis and all tools (once)
 
@@ -29,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## compare the paper's policies on the bundled digits
 	$(BIN)/metis compare examples/demo.toml --out runs/demo --force $(ARGS)
+
+reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; data in METIS_DATA (RESULTS='table3')
+	$(BIN)/metis reproduce $(RESULTS) --scale small --out runs/paper $(ARGS)
 
 test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)
