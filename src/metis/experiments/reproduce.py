@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,8 @@ from metis.experiments.config import ExperimentConfig, SolverConfig, read_toml
 from metis.experiments.plan import dry_run, dry_seats
 from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
-_CHECKPOINT = "checkpoint.safetensors"
+_CHECKPOINT, _LOCK = "checkpoint.safetensors", "lock"
+_LOCK_PATIENCE = 120.0  # seconds: a task that an orphan is at may take that long
 _TELL_SECONDS = 0.5  # how often a cell tells how far it is
 _SAME_INTERRUPT = 1.0  # seconds within which a second signal is the same Ctrl-C, sent to the group as well
 
@@ -368,9 +370,31 @@ def _run_cell(
     division = divisions.get(config)
     if only is not None:
         division = replace(division, seats=division.seats[only : only + 1])
-    run = execute(config, folder, division=division, resume=(folder / _CHECKPOINT).exists(), watch=tell)
+    with _alone_in(folder):
+        run = execute(config, folder, division=division, resume=(folder / _CHECKPOINT).exists(), watch=tell)
     end = run.costs
     connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes that write one run would spoil it: wait a while for the other one, which may be about to end."""
+    if sys.platform == "win32":  # without such locks it is up to the user
+        yield
+        return
+    import fcntl
+
+    with (folder / _LOCK).open("w") as lock:
+        end = time.monotonic() + _LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise ConfigError(f"another process is at work in {folder}; wait for it or end it") from None
+                time.sleep(0.1)
+        yield
 
 
 class _Divisions:
