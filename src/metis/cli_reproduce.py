@@ -45,6 +45,7 @@ from metis.reporting.paper import (
     terminal_claims,
     terminal_sheet,
     verdict_count,
+    write_markdown,
     write_paper_report,
 )
 from metis.reporting.paper_figures import (
@@ -173,6 +174,7 @@ def reproduce(
     for change in request.overrides:
         command_line += ["--set", change]
     report = write_paper_report(document, drawn.svg, folder, shlex.join(command_line))
+    write_markdown(document, folder)
     show(document, stdout)
     stdout.print(f"report in {report}, figures in {folder / 'figures'}", soft_wrap=True)
     return Done({**document, "report": report.as_posix()}, complete)

@@ -25,7 +25,7 @@ ENERGIES = {"equation": "EC\nequation", "active": "EC\nactive", "idle_charged": 
 _VERDICT_STYLES = {"confirmed": "green", "not confirmed": "red", "not testable here": "dim"}
 COST_WORDS = (
     "PT parallel time, CT cumulative time, CC update requests, EC energy in three definitions (the paper's equation, "
-    "active time only, idle time charged), EF energy of Sync w/ Vanilla over that of the row. Small grey: the paper's "
+    "active time only, idle time charged), EF energy of Sync w/ Vanilla over that of the row. The second line is the paper's "
     "value, measured on its machines; ours is virtual time. In the paper's Table 3 EC is active time only."
 )
 
@@ -308,6 +308,38 @@ def write_paper_report(document: Mapping[str, Any], pictures: Mapping[str, str],
     fresh.write_text(page, encoding="utf-8")
     fresh.replace(path)
     return path
+
+
+def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:
+    """Write `results.md`: the tables and verdicts as text that a repository shows; figures are named only."""
+    lines = [f"# Results at {document['scale']} scale", "", document["lead"], ""]
+    for section in sections_of(document, {}):
+        lines += [f"## {section.name}. {section.title}", ""]
+        lines += [line for note in section.notes for line in (note, "")]
+        for name in document["results"][section.id].get("files", ()):
+            if name.endswith(".svg"):
+                lines += [f"![{section.title}](figures/{Path(name).name})", ""]
+        for sheet in section.tables:
+            lines += [f"**{sheet.title}**", "", *_markdown_table(sheet), ""]
+            lines += [line for note in (sheet.note, sheet.foot) if note for line in (note, "")]
+    lines += ["## Claims", "", "| verdict | claim | numbers |", "| --- | --- | --- |"]
+    for claim in document["claims"]:
+        lines.append(f"| {claim['verdict']} | {claim['text']} ({claim['where']}) | {claim['sentence']} |")
+    path = folder / "results.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _markdown_table(sheet: Sheet) -> list[str]:
+    headings = [heading.replace("\n", " ") for heading in sheet.headings]
+    lines = [f"| {' | '.join(headings)} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
+    for row in sheet.rows:
+        cells = [
+            (f"**{cell.value}**" if cell.best else cell.value) + (f"<br>{cell.told}" if cell.told else "")
+            for cell in row.cells
+        ]
+        lines.append(f"| {row.label} | {' | '.join(cells)} |")
+    return lines
 
 
 def _version(package: str) -> str:
