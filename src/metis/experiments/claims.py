@@ -141,16 +141,13 @@ def _wins(
         cells = [
             cell for cell in environment.cells if rivals == "all" or protocol_of(cell) in (PROTOCOLS[0], PROTOCOLS[2])
         ]
-        best, least = _least(evidence, cells, name)
-        if best is None:
+        if _least(evidence, cells, name)[0] is None:
             raise _Missing(f"nobody reached the target in {environment.paper.title}")
         paid = _cost(evidence, own, name)
-        won = paid == least
+        rival, next_best = _least(evidence, [cell for cell in cells if cell is not own], name)
+        won = paid < next_best
         holds = holds and won
-        other = "" if won else f", {best.label} {_amount(least, unit)}"
-        next_best = min((_cost(evidence, cell, name) for cell in cells if cell is not own), default=math.inf)
-        if won:
-            other = f", next {_amount(next_best, unit)}" if math.isfinite(next_best) else ", nobody else reached it"
+        other = ", nobody else reached it" if rival is None else f", {rival.label} {_amount(next_best, unit)}"
         parts.append(f"{_short(environment)}: {own.label} {_amount(paid, unit)}{other}")
     return holds, _list(parts)
 
@@ -356,7 +353,8 @@ def _fedrec_wins(evidence: Evidence) -> tuple[bool, str]:
             if best is None:
                 parts.append(f"{environment.paper.domain} {_short(environment)}: nobody reached the target")
                 continue
-            holds = holds and best.policy.name == "fedrec"
+            times = {cell.policy.name: _cost(evidence, cell, "parallel_time") for cell in cells}
+            holds = holds and all(times["fedrec"] < value for name, value in times.items() if name != "fedrec")
             compared += 1
             costs = [f"{cell.label} {_amount(_cost(evidence, cell, 'parallel_time'), ' s')}" for cell in cells]
             parts.append(f"{environment.paper.domain} {_short(environment)}: {', '.join(costs)}")
