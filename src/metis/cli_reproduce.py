@@ -426,10 +426,12 @@ def share_table(made: Sequence[Plan]) -> Table:
 def plan_table(environment: Environment, made: Sequence[Plan]) -> Table:
     """One row a policy: a round, and everything up to the published number of rounds."""
     title = environment.paper.title
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("policy", "R", "cold start\nsteps", "round\nsteps", "round\nCC", "round\ns", "iterations",
-                    "published", "fast", "slow", "CC", "PT (s)", "EC eq.", "EC active", "EC + idle"):  # fmt: skip
-        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    headings = ("policy", "R", "cold\nstart", "round\nsteps", "round\nCC", "round\ns", "iter.", "iter.\npaper", "fast",
+                "slow", "CC", "PT (s)", "EC\nequation", "EC\nactive", "EC\n+ idle")  # fmt: skip
+    for heading in headings:
+        # Digits must not be lost, however narrow the terminal.
+        table.add_column(heading, justify="left" if heading == "policy" else "right", overflow="fold")
     for plan in made:
         document = plan.to_json()
         published = plan.cell.published
