@@ -100,9 +100,7 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int,
             for alias in node.names:
                 yield node.lineno, f"{base}.{alias.name}"
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            function = (
-                node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            )
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if function in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
                 yield node.lineno, node.args[0].value
 
@@ -132,11 +130,7 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             name = full_name(node)
             if name:
                 yield node.lineno, name
-        elif (
-            isinstance(node, ast.keyword)
-            and node.arg == "allow_pickle"
-            and ast.unparse(node.value) != "False"
-        ):
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield node.value.lineno, "numpy.load:allow_pickle"
 
 
@@ -190,9 +184,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     tree = ast.parse(source)
     found = {*import_violations(tree, module, is_package), *use_violations(tree, module)}
     if part_of(module) not in MAY_IMPORT:
-        found.add(
-            (1, f"{part_of(module)} has no place in the layers; give it one in tests/test_architecture.py")
-        )
+        found.add((1, f"{part_of(module)} has no place in the layers; give it one in tests/test_architecture.py"))
     return [f"{module}:{line}: {reason}" for line, reason in sorted(found)]
 
 

@@ -361,9 +361,7 @@ class Run:
         return Run.draw([self], path)
 
     def __repr__(self) -> str:
-        final = (
-            "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"
-        )
+        final = "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"
         costs = self.costs
         return (
             f"<Run {self.policy}: {final} after {self.rounds} rounds, {costs.parallel_time:g} s parallel time, "

@@ -143,9 +143,7 @@ def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
                 try:
                     yield from_record(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                    raise DataError(
-                        f"{path}, line {number} is not an event of a run: {problem!r}"
-                    ) from problem
+                    raise DataError(f"{path}, line {number} is not an event of a run: {problem!r}") from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:

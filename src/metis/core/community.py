@@ -57,9 +57,7 @@ class Community(Protocol):
         """How many learners' models the next publication would hold."""
         ...
 
-    def commit(
-        self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None
-    ) -> None:
+    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         """Take a valid local model in; learners do not see it before `publish`."""
         ...
 
@@ -75,9 +73,7 @@ class Community(Protocol):
         """The numbers that a replay of events cannot bring back: for checkpoints."""
         ...
 
-    def load_arrays(
-        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
-    ) -> None:
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         """Put back the published model and what `arrays` gave, after a replay of the same events without weights."""
         ...
 
@@ -134,9 +130,7 @@ class FullPass(_Published):
     def contributors(self) -> int:
         return len(self._values)
 
-    def commit(
-        self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None
-    ) -> None:
+    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         self._store.put(learner, local_model.vector)
         self._values[learner] = value
         self.committed_steps += steps
@@ -157,9 +151,7 @@ class FullPass(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values}
 
-    def load_arrays(
-        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
-    ) -> None:
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
         for learner in self._values:
             self._store.put(learner, arrays[f"local/{learner}"])
@@ -192,9 +184,7 @@ class CachedAverage(_Published):
         """P, summed anew from the p_k, so it cannot drift."""
         return math.fsum(self._values.values())
 
-    def commit(
-        self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None
-    ) -> None:
+    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         rows = [(local_model.vector, value)]
         if learner in self._values:
             rows.append((self._store.get(learner), -self._values[learner]))
@@ -233,9 +223,7 @@ class CachedAverage(_Published):
             **{f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values},
         }
 
-    def load_arrays(
-        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
-    ) -> None:
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
         self._sum = np.array(arrays["sum"], np.float64)
         for learner in self._values:
@@ -254,9 +242,7 @@ class Interpolation(_Published):
         self._changed = False
         self.contributors = 0
 
-    def commit(
-        self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None
-    ) -> None:
+    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         alpha = self._mixing * value
         self._vector *= 1 - alpha
         _add_scaled(self._vector, [(local_model.vector, alpha)])
@@ -277,9 +263,7 @@ class Interpolation(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector}
 
-    def load_arrays(
-        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
-    ) -> None:
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model = model
         self._vector = np.array(arrays["vector"], np.float64)
 
@@ -303,9 +287,7 @@ class Buffered(_Published):
         self._differences = np.zeros(initial_model.layout.size, np.float64)
         self.contributors = 0
 
-    def commit(
-        self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None
-    ) -> None:
+    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         assert base is not None
         _add_scaled(self._differences, [(local_model.vector, value), (base.vector, -value)])
         self.committed_steps += steps
@@ -326,9 +308,7 @@ class Buffered(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector, "differences": self._differences}
 
-    def load_arrays(
-        self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore
-    ) -> None:
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model = model
         self._vector = np.array(arrays["vector"], np.float64)
         self._differences = np.array(arrays["differences"], np.float64)

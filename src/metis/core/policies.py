@@ -90,9 +90,7 @@ def fedasync(local_epochs: float = 4.0, mixing: float = 0.5, regularization: flo
     if not 0 <= regularization < math.inf:
         raise ValueError(f"regularization (rho) must be 0 or more, not {regularization}")
     community = partial(Interpolation, mixing=mixing)
-    return Policy(
-        "fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync", regularization
-    )
+    return Policy("fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync", regularization)
 
 
 def fedbuff(local_epochs: float = 4.0, buffer_size: int = 3, server_learning_rate: float = 1.0) -> Policy:

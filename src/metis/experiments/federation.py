@@ -87,9 +87,7 @@ class Federation:
             raise ConfigError("a federation needs at least one learner")
         if len(set(names)) != len(names):
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
-        self.engine = engine or TorchEngine(
-            network, task, device=device, dtype=dtype, threads=threads, buffers=buffers
-        )
+        self.engine = engine or TorchEngine(network, task, device=device, dtype=dtype, threads=threads, buffers=buffers)
         self.train = as_examples(train)
         self.test = None if test is None else as_examples(test)
         self.threads = threads
@@ -99,9 +97,7 @@ class Federation:
         self.seed = seed
         self.metric = metric or ("accuracy" if task == "classification" else "mae")
         self.higher_is_better = (
-            self.metric not in ("loss", "mae", "mse", "rmse")
-            if higher_is_better is None
-            else higher_is_better
+            self.metric not in ("loss", "mae", "mse", "rmse") if higher_is_better is None else higher_is_better
         )
         self.class_counts = class_counts
         self.class_names = tuple(class_names)
@@ -378,10 +374,7 @@ class _Session:
         def after_each() -> None:
             if self._watch is not None:
                 self._watch(self._fold)
-            if (
-                self._out is not None
-                and time.perf_counter() - self._last_checkpoint >= self._checkpoint_every
-            ):
+            if self._out is not None and time.perf_counter() - self._last_checkpoint >= self._checkpoint_every:
                 self._checkpoint(simulator)
 
         def on_interrupt() -> None:

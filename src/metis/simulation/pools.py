@@ -146,8 +146,7 @@ class ProcessPool:
             theirs.close()
             self._processes.append(process)
         self._threads = [
-            threading.Thread(target=self._feed, args=(connection,), daemon=True)
-            for connection in self._connections
+            threading.Thread(target=self._feed, args=(connection,), daemon=True) for connection in self._connections
         ]
         for thread in self._threads:
             thread.start()
@@ -203,9 +202,7 @@ class ProcessPool:
     def _next_job(self) -> _Job[Any] | None:
         with self._changed:
             while True:
-                self._changed.wait_for(
-                    lambda: self._closed or (self._queue and self._ahead < self._most_ahead)
-                )
+                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._most_ahead))
                 if self._closed:
                     return None
                 job = heapq.heappop(self._queue)[2]

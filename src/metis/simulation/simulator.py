@@ -334,9 +334,7 @@ class Simulator:
             return Model(initial_model.layout, vector, arrays["counters"])
 
         def below(prefix: str) -> dict[str, NDArray[Any]]:
-            return {
-                name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
-            }
+            return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
         self._pool = pool
         self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)

@@ -27,9 +27,7 @@ class Speed:
 
     time_per_batch: float
     jitter: float = 0.0  # standard deviation of the logarithm; the mean stays time_per_batch
-    profile: tuple[
-        tuple[float, float], ...
-    ] = ()  # (from this second on, batches take this many times as long)
+    profile: tuple[tuple[float, float], ...] = ()  # (from this second on, batches take this many times as long)
 
     def __post_init__(self) -> None:
         if not 0 < self.time_per_batch < math.inf:

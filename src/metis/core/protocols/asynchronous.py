@@ -25,6 +25,5 @@ class Asynchronous:
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         return {
-            record.learner: Budget(steps_of_epochs(self.local_epochs, record.epoch_steps))
-            for record in roster.waiting
+            record.learner: Budget(steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in roster.waiting
         }
