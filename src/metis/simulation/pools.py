@@ -268,5 +268,5 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
 
 
 def make_pool(workplace: Workplace, workers: int) -> Pool:
-    """A place to train: in this process for 0 workers, else in that many worker processes."""
-    return ProcessPool(workplace, workers) if workers else InlinePool(workplace)
+    """A place to train: in this process for 0 workers, else in that many worker processes, if there is work for all."""
+    return ProcessPool(workplace, min(workers, len(workplace.learners))) if workers else InlinePool(workplace)
