@@ -1,4 +1,4 @@
-"""Metis: semi-synchronous federated learning, in virtual time on a laptop and for real across sites.
+"""Metis: semi-synchronous federated learning, simulated in virtual time.
 
     import metis
 
@@ -85,6 +85,7 @@ __all__ = [
     "VanillaSGD",
     "__version__",
     "async_fedavg",
+    "draw",
     "fedasync",
     "fedbuff",
     "fedrec",
@@ -94,20 +95,17 @@ __all__ = [
 ]
 
 
-def _draw(runs: list[Any], path: Any = None) -> Any:
-    from metis.reporting.figures import draw
+def draw(runs: list[Any], path: Any = None) -> Any:
+    """The metric of several runs over parallel time and over update requests; saved if a path is given."""
+    from metis.reporting import figures
 
-    return draw(runs, path)
+    return figures.draw(runs, path)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metis' has no attribute '{name}'")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("Federation", "Run"):
-        # Runs lie below the layer that can draw them, so it is handed to them here, where all layers meet.
-        importlib.import_module("metis.runs").Run.draw = staticmethod(_draw)
-    return found
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from metis.core.controller import Target
 from metis.core.costs import CostLedger, Costs, Energy, Power
@@ -207,7 +208,6 @@ class Run:
     community_model: Model
     wall_seconds: float
     folder: Path | None = None
-    draw: ClassVar[Callable[..., Any] | None] = None  # set by `metis`, whose layer knows how to draw
 
     def __post_init__(self) -> None:
         fold = RunFold(self.setting)
@@ -356,9 +356,8 @@ class Run:
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The metric over parallel time and over update requests; saved if a path is given."""
-        if Run.draw is None:
-            raise DataError("plots need `import metis`, which knows how to draw")
-        return Run.draw([self], path)
+        # A layer above this one can draw; the package itself, which is always loaded, knows it.
+        return sys.modules["metis"].draw([self], path)
 
     def __repr__(self) -> str:
         final = "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"

@@ -67,6 +67,8 @@ class StopRule:
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise ValueError(f"{name} must be greater than 0, not {limit}")
+            if name != "seconds" and not isinstance(limit, (int, type(None))):
+                raise ValueError(f"{name} must be a whole number, not {limit}")
 
 
 class Controller:
@@ -121,7 +123,8 @@ class Controller:
                 if self.stop.target is not None and self.stop.target.reached_by(event.metrics):
                     return self._finish(f"{self.stop.target.metric} reached {self.stop.target.value:g}")
             case StopRequested():
-                return self._finish(event.reason)
+                pending = self._publish() if event.publish and not self.finished else []
+                return [*pending, *self._finish(event.reason)]
             case DeadlinePassed():
                 if self.stop.seconds is not None and now >= self.stop.seconds:
                     return self._finish(f"{self.stop.seconds:g} seconds have passed")

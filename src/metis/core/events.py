@@ -107,6 +107,7 @@ class StopRequested:
     """Somebody wants the federation to end now; what was reached is kept."""
 
     reason: str = "stopped by the user"
+    publish: bool = False  # whether what was committed to the open round is mixed first
 
 
 Event: TypeAlias = (

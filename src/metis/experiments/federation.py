@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -53,6 +54,11 @@ class SimulatedLearner:
     power: Power = field(default_factory=Power)
 
 
+def _whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be a whole number, 0 or more, not {value!r}")
+
+
 class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
@@ -85,6 +91,9 @@ class Federation:
         names = [learner.name for learner in learners]
         if not names:
             raise ConfigError("a federation needs at least one learner")
+        if len({learner.power.unit for learner in learners}) > 1:
+            raise ConfigError("the power of all learners must be in one unit: epsilon or watt")
+        _whole("seed", seed)
         if len(set(names)) != len(names):
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
         self.engine = engine or TorchEngine(network, task, device=device, dtype=dtype, threads=threads, buffers=buffers)
@@ -99,6 +108,9 @@ class Federation:
         self.higher_is_better = (
             self.metric not in ("loss", "mae", "mse", "rmse") if higher_is_better is None else higher_is_better
         )
+        measured = getattr(self.engine, "metrics", None)
+        if measured is not None and self.metric not in measured:
+            raise ConfigError(f"metric is '{self.metric}'; an evaluation measures {', '.join(measured)}")
         self.class_counts = class_counts
         self.class_names = tuple(class_names)
         self.facts = facts or {}
@@ -142,14 +154,28 @@ class Federation:
         """Run a policy in virtual time; the same seed gives the same bits for any number of workers.
 
         Give a `StopRule`, or `rounds`, `seconds`, `update_requests`, `steps` by name. `target` is only reported; to
-        stop there, put it in the stop rule. With `out`, events are written as they come and a run that was
-        cut off goes on with `resume=True`.
+        stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
+        overwritten) and a run that was cut off goes on with `resume=True`.
         """
-        stop = stop or StopRule(rounds, seconds, update_requests, steps=steps)
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
+        limits = (rounds, seconds, update_requests, steps)
+        if stop is not None and limits != (None,) * len(limits):
+            raise ConfigError("give either a StopRule or rounds, seconds, update_requests, steps by name, not both")
+        try:
+            stop = stop or StopRule(rounds, seconds, update_requests, steps=steps)
+        except ValueError as problem:
+            raise ConfigError(str(problem)) from None
         if stop == StopRule():
             raise ConfigError("a run needs an end: give rounds, seconds, update_requests, steps or a StopRule")
-        if workers < 0:
-            raise ConfigError(f"workers must be 0 (train in this process) or more, not {workers}")
+        if store not in ("memory", "disk"):
+            raise ConfigError(f"store is '{store}'; allowed: memory, disk")
+        if not 0 <= evaluate_every < math.inf:
+            raise ConfigError(f"evaluate_every must be 0 seconds or more, not {evaluate_every}")
+        _whole("refusals_allowed", refusals_allowed)
+        if out is not None and Path(out).exists() and not Path(out).is_dir():
+            raise ConfigError(f"out is {out}, which is a file; give a directory")
+        _whole("workers", workers)
         if workers and self.threads != 1:
             # More would not give the same bits as one, and OpenMP's threads do not survive a fork.
             raise ConfigError("worker processes train with one torch thread each: set threads to 1, or workers to 0")

@@ -7,10 +7,11 @@ one vector.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -155,7 +156,9 @@ class TorchEngine:
             self._seed(seed)
             for batch in batches:
                 inputs, targets = self._move(batch)
-                loss = self._loss(self._fit(module(inputs), targets), targets)
+                with self._without_variance(len(targets)):
+                    outputs = module(inputs)
+                loss = self._loss(self._fit(outputs, targets), targets)
                 if trainable:
                     gradient.zero_()
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -172,6 +175,23 @@ class TorchEngine:
             kept["solver"] = _to_numpy(solver_memory).copy()
         model = self._store(community_model, kept)
         return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+
+    @contextlib.contextmanager
+    def _without_variance(self, examples: int) -> Iterator[None]:
+        """One example alone (the short last batch of an epoch) is normalised by what was seen before."""
+        alone = self._flat_batch_norms if examples == 1 else []
+        for layer in alone:
+            layer.eval()
+        try:
+            yield
+        finally:
+            for layer in alone:
+                layer.train()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What an evaluation measures."""
+        return ("loss", *self._metrics)
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
         if len(examples) == 0:
@@ -201,6 +221,8 @@ class TorchEngine:
             torch.manual_seed(seed)
             network = self._network
             module = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"network must make a torch.nn.Module, not {type(module).__name__}")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             raise ConfigError("the network has lazy layers whose shapes are not known; give their sizes")
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -259,6 +281,7 @@ class TorchEngine:
         self._float_homes = [(*_owner(module, name), homes[name]) for name in floats]
         self._counter_homes = [(*_owner(module, name), tensor) for name, tensor in counters.items()]
         self._batch_norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+        self._flat_batch_norms = [layer for layer in self._batch_norms if isinstance(layer, nn.BatchNorm1d)]
 
     def _load(self, model: Model, memory: Memory) -> None:
         if model.layout is not self._layout and model.layout != self._layout:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from metis.core.model import Model
-from metis.errors import InternalError
+from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Memory, Trained
 
 Result = TypeVar("Result")
@@ -35,12 +35,29 @@ class Workplace:
     test: Examples | None
 
     def train(self, model: Model, learner: int, task: int, steps: int, memory: Memory | None) -> Trained:
-        return self.learners[learner].train(self.engine, model, task, steps, memory)
+        who = self.learners[learner]
+        try:
+            return who.train(self.engine, model, task, steps, memory)
+        except MetisError:
+            raise
+        except Exception as problem:  # of the user's network or data
+            raise ConfigError(
+                f"learner '{who.name}' cannot train on its {len(who.indices)} examples in batches of "
+                f"{who.batch_size}: {type(problem).__name__}: {problem}"
+            ) from problem
 
     def evaluate(self, model: Model) -> dict[str, float]:
         if self.test is None:
             raise InternalError("there are no held-out examples to evaluate on")
-        return self.engine.evaluate(model, self.test)
+        try:
+            return self.engine.evaluate(model, self.test)
+        except MetisError:
+            raise
+        except Exception as problem:
+            raise ConfigError(
+                f"the community model cannot be evaluated on the {len(self.test)} test examples: "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
 
 
 class Ticket(Protocol[Result_co]):

@@ -138,7 +138,7 @@ class Simulator:
                     if interrupts.pending:
                         raise KeyboardInterrupt
                     if not self.step(interrupts):
-                        self._handle(StopRequested("no learner is left that could go on"))
+                        self._handle(StopRequested("no learner is left that could go on", publish=True))
                         break
                     after_each()
                 if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:

@@ -32,8 +32,8 @@ class Speed:
     def __post_init__(self) -> None:
         if not 0 < self.time_per_batch < math.inf:
             raise ValueError(f"time_per_batch must be greater than 0 seconds, not {self.time_per_batch}")
-        if not 0 <= self.jitter < math.inf:
-            raise ValueError(f"jitter must be 0 or more, not {self.jitter}")
+        if not 0 <= self.jitter <= 2:  # at 2 one batch in twenty takes fifty times as long as another
+            raise ValueError(f"jitter must be from 0 to 2, not {self.jitter}")
         if list(self.profile) != sorted(self.profile, key=lambda change: change[0]):
             raise ValueError("the changes of a speed must be in order of time")
         if not all(math.isfinite(at) and 0 < factor < math.inf for at, factor in self.profile):
