@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import metis
 from metis.core.model import Layout, Model, TensorSpec
-from metis.errors import ConfigError, Diverged, InternalError
+from metis.errors import ConfigError, DataError, Diverged, InternalError, MetisError
 from metis.simulation.pools import InlinePool, ProcessPool, make_pool
 from simulation.federations import blobs, lively
 
@@ -214,7 +214,7 @@ def test_a_killed_worker_is_one_clear_error() -> None:
     assert multiprocessing.active_children() == []
 
 
-class Odd(Exception):
+class Odd(MetisError):
     def __init__(self, first: int, second: int) -> None:
         super().__init__("odd")
 
@@ -233,7 +233,7 @@ class Troubled:
 
 
 def unpicklable() -> Exception:
-    problem = RuntimeError("disk on fire")
+    problem = DataError("disk on fire")
     problem.lock = threading.Lock()  # type: ignore[attr-defined]
     return problem
 
@@ -241,9 +241,9 @@ def unpicklable() -> Exception:
 @pytest.mark.parametrize(
     ("problem", "kind", "sentence"),
     [
-        (ValueError("not a picture"), ValueError, "not a picture"),
+        (ValueError("not a picture"), ConfigError, "cannot train on its .* ValueError: not a picture"),
         (Odd(1, 2), InternalError, "cannot be read: .*Odd"),
-        (unpicklable(), InternalError, "a worker process failed: RuntimeError.'disk on fire'"),
+        (unpicklable(), InternalError, "a worker process failed: DataError.'disk on fire'"),
     ],
 )
 def test_an_exception_in_a_worker_is_raised_here(problem: Exception, kind: type[Exception], sentence: str) -> None:
@@ -258,5 +258,5 @@ def test_workers_have_one_thread_each() -> None:
     """More would not give the same bits, and would hang after a fork; the default is one."""
     with pytest.raises(ConfigError, match="one torch thread each: set threads to 1, or workers to 0"):
         lively(threads=2).simulate(metis.sync_fedavg(1), rounds=1, workers=2)
-    with pytest.raises(ConfigError, match="workers must be 0"):
+    with pytest.raises(ConfigError, match="workers must be a whole number, 0 or more"):
         lively().simulate(metis.sync_fedavg(1), rounds=1, workers=-1)

@@ -103,7 +103,7 @@ def test_a_profile_changes_the_speed_on_the_way() -> None:
         ((0.0,), "time_per_batch must be greater than 0"),
         ((math.nan,), "time_per_batch must be greater than 0"),
         ((math.inf,), "time_per_batch must be greater than 0"),
-        ((0.1, -0.1), "jitter must be 0 or more"),
+        ((0.1, -0.1), "jitter must be from 0 to 2"),
         ((0.1, 0.0, ((5.0, 1.0), (2.0, 1.0))), "in order of time"),
         ((0.1, 0.0, ((5.0, 0.0),)), "finite factor greater than 0"),
         ((0.1, 0.0, ((math.inf, 1.0),)), "finite factor greater than 0"),
