@@ -233,6 +233,50 @@ def test_compared_files_must_share_data_start_and_budget(workplace: Path) -> Non
     )
 
 
+def test_compared_files_may_have_one_name_but_not_be_one_file(workplace: Path) -> None:
+    """Each file is run for itself, in a directory of its own; the same file twice is refused."""
+    for folder, epochs in (("a", 1), ("b", 3)):
+        (workplace / folder).mkdir()
+        text = FILE.format(policies=ONE.replace("epochs = 1", f'epochs = {epochs}\nlabel = "S"'))
+        (workplace / folder / "x.toml").write_text(text, encoding="utf-8")
+    result = metis("compare", "a/x.toml", "b/x.toml", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["label"] for row in rows] == ["S, a/x", "S, b/x"]
+    assert rows[0]["directory"] != rows[1]["directory"]
+    assert rows[0]["community_sha256"] != rows[1]["community_sha256"]
+    assert refused("compare", "one.toml", "./one.toml") == (
+        "error: one.toml is given twice; each file of a comparison must be another one"
+    )
+
+
+def test_a_comparison_does_not_load_a_run_of_something_else(workplace: Path) -> None:
+    """A finished run whose config.toml was changed afterwards is refused."""
+    assert metis("compare", "two.toml", "--out", "c").exit_code == 0
+    config = workplace / "c" / "sync" / "config.toml"
+    config.write_text(config.read_text("utf-8").replace("seed = 1990", "seed = 7"), encoding="utf-8")
+    assert "holds a run of Sync with seed 1990, but its config.toml says Sync with seed 7" in refused("resume", "c")
+
+
+# --- text of the user -------------------------------------------------------------------------
+
+
+def test_brackets_in_names_are_printed_as_they_are(workplace: Path) -> None:
+    """What a terminal library would read as a style is text."""
+    text = FILE.format(policies=ONE + '\nlabel = "[bold]x[/nope]"').replace('"slow"', '"f[/q]"')
+    (workplace / "odd.toml").write_text(text, encoding="utf-8")
+    result = metis("simulate", "odd.toml", "--out", "q[a]x")
+    assert result.exit_code == 0, result.output
+    assert "written to q[a]x" in result.stdout and "[bold]x[/nope]" in result.stdout
+    result = metis("compare", "odd.toml", "--out", "q[/a]")
+    assert result.exit_code == 0, result.output
+    assert "written to q[/a]" in result.stdout and "[bold]x[/nope]" in result.stdout
+    result = metis("data", "show", "odd.toml", "--out", "p[/b].png")
+    assert result.exit_code == 0, result.output
+    assert "f[/q]-1" in result.stdout and "picture in p[/b].png" in result.stdout
+    assert "wrote v[/x].toml" in metis("init", "v[/x].toml").stdout
+
+
 # --- interruption -----------------------------------------------------------------------------
 
 

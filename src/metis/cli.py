@@ -51,11 +51,11 @@ _debug = False
 
 def _stdout() -> Console:
     # Without a terminal there is no width to keep to, and a table must not be folded to 80 columns.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
 
 
 def _stderr() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 # --- errors and exit codes --------------------------------------------------------------------
@@ -314,7 +314,7 @@ def _finish_single(run: Run, folder: Path, as_json: bool) -> None:
     else:
         console = _stdout()
         console.print(run_table(run))
-        console.print(f"written to {folder}, report in {report}", soft_wrap=True)
+        console.print(f"written to {folder}, report in {report}", soft_wrap=True, markup=False)
     if run.finish_reason == "interrupted":
         _stderr().print(f"interrupted; go on with: metis resume {escape(shlex.quote(str(folder)))}")
         raise typer.Exit(INTERRUPTED)
@@ -381,14 +381,15 @@ def compare(
     changes = _overrides(set_, workers)
     if target is not None:
         changes.append(f"evaluation.target={target}")
-    configs = [(file.name, load_config(file, changes)) for file in files]
+    configs = [(name, load_config(file, changes)) for name, file in zip(_names(files), files, strict=True)]
     check_comparable(configs)
     folder = out or Path("runs") / "-".join(file.stem for file in files)
     jobs: list[Job] = []
     for file, (name, config) in zip(files, configs, strict=True):
-        prefix = f"{file.stem}-" if len(files) > 1 else ""
+        stem = file.stem if name == file.name else f"{file.resolve().parent.name}-{file.stem}"
+        prefix = f"{stem}-" if len(files) > 1 else ""
         jobs += _jobs(config, name, lambda label, prefix=prefix: folder / f"{prefix}{label}")  # type: ignore[misc]
-    _relabel(jobs)
+    _tell_apart(jobs)
     if (folder / COMPARISON).exists() and not force:
         raise ConfigError(
             f"{folder} holds a comparison; choose another --out, overwrite it with --force, or go on with one "
@@ -403,25 +404,44 @@ def compare(
     _run_comparison(jobs, federations, folder, as_json)
 
 
-def _relabel(jobs: Sequence[Job]) -> None:
-    """Two files may use one policy: then the file's name tells them apart."""
+def _names(files: Sequence[Path]) -> list[str]:
+    """What each file is called: its name, with the folder where two have one name; no file may come twice."""
+    places = [file.resolve() for file in files]
+    for file, place in zip(files, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{file} is given twice; each file of a comparison must be another one")
+    short = [place.name for place in places]
+    longer = [f"{place.parent.name}/{place.name}" for place in places]
+    ways = zip(short, longer, map(str, places), strict=True)
+    return [
+        name if short.count(name) == 1 else path if longer.count(path) == 1 else whole for name, path, whole in ways
+    ]
+
+
+def _tell_apart(jobs: Sequence[Job]) -> None:
+    """Two files may use one policy: then the file's name tells them apart, and each run has its own directory."""
     labels = [job.policy.label for job in jobs]
+    taken: set[str] = set()
     for job in jobs:
         if labels.count(job.policy.label) > 1:
-            label = f"{job.policy.label}, {Path(job.source).stem}"
+            label = f"{job.policy.label}, {job.source.removesuffix('.toml')}"
             job.config = job.config.model_copy(update={"policy": [job.policy.model_copy(update={"label": label})]})
+        name, number = job.out.name, 1
+        while job.out.name.casefold() in taken:  # some file systems do not tell A from a
+            number += 1
+            job.out = job.out.with_name(f"{name}-{number}")
+        taken.add(job.out.name.casefold())
 
 
 def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], folder: Path, as_json: bool) -> None:
     """Run what is not finished yet, then tell."""
     from metis.experiments.compare import compare as compare_runs
     from metis.reporting.console import comparison_table
-    from metis.runs import Run
 
     runs: list[Run] = []
     for job in jobs:
         if _finished(job.out):
-            runs.append(Run.load(job.out))
+            runs.append(_loaded(job))
         else:
             resume = (job.out / "checkpoint.safetensors").exists()
             runs.append(_execute(federations[job.source], job, resume=resume, quiet=as_json))
@@ -442,12 +462,26 @@ def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], fol
     else:
         console = _stdout()
         console.print(comparison_table(comparison, console.width))
-        console.print(f"written to {folder}, report in {report}", soft_wrap=True)
+        console.print(f"written to {folder}, report in {report}", soft_wrap=True, markup=False)
     if interrupted:
         left = len(jobs) - len(runs)
         more = f" with {left} policies still to run" if left else ""
         _stderr().print(f"interrupted{more}; go on with: metis resume {escape(shlex.quote(str(folder)))}")
         raise typer.Exit(INTERRUPTED)
+
+
+def _loaded(job: Job) -> Run:
+    """The finished run of this job, which must have been made with the job's own configuration."""
+    from metis.runs import Run
+
+    run = Run.load(job.out)
+    made, wanted = (run.policy, run.setting.seed), (job.policy.label or job.policy.name, job.config.seed)
+    if made != wanted:
+        raise ConfigError(
+            f"{job.out} holds a run of {made[0]} with seed {made[1]}, but its config.toml says {wanted[0]} with seed "
+            f"{wanted[1]}; put the file back, or run the comparison anew"
+        )
+    return run
 
 
 @app.command(epilog="[bold]metis resume runs/first-semisync-lambda-2[/]")
@@ -556,9 +590,10 @@ def data_fetch(
 
     place = find_dataset(name, folder)
     if place is not None:
-        _stdout().print(f"{name} is there already: {place}", soft_wrap=True)
+        _stdout().print(f"{name} is there already: {place}", soft_wrap=True, markup=False)
         return
-    _stdout().print(f"{name} is in {fetch_dataset(name, folder, progress=sys.stderr.isatty())}", soft_wrap=True)
+    place = fetch_dataset(name, folder, progress=sys.stderr.isatty())
+    _stdout().print(f"{name} is in {place}", soft_wrap=True, markup=False)
 
 
 @data_app.command("show", epilog="[bold]metis data show first.toml --set partition.sizes=power_law[/]")
@@ -599,7 +634,7 @@ def data_show(
     picture.parent.mkdir(parents=True, exist_ok=True)
     partition_figure(counts, names, labels, picture)
     if not as_json:
-        _stdout().print(f"picture in {picture}", soft_wrap=True)
+        _stdout().print(f"picture in {picture}", soft_wrap=True, markup=False)
 
 
 # --- the paper --------------------------------------------------------------------------------
@@ -675,7 +710,8 @@ def init(
     text = (Path(__file__).parent / "experiments" / "example.toml").read_text("utf-8")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text.replace("THIS_FILE", file.name), encoding="utf-8")
-    _stdout().print(f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}", soft_wrap=True)
+    text = f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}"
+    _stdout().print(text, soft_wrap=True, markup=False)
 
 
 @app.command(epilog="[bold]metis report runs/demo[/]\n\n[bold]metis report runs/a runs/b --out runs/both[/]")
@@ -698,7 +734,7 @@ def report(
     runs = [Run.load(place) for place in places]
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent)
     target.mkdir(parents=True, exist_ok=True)
-    _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True)
+    _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True, markup=False)
 
 
 def main() -> None:

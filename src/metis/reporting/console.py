@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -68,9 +67,8 @@ def comparison_table(comparison: Mapping[str, Any], width: int | None = None) ->
 def _cost_table(comparison: Mapping[str, Any], title: str, columns: _Columns, *, with_metric: bool) -> Table:
     rows: Sequence[Mapping[str, Any]] = comparison["rows"]
     table = Table(
-        title=title or None,
+        title=Text(title, style="bold") if title else None,
         title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
@@ -135,14 +133,15 @@ def run_table(run: Run) -> Table:
     target, reached, end = run.setting.target, run.costs_at_target, run.costs
     unit = "J" if run.setting.learners and run.setting.learners[0].power.unit == "watt" else "ε s"
     title = f"{run.policy}: {run.finish_reason}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading = Text(title, style="bold")
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("costs")
     columns = []
     if target is not None:
         columns.append((f"until {target.metric} {target.value:g}", reached))
     columns.append(("at the end", end))
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
+    for name, _ in columns:
+        table.add_column(name, justify="right")
     rows: dict[str, Callable[[Costs], str]] = {
         "iterations": lambda costs: number(costs.steps),
         "parallel time (s)": lambda costs: number(costs.parallel_time),
@@ -200,9 +199,9 @@ class RunProgress:
         self._task: TaskID | None = None
         # Refreshed from the run itself: a thread of its own would be copied into forked workers.
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             console=console,
             auto_refresh=False,
             transient=True,
@@ -211,7 +210,7 @@ class RunProgress:
 
     def __enter__(self) -> RunProgress:
         self._progress.start()
-        self._task = self._progress.add_task(escape(self._label), total=1.0, state="starting")
+        self._task = self._progress.add_task(self._label, total=1.0, state="starting")
         self._progress.refresh()
         return self
 
@@ -261,7 +260,7 @@ def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names
     table.add_column("examples", justify="right")
     table.add_column("classes", justify="right")
     for label in labels if fits else ["largest class", "smallest class"]:
-        table.add_column(escape(label), justify="right", no_wrap=True)
+        table.add_column(Text(label), justify="right", no_wrap=True)
     for learner in range(learners):
         row = counts[learner]
         held = np.flatnonzero(row)
@@ -269,7 +268,7 @@ def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names
         if not fits:
             most, least = held[np.argmax(row[held])], held[np.argmin(row[held])]
             shown = [f"{labels[k]} ({row[k]:,})" for k in (most, least)]
-        table.add_row(names[learner], f"{int(row.sum()):,}", str(len(held)), *shown)
+        table.add_row(Text(names[learner]), f"{int(row.sum()):,}", str(len(held)), *map(Text, shown))
     total = counts.sum(axis=0)
     table.add_section()
     sums = [f"{count:,}" for count in total] if fits else ["", ""]
@@ -279,9 +278,10 @@ def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names
 
 def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A small table of texts."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    heading = Text(title, style="bold")
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in headings:
+        table.add_column(Text(name), overflow="fold")
     for row in rows:
-        table.add_row(*[escape(cell) for cell in row])
+        table.add_row(*map(Text, row))
     return table
