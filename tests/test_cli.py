@@ -175,19 +175,32 @@ def test_a_diverged_learner_is_named_and_the_run_goes_on() -> None:
         ),
         (
             ("simulate", "one.toml", "--set", "network.hiden=[3]"),
-            "error: one.toml: network.hiden: unknown key; it takes none",
+            "error: --set network.hiden: unknown key; it takes none",
         ),
         (
             ("compare", "one.toml", "--set", "partition.classes=non_iid", "--set", "partition.classes_per_learner=12"),
             "error: partition: Non-IID(12) cannot be: there are 10 classes, and each learner needs at least 1",
         ),
-        (("resume", "nowhere"), "error: nowhere is not the directory of a run: it has no config.toml"),
+        (
+            ("resume", "nowhere"),
+            "error: there is no directory nowhere; make a run with: metis simulate FILE --out nowhere",
+        ),
+        (("resume", "one.toml"), "error: one.toml is a file; give the directory of a run"),
+        (("report", "one.toml"), "error: one.toml is a file; give the directory of a run"),
+        (("resume", "."), "error: . has no config.toml; a run made from Python is resumed from Python"),
+        (
+            ("simulate", "one.toml", "--set", "network.name=mlp", "--set", "network.hidden=[0]"),
+            "error: --set network.hidden.0: is 0, must be at least 1",
+        ),
         (
             ("report", "nowhere"),
             "error: there is no directory nowhere; make a run with: metis simulate FILE --out nowhere",
         ),
     ],
-    ids=["missing file", "typo", "network option", "impossible partition", "resume nothing", "report nothing"],
+    ids=[
+        "missing file", "typo", "network option", "impossible partition", "resume nothing", "resume a file",
+        "report a file", "resume without config", "hidden size", "report nothing",
+    ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(arguments: tuple[str, ...], message: str) -> None:
     """On stderr, with exit code 2; nothing has been written."""
@@ -352,6 +365,33 @@ def test_data_show_prints_and_draws_the_partition(workplace: Path) -> None:
     assert (workplace / "who.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads(metis("data", "show", "one.toml", "--json").stdout)
     assert sum(map(sum, document["counts"])) == 200
+
+
+def test_data_show_counts_a_regression_by_ranges_of_its_target(workplace: Path) -> None:
+    """Eight ranges as columns, the same in JSON and in the picture."""
+    changes = (
+        "--set",
+        "data={dataset='brain_phantoms', train_examples=60}",
+        "--set",
+        "partition.classes=target_ranges",
+    )
+    changes += ("--set", "evaluation={}")
+    result = metis("data", "show", "one.toml", *changes, "--out", "p.svg", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert len(document["ranges"]) == 8 and len(document["edges"]) == 9
+    assert [len(row) for row in document["counts"]] == [8, 8, 8]
+    assert sum(map(sum, document["counts"])) == 60
+    assert (workplace / "p.svg").exists()
+    shown = metis("data", "show", "one.toml", *changes).stdout
+    assert document["ranges"][0] in shown and "picture in" in shown
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(workplace: Path) -> None:
+    """As some editors write it."""
+    text = (workplace / "one.toml").read_text("utf-8")
+    (workplace / "bom.toml").write_text(text, encoding="utf-8-sig")
+    assert load_config(workplace / "bom.toml") == load_config(workplace / "one.toml")
 
 
 def test_data_fetch_knows_what_is_there_and_what_is_not() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import math
 import shlex
@@ -244,13 +245,14 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
     return run
 
 
-def _federation(config: ExperimentConfig, source: str, quiet: bool) -> Federation:
+def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Sequence[str] = ()) -> Federation:
     from metis.experiments.build import build_federation, divide
 
     if not quiet and sys.stderr.isatty():
         _stderr().print(f"[dim]{escape(source)}: preparing {config.data.dataset}, {config.learner_count} learners[/]")
     division: Division = divide(config, progress=not quiet)
-    return build_federation(config, source=source, division=division)
+    overridden = [change.partition("=")[0].strip() for change in changes]
+    return build_federation(config, source=source, division=division, overridden=overridden)
 
 
 def _draw(runs: Sequence[Run], folder: Path, title: str) -> Path:
@@ -343,9 +345,10 @@ def simulate(
     """
     from metis.experiments.config import load_config
 
-    config = _choose(load_config(file, _overrides(set_, workers)), file.name, policy)
+    changes = _overrides(set_, workers)
+    config = _choose(load_config(file, changes), file.name, policy)
     (job,) = _jobs(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
-    federation = _federation(config, file.name, as_json)
+    federation = _federation(config, file.name, as_json, changes)
     _make_room(job.out, force)
     _write_config(job)
     _finish_single(_execute(federation, job, resume=False, quiet=as_json), job.out, as_json)
@@ -395,12 +398,15 @@ def compare(
             f"{folder} holds a comparison; choose another --out, overwrite it with --force, or go on with one "
             f"that was cut off: metis resume {shlex.quote(str(folder))}"
         )
-    federations = {name: _federation(config, name, as_json) for name, config in configs}
+    federations = {name: _federation(config, name, as_json, changes) for name, config in configs}
     for job in jobs:
         _make_room(job.out, force)
         _write_config(job)
     plan = {"name": folder.name, "finished": False, "runs": [job.out.relative_to(folder).as_posix() for job in jobs]}
     (folder / COMPARISON).write_text(_json_text(plan) + "\n", encoding="utf-8")
+    if len(jobs) == 1 and not as_json:
+        note = f"note: {jobs[0].source} has one policy; a second [[policy]] table would give something to compare with"
+        _stderr().print(note, markup=False)
     _run_comparison(jobs, federations, folder, as_json)
 
 
@@ -495,9 +501,11 @@ def resume(
     from metis.experiments.config import load_config
 
     changes = _overrides([], workers)
+    _check_folder(folder)
     if (folder / COMPARISON).is_file():
         jobs, federations = [], {}
         for name in _planned(folder):
+            _check_config(folder / name)
             config = load_config(folder / name / "config.toml", changes)
             job = Job(config, _stem_of(config), folder / name)
             jobs.append(job)
@@ -507,13 +515,25 @@ def resume(
         return
     if _finished(folder):
         raise ConfigError(f"{folder} holds a finished run; there is nothing to resume")
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} is not the directory of a run: it has no config.toml")
+    _check_config(folder)
     job = Job(load_config(folder / "config.toml", changes), str(folder / "config.toml"), folder)
     federation = _federation(job.config, job.source, as_json)
     # Cut off before the first checkpoint: nothing is lost that a fresh start would not bring back.
     started = (folder / "checkpoint.safetensors").exists()
     _finish_single(_execute(federation, job, resume=started, quiet=as_json), folder, as_json)
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; give the directory of a run")
+    if not folder.is_dir():
+        again = shlex.quote(str(folder))
+        raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}")
+
+
+def _check_config(folder: Path) -> None:
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} has no config.toml; a run made from Python is resumed from Python")
 
 
 def _planned(folder: Path) -> list[str]:
@@ -551,6 +571,7 @@ def data_list(as_json: JsonOption = False) -> None:
                 "name": name,
                 "title": source.title,
                 "shape": "x".join(map(str, source.shape)),
+                "task": source.task,
                 "classes": len(source.class_names),
                 "train": source.train,
                 "test": source.test,
@@ -566,7 +587,7 @@ def data_list(as_json: JsonOption = False) -> None:
             str(row["name"]),
             str(row["title"]),
             str(row["shape"]),
-            str(row["classes"]),
+            "regression" if row["task"] == "regression" else str(row["classes"]),
             f"{row['train']:,}",
             f"{row['test']:,}",
             "in the package" if row["bundled"] else str(row["file"] or f"metis data fetch {row['name']}"),
@@ -606,30 +627,32 @@ def data_show(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How many examples of which class each learner holds, as a table and as a picture (the paper's Figure 5)."""
+    """How many examples of which class, or range of the target, each learner holds.
+
+    As a table and as a picture, as in the paper's Figure 5.
+    """
     from metis.experiments.build import divide
     from metis.experiments.config import load_config
-    from metis.reporting.console import partition_table, plain_table
+    from metis.reporting.console import partition_table
     from metis.reporting.figures import partition_figure
 
     config = load_config(file, set_)
     division = divide(config, progress=not as_json)
     names = [seat.name for seat in division.seats]
-    labels = [str(name) for name in division.dataset.class_names]
-    if division.dataset.task == "regression":
-        targets = [division.dataset.y_train[seat.indices] for seat in division.seats]
-        rows = [
-            [name, f"{len(values):,}", f"{values.min():g} to {values.max():g}"]
-            for name, values in zip(names, targets, strict=True)
-        ]
-        _stdout().print(plain_table(config.data.dataset, ["learner", "examples", "target"], rows))
-        return
-    counts = division.counts
+    document: dict[str, Any] = {"dataset": config.data.dataset}
+    ranges = division.dataset.task == "regression"
+    if ranges:
+        counts, edges = division.counts_by_range()
+        labels = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges)]
+        document |= {"ranges": labels, "edges": edges.tolist()}
+    else:
+        counts, labels = division.counts, [str(name) for name in division.dataset.class_names]
+        document["classes"] = labels
     if as_json:
-        _print_json({"dataset": config.data.dataset, "classes": labels, "learners": names, "counts": counts.tolist()})
+        _print_json({**document, "learners": names, "counts": counts.tolist()})
     else:
         console = _stdout()
-        console.print(partition_table(counts, names, labels, console.width))
+        console.print(partition_table(counts, names, labels, console.width, ranges=ranges))
     picture = out or Path("runs") / f"{file.stem}-partition.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     partition_figure(counts, names, labels, picture)
@@ -718,15 +741,14 @@ def init(
 @_guarded
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of runs or comparisons.")],
-    out: OutOption = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the report is written.")] = None,
 ) -> None:
     """Draw the figures and the report of finished runs anew."""
     from metis.runs import Run
 
     places: list[Path] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {folder}")
+        _check_folder(folder)
         planned = [folder / name for name in _planned(folder)] if (folder / COMPARISON).is_file() else [folder]
         places += [place for place in planned if len(planned) == 1 or (place / "summary.json").exists()]
     if not places:

@@ -106,6 +106,28 @@ def test_traces_are_read_from_files(tmp_path: Path) -> None:
         build_speed(made, "a-1")
 
 
+def test_a_trace_must_not_name_a_learner_that_is_not_there(tmp_path: Path) -> None:
+    """A row that nobody would use is refused with the nearest name; a byte order mark does no harm."""
+    away = tmp_path / "away.csv"
+    group = {"name": "a", "count": 2, "batch_size": 1, "time_per_batch": 0.1}
+    made = config(learners=[{**group, "availability": {"kind": "trace", "file": str(away)}}, {**group, "name": "b"}])
+    away.write_text("learner,leaves,back\na-1,5,9\na-3,1,2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"away\.csv: row 3: there is no learner 'a-3'; did you mean 'a-1'\?"):
+        divide(made)
+    away.write_text("learner,leaves,back\na-2,5,9\n", encoding="utf-8-sig")
+    seat = next(seat for seat in divide(made).seats if seat.name == "a-2")
+    assert list(build_availability(seat.group, seat.name).absences(np.random.default_rng(0))) == [(5.0, 9.0)]
+
+
+def test_a_speed_trace_needs_time(tmp_path: Path) -> None:
+    """A batch that takes no time is refused with the second from which it would."""
+    trace = tmp_path / "speed.csv"
+    trace.write_text("at,time_per_batch\n0,0\n", encoding="utf-8")
+    made = config(learners=[{"name": "a", "batch_size": 1, "speed_trace": str(trace)}])
+    with pytest.raises(ConfigError, match=r"time_per_batch is 0 from second 0 on, must be greater than 0"):
+        build_speed(made.learners[0], "a-1")
+
+
 def test_every_policy_has_its_own_solver() -> None:
     """The base solver, or what the policy's own table says."""
     made = build_policies(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,11 @@ def test_labels_make_folder_names() -> None:
         ("policy.name=semisink", "policy.name: there is no policy 'semisink'; did you mean 'semisync_fedavg'?"),
         ("sede=1", "sede: unknown key; did you mean 'seed'?"),
         ("seed=1.5", "seed: is 1.5, must be a whole number"),
+        ("seed=99999999999999999999999999", "seed: is 99999999999999999999999999, must be at most 9,223,372,036,854,775,807"),
+        ("policy=fedrec", "policy: is a table; write policy.name=fedrec"),
+        ("learners.0.name=''", "learners.0.name: must not be empty"),
+        ("learners.0.jitter=2.5", "learners.0.jitter: is 2.5, must be at most 2"),
+        ("training.threads=100000", f"training.threads: is 100000, but this machine has {os.cpu_count()} processors"),
         ("seed=true", "seed: is true, must be a whole number"),
         ("data=1", "data: is 1, must be a table"),
         ("data.dataset=cifar", "data.dataset: there is no data set 'cifar'; did you mean 'cifar10'?"),

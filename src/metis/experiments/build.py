@@ -32,6 +32,7 @@ from metis.experiments.config import (
     Operation,
     PolicyConfig,
     SolverConfig,
+    did_you_mean,
     network_parameters,
     task_of,
 )
@@ -70,6 +71,17 @@ class Division:
         """Examples of each class (column) that each learner (row) holds."""
         return divisions.describe([seat.indices for seat in self.seats], self.dataset.y_train)
 
+    def counts_by_range(self, ranges: int = 8) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Examples in equal ranges of the target (column) that each learner (row) holds, and the ranges' edges."""
+        targets = self.dataset.y_train.astype(np.float64)
+        edges = np.linspace(targets.min(), targets.max(), ranges + 1)
+        if edges[0] == edges[-1]:
+            edges = edges[[0, -1]]
+        # The last range includes its upper edge; a rounded edge never leaves an example out.
+        place = np.clip(np.searchsorted(edges, targets, side="right") - 1, 0, len(edges) - 2)
+        rows = [np.bincount(place[seat.indices], minlength=len(edges) - 1) for seat in self.seats]
+        return np.stack(rows).astype(np.int64), edges
+
 
 # --- data -------------------------------------------------------------------------------------
 
@@ -93,11 +105,13 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     )
     try:
         if config.partition.sizes == "natural":
-            return Division(dataset, _natural_seats(config, dataset))
-        parts = _parts(config, dataset.y_train)
+            seats = _natural_seats(config, dataset)
+        else:
+            seats = assign(config, _parts(config, dataset.y_train))
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
-    return Division(dataset, assign(config, parts))
+    check_traces(seats)
+    return Division(dataset, seats)
 
 
 def _subset(there_are: int, wanted: int | None, rng: np.random.Generator) -> NDArray[np.int64] | slice:
@@ -191,9 +205,14 @@ def build_speed(group: LearnerGroup, learner: str) -> Speed:
     if not rows:
         raise ConfigError(f"{group.speed_trace}: there is no row for learner '{learner}'")
     first = rows[0][1]
+    for at, seconds in rows:
+        if not 0 < seconds < math.inf:
+            raise ConfigError(
+                f"{group.speed_trace}: time_per_batch is {seconds:g} from second {at:g} on, must be greater than 0"
+            )
     try:
         return Speed(first, group.jitter, tuple((at, seconds / first) for at, seconds in rows))
-    except (ValueError, ZeroDivisionError) as problem:
+    except ValueError as problem:
         raise ConfigError(f"{group.speed_trace}: {problem}") from None
 
 
@@ -229,10 +248,32 @@ def build_power(group: LearnerGroup) -> Power:
     return Power(1.0 if group.epsilon is None else group.epsilon, group.idle_epsilon, "epsilon")
 
 
+def check_traces(seats: Sequence[Seat]) -> None:
+    """Refuse a trace with a row for a learner that does not use it; groups may share one file."""
+    users: dict[str, list[str]] = {}
+    for seat in seats:
+        for file in {seat.group.speed_trace, seat.group.availability.file} - {None}:
+            users.setdefault(str(file), []).append(seat.name)
+    for file, known in users.items():
+        try:
+            with Path(file).open(newline="", encoding="utf-8-sig") as stream:
+                rows = list(csv.reader(stream))
+        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+            raise ConfigError(f"{file}: cannot be read as CSV: {problem}") from None
+        heading = [name.strip() for name in rows[0]] if rows else []
+        if "learner" not in heading:
+            continue
+        column = heading.index("learner")
+        for number, row in enumerate(rows[1:], start=2):
+            name = row[column].strip() if len(row) > column else ""
+            if row and name not in known:
+                raise ConfigError(f"{file}: row {number}: there is no learner '{name}'; {did_you_mean(name, known)}")
+
+
 def _read_trace(path: Path, columns: tuple[str, str], learner: str) -> list[tuple[float, float]]:
     """Two columns of a CSV file; where it has a column `learner`, only that learner's rows."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = names
@@ -323,12 +364,16 @@ def build_federation(
     source: str = "",
     division: Division | None = None,
     solver: Solver | None = None,
+    overridden: Sequence[str] = (),
 ) -> Federation:
-    """The federation that the file describes; the solver is that of its first policy unless one is given."""
+    """The federation that the file describes; the solver is that of its first policy unless one is given.
+
+    `overridden` are the keys that came by --set, which is then blamed for a fault in them.
+    """
     from metis.experiments.federation import Federation, SimulatedLearner
     from metis.learning import NETWORKS, ArrayExamples
 
-    options = network_parameters(config, NETWORKS, source)
+    options = network_parameters(config, NETWORKS, source, overridden)
     division = divide(config) if division is None else division
     dataset, training = division.dataset, config.training
     kind: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,8 @@ from metis.experiments.schema import (
 )
 
 
-def signature_model(function: Callable[..., Any], skip: int = 0) -> type[BaseModel]:
-    """A strict table whose keys are the parameters of a function, after the first `skip`."""
+def signature_model(function: Callable[..., Any], skip: int = 0, *, sizes: bool = False) -> type[BaseModel]:
+    """A strict table whose keys are the parameters of a function, after the first `skip`; sizes are 1 or more."""
     hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for name, parameter in list(inspect.signature(function).parameters.items())[skip:]:
@@ -39,6 +40,8 @@ def signature_model(function: Callable[..., Any], skip: int = 0) -> type[BaseMod
         if typing.get_origin(annotation) in (Sequence, tuple):  # TOML has lists
             annotation = list[typing.get_args(annotation)[0]]  # type: ignore[misc]
             default = list(default) if isinstance(default, tuple) else default
+        if sizes and annotation in (int, list[int]):  # layers, filters, kernels: none can be 0
+            annotation = Count if annotation is int else list[Count]
         fields[name] = (annotation, default)
     return create_model(function.__name__, __base__=Table, **fields)
 
@@ -49,9 +52,11 @@ def check_parameters(
     complaints: Complaints,
     path: Sequence[str | int],
     skip: int = 0,
+    *,
+    sizes: bool = False,
 ) -> dict[str, Any]:
     """All parameters of a function with the defaults filled in; what is wrong goes to the complaints."""
-    model = signature_model(function, skip)
+    model = signature_model(function, skip, sizes=sizes)
     try:
         return model.model_validate(dict(given)).model_dump()
     except ValidationError as problem:
@@ -60,15 +65,19 @@ def check_parameters(
 
 
 def network_parameters(
-    config: ExperimentConfig, networks: Mapping[str, Callable[..., Any]], source: str
+    config: ExperimentConfig,
+    networks: Mapping[str, Callable[..., Any]],
+    source: str,
+    overridden: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The options of the network, checked against the function that makes it."""
+    """The options of the network, checked against the function that makes it; `overridden` came by --set."""
     complaints = Complaints(source)
+    complaints.overridden.extend(overridden)
     name = config.network.name
     if name not in networks:
         complaints.add(["network", "name"], f"there is no network '{name}'; {did_you_mean(name, networks)}")
         raise complaints.error()
-    options = check_parameters(networks[name], config.network.parameters, complaints, ["network"], skip=2)
+    options = check_parameters(networks[name], config.network.parameters, complaints, ["network"], 2, sizes=True)
     complaints.raise_if_any()
     return options
 
@@ -118,6 +127,11 @@ def cross_check(config: ExperimentConfig, complaints: Complaints) -> None:
     _check_partition(config, complaints)
     _check_learners(config, complaints)
     _check_solvers(config, complaints)
+    processors = os.cpu_count() or 1
+    if config.training.threads > processors:
+        complaints.add(
+            ["training", "threads"], f"is {config.training.threads}, but this machine has {processors} processors"
+        )
     _check_stop(config, complaints)
 
 

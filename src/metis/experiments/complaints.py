@@ -128,7 +128,8 @@ class Complaints:
                 text = _EXPECTED.get(kind)
                 if kind in _LIMITS:
                     words, key = _LIMITS[kind]
-                    text = f"{words} {context[key]:g}"
+                    limit = context[key]
+                    text = f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}"
                 expected.setdefault(tuple(path), []).append(text or found["msg"])
                 given[tuple(path)] = found["input"]
         for place, texts in expected.items():
@@ -188,6 +189,8 @@ def _missing_hint(path: Sequence[str | int]) -> str:
 
 
 def _length_hint(path: Sequence[str | int], context: Mapping[str, Any], value: Any) -> str:
+    if isinstance(value, str):
+        return "must not be empty"
     if "drift" in path:
         return f"is {shown(value)}, must be a pair [second, factor]"
     if path and path[0] in ("learners", "policy") and len(path) == 1:

@@ -74,7 +74,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> ExperimentCo
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file as they stand."""
     try:
-        return cast("dict[str, Any]", tomllib.loads(path.read_text("utf-8")))
+        return cast("dict[str, Any]", tomllib.loads(path.read_text("utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}; write an example with: metis init {path}") from None
     except UnicodeDecodeError as problem:
@@ -162,6 +162,8 @@ def _apply_override(raw: dict[str, Any], override: str) -> str:
             raise ConfigError(f"--set {path}: {here} is {shown(place)}, so it has no keys")
         if last:
             place[key] = _toml_value(text.strip())
+            if path in ("policy", "network") and isinstance(place[key], str):
+                raise ConfigError(f"--set {path}: is a table; write {path}.name={text.strip()}")
         else:
             place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
     return path

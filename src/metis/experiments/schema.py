@@ -133,7 +133,9 @@ class LearnerGroup(Table):
     count: Count = 1
     batch_size: Count
     time_per_batch: Positive | None = Field(default=None, description="seconds")
-    jitter: NotNegative = Field(default=0.0, description="standard deviation of the logarithm of a batch's time")
+    jitter: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
+        default=0.0, description="standard deviation of the logarithm of a batch's time; above 2 it is no machine"
+    )
     drift: list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = Field(
         default=[], description="[[second, factor], ...]: from then on a batch takes factor times as long"
     )
@@ -185,7 +187,7 @@ class TrainingConfig(Table):
     )
     device: str = "cpu"
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
-    threads: Count = Field(default=1, description="torch threads of each process")
+    threads: Count = Field(default=1, description="torch threads of each process; at most its processors")
     buffers: Literal["average", "local"] = Field(
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
     )
@@ -231,7 +233,7 @@ class RunConfig(Table):
 class ExperimentConfig(Table):
     """Everything that one file says."""
 
-    seed: Annotated[int, Field(ge=0)] = 1990
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1990
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     learners: list[LearnerGroup] = Field(min_length=1)

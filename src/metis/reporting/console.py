@@ -249,8 +249,10 @@ class RunProgress:
 # --- data -------------------------------------------------------------------------------------
 
 
-def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: int) -> Table:
-    """Examples by learner and class; only how many classes where all of them do not fit."""
+def partition_table(
+    counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: int, *, ranges: bool = False
+) -> Table:
+    """Examples by learner and class, or range of the target; only how many of them where all do not fit."""
     learners, classes = counts.shape
     labels = [str(name) for name in class_names] or [str(k) for k in range(classes)]
     cell = max(len(label) for label in [*labels, str(int(counts.max(initial=0)))]) + 2
@@ -258,8 +260,9 @@ def partition_table(counts: NDArray[np.int64], names: Sequence[str], class_names
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("learner", no_wrap=True)
     table.add_column("examples", justify="right")
-    table.add_column("classes", justify="right")
-    for label in labels if fits else ["largest class", "smallest class"]:
+    table.add_column("ranges" if ranges else "classes", justify="right")
+    kind = "range" if ranges else "class"
+    for label in labels if fits else [f"largest {kind}", f"smallest {kind}"]:
         table.add_column(Text(label), justify="right", no_wrap=True)
     for learner in range(learners):
         row = counts[learner]
