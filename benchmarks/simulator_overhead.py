@@ -18,6 +18,7 @@ from torch import nn
 
 import metis
 from metis.core.policies import sync_fedavg
+from metis.data.datasets import find_dataset
 from metis.data.partition import iid, uniform_sizes
 from metis.learning import ArrayExamples, Learner, cifar10_cnn, cifar_tutorial
 
@@ -68,6 +69,9 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=20, help="steps of each learner")
     arguments.add_argument("--repeats", type=int, default=3)
     options = arguments.parse_args()
+    if find_dataset("cifar10") is None:
+        print("skipped: CIFAR-10 is not there; get it with: metis data fetch cifar10")
+        return
     torch.set_num_threads(1)
     setup = federation()
     learners = setup._learners(setup.solver)

@@ -369,13 +369,8 @@ def test_data_show_prints_and_draws_the_partition(workplace: Path) -> None:
 
 def test_data_show_counts_a_regression_by_ranges_of_its_target(workplace: Path) -> None:
     """Eight ranges as columns, the same in JSON and in the picture."""
-    changes = (
-        "--set",
-        "data={dataset='brain_phantoms', train_examples=60}",
-        "--set",
-        "partition.classes=target_ranges",
-    )
-    changes += ("--set", "evaluation={}")
+    tables = ("data={dataset='brain_phantoms', train_examples=60}", "partition.classes=target_ranges", "evaluation={}")
+    changes = [word for table in tables for word in ("--set", table)]
     result = metis("data", "show", "one.toml", *changes, "--out", "p.svg", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

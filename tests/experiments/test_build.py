@@ -109,9 +109,9 @@ def test_traces_are_read_from_files(tmp_path: Path) -> None:
 def test_a_trace_must_not_name_a_learner_that_is_not_there(tmp_path: Path) -> None:
     """A row that nobody would use is refused with the nearest name; a byte order mark does no harm."""
     away = tmp_path / "away.csv"
+    away.write_text("learner,leaves,back\na-1,5,9\na-3,1,2\n", encoding="utf-8")
     group = {"name": "a", "count": 2, "batch_size": 1, "time_per_batch": 0.1}
     made = config(learners=[{**group, "availability": {"kind": "trace", "file": str(away)}}, {**group, "name": "b"}])
-    away.write_text("learner,leaves,back\na-1,5,9\na-3,1,2\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"away\.csv: row 3: there is no learner 'a-3'; did you mean 'a-1'\?"):
         divide(made)
     away.write_text("learner,leaves,back\na-2,5,9\n", encoding="utf-8-sig")
