@@ -257,7 +257,7 @@ def partition_table(
     labels = [str(name) for name in class_names] or [str(k) for k in range(classes)]
     cell = max(len(label) for label in [*labels, str(int(counts.max(initial=0)))]) + 2
     fits = max(len(name) for name in names) + 22 + classes * cell <= width
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("learner", no_wrap=True)
     table.add_column("examples", justify="right")
     table.add_column("ranges" if ranges else "classes", justify="right")
