@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 from metis.core.model import Model
 from metis.learning import Memory, Trained
-from metis.simulation.pools import Ticket
-
-Result = TypeVar("Result")
-
-
-class _Ready(Generic[Result]):
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def result(self) -> Result:
-        return self._result
-
-    def cancel(self) -> None:
-        pass
+from metis.simulation.pools import Known, Ticket
 
 
 class DryPool:
@@ -28,10 +13,10 @@ class DryPool:
     def train(
         self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None
     ) -> Ticket[Trained]:
-        return _Ready(Trained(Model.empty(), steps, 0.0))
+        return Known(Trained(Model.empty(), steps, 0.0))
 
     def evaluate(self, due: float, model: object) -> Ticket[dict[str, float]]:
-        return _Ready({})
+        return Known({})
 
     def close(self) -> None:
         pass

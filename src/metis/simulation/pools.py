@@ -85,6 +85,21 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
+class Known(Generic[Result]):
+    """A result, or the exception in its place, that is known without any work."""
+
+    def __init__(self, result: Result | Exception) -> None:
+        self._result = result
+
+    def result(self) -> Result:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def cancel(self) -> None:
+        pass
+
+
 class _Deferred(Generic[Result]):
     """Work that is done when its result is asked for, so that no local model lies about early."""
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
 
 from metis.core.events import Action, Evaluated, Event, TaskFailed, UpdateRequest
 from metis.core.model import Model
 from metis.errors import Diverged, InternalError
 from metis.learning import Memory, Trained
-from metis.simulation.pools import Fetch, Ticket
+from metis.simulation.pools import Fetch, Known, Ticket
 
-Result = TypeVar("Result")
-
-
-class _Remembered(Generic[Result]):
-    def __init__(self, result: Result | Exception | None) -> None:
-        self._result = result
-
-    def result(self) -> Result:
-        if isinstance(self._result, Exception):
-            raise self._result
-        if self._result is None:
-            raise InternalError("the recorded events end before this result")
-        return self._result
-
-    def cancel(self) -> None:
-        pass
+_BEYOND = InternalError("the recorded events end before this result")
 
 
 class RecordedPool:
@@ -46,17 +30,17 @@ class RecordedPool:
     ) -> Ticket[Trained]:
         match self._updates.get(task):
             case UpdateRequest(steps=done, loss=loss):
-                return _Remembered(Trained(Model.empty(), done, loss))
+                return Known(Trained(Model.empty(), done, loss))
             case TaskFailed(reason=reason):
-                return _Remembered(Diverged(reason))
+                return Known(Diverged(reason))
             case _:
-                return _Remembered(None)
+                return Known(_BEYOND)
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
         # The simulator asks in the order of versions, and the controller's model carries no weights here,
         # so the version is the number of evaluations asked for before among those recorded.
         version = next(iter(self._metrics), None)
-        return _Remembered(None if version is None else self._metrics.pop(version))
+        return Known(_BEYOND if version is None else self._metrics.pop(version))
 
     def close(self) -> None:
         pass
