@@ -1,6 +1,6 @@
 """The dependency rule, read from the source text: nothing is imported to check it.
 
-cli -> experiments, reporting -> simulation -> runs -> learning, data, storage, trace -> core -> numpy
+cli -> experiments, reporting -> simulation, deployment -> runs -> learning, data, storage, trace -> core -> numpy
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULES = sorted((SOURCE / "metis").rglob("*.py"))
 # A part may import the parts named here and itself. Siblings are missing from each other's sets on purpose.
 _SILO = {"core", "errors"}
 _RUN = _SILO | {"data", "learning", "storage", "trace", "runs"}
-_USE = _RUN | {"simulation"}
+_USE = _RUN | {"simulation", "deployment"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": _SILO,
     "runs": _SILO | {"storage", "trace"},
     "simulation": _RUN,
+    "deployment": _RUN,
     "experiments": _USE,
     "reporting": _USE,
     "cli": _USE | {"experiments", "reporting", "metis"},
@@ -48,6 +49,10 @@ HOMES: dict[str, set[str] | None] = {
     "tomlkit": None,
     "pandas": None,
     "torch": {"learning"},
+    "grpc": {"deployment"},
+    "google": {"deployment"},  # protobuf
+    "cryptography": {"deployment"},
+    "prometheus_client": {"deployment"},
     "pydantic": {"experiments"},
     "pydantic_core": {"experiments"},
     "pooch": {"data"},
@@ -239,6 +244,8 @@ def test_every_module_is_python_3_10(path: Path) -> None:
         ("metis.simulation.x", "import torch.nn as nn", "torch is imported only in learning"),
         ("metis.cli", "import importlib\nimportlib.import_module('torch')", "torch is imported only in"),
         ("metis.learning.x", "from pydantic import BaseModel", "pydantic is imported only in experiments"),
+        ("metis.simulation.x", "import grpc", "grpc is imported only in deployment"),
+        ("metis.deployment.x", "from metis.simulation import speed", "deployment may not import simulation"),
         ("metis.learning.x", "import pooch", "pooch is imported only in data"),
         ("metis.learning.x", "import nibabel", "nibabel is imported only in data"),
         ("metis.experiments.x", "import matplotlib.pyplot as plt", "matplotlib is imported only in"),
@@ -287,7 +294,7 @@ def test_relative_imports_are_resolved_from_a_package_too() -> None:
     assert not violations("from ..model import Model", "metis.core.protocols", is_package=True)
 
 
-HEAVY = ("torch", "matplotlib", "pandas")
+HEAVY = ("torch", "matplotlib", "pandas", "grpc", "cryptography")
 
 
 @pytest.mark.parametrize(
