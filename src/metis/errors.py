@@ -9,6 +9,12 @@ MetisError
 └── InternalError          ours: please report it
 """
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_LONGEST = 600  # torch appends pages of advice to some of its messages
+
 
 class MetisError(Exception):
     """One clear sentence: what was wrong, where, and what is allowed."""
@@ -36,3 +42,30 @@ class Diverged(LearnerError):
 
 class InternalError(MetisError):
     """A bug in Metis."""
+
+
+def told(problem: BaseException) -> str:
+    """One sentence for an exception that came out of a user's file: FILE:LINE, its kind and its message."""
+    if isinstance(problem, MetisError):
+        return str(problem)
+    kind, text = type(problem).__name__, " ".join(str(problem).split())
+    place = ""
+    if isinstance(problem, SyntaxError) and problem.filename:
+        text = problem.msg
+        place = f"{Path(problem.filename).name}:{problem.lineno}: "
+    else:
+        frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if _of_the_user(frame.filename)]
+        if frames:
+            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: "
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + " ..."
+    return f"{place}{kind}: {text}" if text else f"{place}{kind}"
+
+
+def _of_the_user(file: str) -> bool:
+    """Whether a line of this file was written by the user, not by Metis, Python or a library."""
+    if file.startswith("<"):
+        return False
+    path = Path(file).resolve()
+    libraries = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(path.is_relative_to(folder) for folder in (Path(__file__).resolve().parent, *libraries))

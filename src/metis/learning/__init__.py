@@ -11,7 +11,7 @@ from metis.learning.augmentation import (
     standardize,
 )
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
-from metis.learning.learner import ArrayExamples, DatasetExamples, Learner, as_examples
+from metis.learning.learner import ArrayExamples, DatasetExamples, JoinedExamples, Learner, as_examples
 from metis.learning.networks import (
     NETWORKS,
     brain_age_cnn3d,
@@ -35,6 +35,7 @@ __all__ = [
     "Engine",
     "Examples",
     "FedProx",
+    "JoinedExamples",
     "Learner",
     "Memory",
     "MomentumSGD",

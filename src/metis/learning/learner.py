@@ -123,6 +123,42 @@ class DatasetExamples:
         return inputs, targets
 
 
+class JoinedExamples:
+    """Several examples one behind the other, as if they were one; a batch may come from any of them."""
+
+    def __init__(self, parts: Sequence[Examples]) -> None:
+        if not parts:
+            raise DataError("there are no examples to join")
+        self._parts = tuple(parts)
+        sizes = np.array([len(part) for part in self._parts], dtype=np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def indices(self, part: int) -> NDArray[np.int64]:
+        """Where the examples of this part are."""
+        return np.arange(self._starts[part], self._ends[part], dtype=np.int64)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        home = np.searchsorted(self._ends, indices, side="right")
+        if len(home) and (home == home[0]).all():  # of one silo: exactly what its own examples would give
+            return self._parts[int(home[0])].batch(indices - self._starts[home[0]])
+        pieces, places = [], []
+        for part in np.unique(home):
+            here = np.flatnonzero(home == part)
+            pieces.append(self._parts[part].batch(indices[here] - self._starts[part]))
+            places.append(here)
+        order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
+        try:
+            inputs, targets = (torch.cat(column).index_select(0, order) for column in zip(*pieces, strict=True))
+        except RuntimeError as problem:
+            shapes = ", ".join(str(tuple(piece[0].shape[1:])) for piece in pieces)
+            raise DataError(f"examples of different silos cannot share a batch: their shapes are {shapes}") from problem
+        return inputs, targets
+
+
 def as_examples(source: Any, **options: Any) -> Examples:
     """Examples from whatever a user brings: a pair of arrays, a map-style dataset, or examples already."""
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:
@@ -206,16 +242,25 @@ class Learner:
         budget: Budget,
         clock: Callable[[], float],
         memory: Memory | None = None,
+        at_boundary: Callable[[int], None] | None = None,
     ) -> Trained:
-        """Train until the budget ends by this clock; the batch in hand is finished, one always is (R3)."""
+        """Train until the budget ends by this clock; the batch in hand is finished, one always is (R3).
+
+        `at_boundary` is called with the steps done, before the first batch and after each; it counts as a batch's
+        time, and what it raises ends the training.
+        """
         started = clock()
         batch_times: list[float] = []
 
         def until_the_budget_ends() -> Iterator[Batch]:
             # The engine asks for the next batch when it is done with the last, so here is the batch boundary.
+            if at_boundary is not None:
+                at_boundary(0)
             before = clock()
             for steps, batch in enumerate(self.batches(task_number), start=1):
                 yield batch
+                if at_boundary is not None:
+                    at_boundary(steps)
                 now = clock()
                 batch_times.append(now - before)
                 before = now
