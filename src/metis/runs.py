@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from metis.errors import DataError
 from metis.storage import load_model, save_model
 from metis.trace import plain_number, read_trace
 
+_UNMEASURED = 100  # published models whose costs are remembered until they are measured
 EVENTS, SUMMARY, COMMUNITY, CONFIG = "events.jsonl", "summary.json", "community.safetensors", "config.toml"
 
 
@@ -43,7 +44,7 @@ class LearnerInfo:
     name: LearnerId
     examples: int
     batch_size: int
-    time_per_batch: float  # nominal
+    time_per_batch: float  # nominal; NaN if nobody knows it
     power: Power = field(default_factory=Power)
     class_counts: tuple[int, ...] = ()  # examples of each class, for a picture of the partition
 
@@ -102,7 +103,7 @@ class Setting:
                     "name": learner.name,
                     "examples": learner.examples,
                     "batch_size": learner.batch_size,
-                    "time_per_batch": learner.time_per_batch,
+                    "time_per_batch": learner.time_per_batch if math.isfinite(learner.time_per_batch) else None,
                     "power": [learner.power.active, learner.power.idle, learner.power.unit],
                     "class_counts": list(learner.class_counts),
                 }
@@ -123,7 +124,7 @@ class Setting:
                     row["name"],
                     row["examples"],
                     row["batch_size"],
-                    row["time_per_batch"],
+                    math.nan if row["time_per_batch"] is None else row["time_per_batch"],
                     Power(*row["power"]),
                     tuple(row["class_counts"]),
                 )
@@ -156,7 +157,8 @@ class RunFold:
             setting.model_bytes,
             setting.fills_the_period,
         )
-        self._at_publication = self._ledger.costs(0.0)
+        # What each model had cost when it was published; under the wall clock it is measured some time later.
+        self._at_publication: dict[int, Costs] = {0: self._ledger.costs(0.0)}
 
     def record(self, now: float, item: Event | Action) -> None:
         self.now = now
@@ -165,7 +167,8 @@ class RunFold:
             case CommunityPublished():
                 self.version = item.stamp.version
                 # Before the tasks that follow are sent: what this model has cost.
-                self._at_publication = self._ledger.costs(now)
+                self._at_publication[item.stamp.version] = self._ledger.costs(now)
+                self._at_publication.pop(item.stamp.version - _UNMEASURED, None)
             case Evaluated():
                 self._evaluated(item)
             case UpdateRefused():
@@ -178,19 +181,27 @@ class RunFold:
                 pass
 
     def _evaluated(self, item: Evaluated) -> None:
-        costs, target = self._at_publication, self.setting.target
-        self.history.append(
-            HistoryPoint(
-                costs.parallel_time,
-                item.version,
-                costs.update_requests,
-                costs.steps,
-                costs.cumulative_time,
-                costs.idle_time,
-                costs.energy,
-                item.metrics,
+        costs, target = self._at_publication.get(item.version), self.setting.target
+        if costs is None:  # measured so late that nobody knows any more what it had cost
+            return
+        recent = [point.version for point in self.history[-_UNMEASURED:]]
+        if item.version in recent:  # measured before at another place: at the controller and at the learners, say
+            place = recent.index(item.version) - len(recent)
+            point = self.history[place]
+            self.history[place] = replace(point, metrics={**point.metrics, **item.metrics})
+        else:
+            self.history.append(
+                HistoryPoint(
+                    costs.parallel_time,
+                    item.version,
+                    costs.update_requests,
+                    costs.steps,
+                    costs.cumulative_time,
+                    costs.idle_time,
+                    costs.energy,
+                    item.metrics,
+                )
             )
-        )
         if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
             self.costs_at_target = costs
 

@@ -20,11 +20,17 @@ _BLOCK = 32 * 1024  # numbers; 256 KiB of float64
 _ROWS_AT_ONCE = 32  # local models mapped at the same time, which bounds memory on a disk store
 
 
+class Row(Protocol):
+    """A stored local model that can be read piece by piece, so that a store may leave it on disk."""
+
+    def __getitem__(self, part: slice, /) -> Vector: ...
+
+
 class ModelStore(Protocol):
     """Keeps the latest local model of each learner."""
 
     def put(self, learner: LearnerId, vector: Vector) -> None: ...
-    def get(self, learner: LearnerId) -> Vector: ...
+    def get(self, learner: LearnerId) -> Row: ...
     def remove(self, learner: LearnerId) -> None: ...
 
 
@@ -81,7 +87,7 @@ class Community(Protocol):
 CommunityFactory: TypeAlias = Callable[[Model, ModelStore], Community]
 
 
-def _add_scaled(total: NDArray[np.float64], rows: Iterable[tuple[Vector, float]]) -> None:
+def _add_scaled(total: NDArray[np.float64], rows: Iterable[tuple[Row, float]]) -> None:
     """total += sum of factor * row, element by element in the order given, whatever the blocking."""
     rows = list(rows)
     scratch = np.empty(min(_BLOCK, total.size), np.float64)
@@ -103,6 +109,26 @@ def _weighted_sum(size: int, store: ModelStore, values: Mapping[LearnerId, float
     return total
 
 
+def _average(size: int, store: ModelStore, values: Mapping[LearnerId, float]) -> Vector:
+    """The same numbers as the weighted sum over its weight, with no more than the result in memory."""
+    normalization = math.fsum(values.values())
+    if len(values) > _ROWS_AT_ONCE:
+        total = _weighted_sum(size, store, values)
+        total /= normalization
+        return total.astype(np.float32)
+    rows = [(store.get(learner), values[learner]) for learner in sorted(values)]
+    average = np.empty(size, np.float32)
+    for start in range(0, size, _BLOCK):
+        block = np.zeros(min(_BLOCK, size - start), np.float64)
+        for row, factor in rows:
+            product = row[start : start + _BLOCK].astype(np.float64)
+            product *= factor
+            block += product
+        block /= normalization
+        average[start : start + _BLOCK] = block
+    return average
+
+
 class _Published:
     """What every mixing rule has: a published model, its stamp, and the step counter."""
 
@@ -113,8 +139,8 @@ class _Published:
         self.stamp = CommunityStamp()
         self.committed_steps = 0
 
-    def _stamp_new(self, vector: NDArray[np.float64]) -> None:
-        self.model = self.model.with_vector(vector.astype(np.float32))
+    def _stamp_new(self, vector: NDArray[np.float32] | NDArray[np.float64]) -> None:
+        self.model = self.model.with_vector(vector.astype(np.float32, copy=vector.dtype != np.float32))
         self.stamp = CommunityStamp(self.stamp.version + 1, self.committed_steps)
 
 
@@ -142,14 +168,13 @@ class FullPass(_Published):
     def publish(self) -> bool:
         if not self._values:
             return False
-        total = _weighted_sum(self.model.layout.size, self._store, self._values)
-        total /= math.fsum(self._values.values())
+        average = _average(self.model.layout.size, self._store, self._values)
         self._values.clear()
-        self._stamp_new(total)
+        self._stamp_new(average)
         return True
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        return {f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values}
+        return {f"local/{learner}": np.asarray(self._store.get(learner)[:]) for learner in self._values}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
@@ -185,7 +210,7 @@ class CachedAverage(_Published):
         return math.fsum(self._values.values())
 
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
-        rows = [(local_model.vector, value)]
+        rows: list[tuple[Row, float]] = [(local_model.vector, value)]
         if learner in self._values:
             rows.append((self._store.get(learner), -self._values[learner]))
         _add_scaled(self._sum, rows)
@@ -220,7 +245,7 @@ class CachedAverage(_Published):
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {
             "sum": self._sum,
-            **{f"local/{learner}": np.asarray(self._store.get(learner)) for learner in self._values},
+            **{f"local/{learner}": np.asarray(self._store.get(learner)[:]) for learner in self._values},
         }
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:

@@ -81,6 +81,7 @@ class Controller:
         *,
         stop: StopRule | None = None,
         learners_expected: int = 1,
+        quorum: int = 0,
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class Controller:
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
+        self.quorum = quorum
         self.refusals_allowed = refusals_allowed
         self.update_requests = 0
         self.started = False
@@ -102,7 +104,12 @@ class Controller:
         if self.finished:
             return math.inf
         end = math.inf if self.stop.seconds is None else self.stop.seconds
-        return min(self.protocol.deadline, end)
+        return end if self.paused else min(self.protocol.deadline, end)
+
+    @property
+    def paused(self) -> bool:
+        """Whether fewer learners are there than a round needs; it goes on when they are back."""
+        return len(self.roster.available) < self.quorum
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
@@ -133,7 +140,7 @@ class Controller:
         if self.finished:
             return actions
         self.started = self.started or len(self.roster.available) >= self.learners_expected
-        budgets = self.protocol.next_tasks(self.roster, now) if self.started else {}
+        budgets = self.protocol.next_tasks(self.roster, now) if self.started and not self.paused else {}
         return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
 
     # --- events -----------------------------------------------------------------------------

@@ -62,11 +62,12 @@ def semisync_fedavg(
     budget: BudgetUnit = "steps",
     grace: float = 0.1,
     weighting: Weighting = "examples",
+    longest_period: float = math.inf,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
     return Policy(
         "semisync_fedavg",
-        SemiSynchronous(slowest_learner_epochs, cold_start_limit, timings, budget, grace),
+        SemiSynchronous(slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period),
         _contribution(weighting),
         FullPass,
         f"SemiSync (λ={slowest_learner_epochs:g})",

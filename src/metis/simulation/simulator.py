@@ -308,7 +308,7 @@ class Simulator:
         if versions is None or not layout.size:
             return lambda: model
         versions.put(str(version), model.vector)
-        return lambda: Model(layout, versions.get(str(version)), counters)
+        return lambda: Model(layout, versions.get(str(version))[:], counters)
 
     # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
 

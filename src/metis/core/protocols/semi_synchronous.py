@@ -28,6 +28,7 @@ class SemiSynchronous:
     timings: Timings = "every_round"  # or "cold_start": static, as in the paper (R13)
     budget: BudgetUnit = "steps"  # or "deadline": train for t_max seconds, hand in what there is
     grace: float = 0.1  # share of the period that the barrier waits longer
+    longest_period: float = math.inf  # seconds; no learner, however slow or untruthful, stretches a round beyond
     accepts_stale = False
     fills_the_period = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
@@ -46,6 +47,8 @@ class SemiSynchronous:
             raise ValueError(f"budget must be one of {', '.join(get_args(BudgetUnit))}, not '{self.budget}'")
         if not 0 <= self.grace < math.inf:
             raise ValueError(f"grace must be 0 or more, not {self.grace}")
+        if not self.longest_period > 0:
+            raise ValueError(f"longest_period must be greater than 0 seconds, not {self.longest_period}")
 
     @property
     def deadline(self) -> float:
@@ -63,7 +66,9 @@ class SemiSynchronous:
             for record in roster.available
             if (time_per_batch := self._time_per_batch(record)) is not None
         ]
-        self.synchronization_period = self.slowest_learner_epochs * max(epoch_times) if epoch_times else None
+        self.synchronization_period = (
+            min(self.slowest_learner_epochs * max(epoch_times), self.longest_period) if epoch_times else None
+        )
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
         slack = max(record.overhead + (record.time_per_batch or 0.0) for record in waiting)
         self._barrier.deadline = now + length * (1 + self.grace) + slack

@@ -1,0 +1,321 @@
+"""The controller's end of the wire: who may speak, what a message must look like, models in and out by chunks.
+
+It knows no policy. What is received is checked before anything is allocated or kept; what a learner did wrong is
+told in one sentence that its operator reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import numpy as np
+
+from metis.core.model import Layout
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.state import BlobMismatch, DiskFull, State
+from metis.deployment.wire import CHUNK, PROTOCOL, model_bytes
+
+Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
+_T = TypeVar("_T")
+
+_HELLO_SECONDS = 15.0
+_PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
+_MOST_UPLOADS = 32  # at the same time; the others wait for their turn
+_MOST_TEXT = 2000
+
+
+class Refused(Exception):
+    """A call that ends here, with a status and a sentence for the operator of the site."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+@dataclass(eq=False)
+class Session:
+    """One learner's stream."""
+
+    learner: str
+    instance: str
+    address: str
+    epoch: int
+    outbox: asyncio.Queue[pb.ToLearner | None] = field(default_factory=asyncio.Queue)
+    last_heard: float = field(default_factory=time.monotonic)
+    ready: pb.Ready | None = None
+    held_task: int | None = None  # what the learner says that it has in hand
+    steps: int = 0
+
+    def send(self, **message: Any) -> None:
+        self.outbox.put_nowait(pb.ToLearner(**message))
+
+    def close(self) -> None:
+        self.outbox.put_nowait(None)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A local model that lies whole and checked in a blob, or what is wrong with it."""
+
+    learner: str
+    header: pb.UploadHeader
+    blob: str | None
+    problem: str | None = None
+
+
+class Host(Protocol):
+    """The process behind the service."""
+
+    run: str
+    layout: Layout
+    state: State
+
+    def admit(self, session: Session, hello: pb.Hello) -> None:
+        """Take a new stream in and greet it, or raise `Refused`."""
+
+    def hear(self, session: Session, message: pb.FromLearner) -> None:
+        """A message of an admitted learner; may raise `Refused`."""
+
+    def part(self, session: Session) -> None:
+        """The stream has ended, for whatever reason."""
+
+    def check_upload(self, learner: str, header: pb.UploadHeader) -> pb.Receipt | None:
+        """The answer if none of its bytes are needed; None to receive it. Raises `Refused` if it is not its own."""
+
+    async def hand_in(self, handed: Handed) -> pb.Receipt:
+        """Make the update durable and let it count."""
+
+    def downloadable(self, learner: str, sha256: str) -> bool:
+        """Whether this learner has a task that is based on this model, or the federation has ended with it."""
+
+
+class Service:
+    """Attend, Upload, Download."""
+
+    def __init__(
+        self, host: Host, identify: Callable[[Context], str], *, largest_number: float, report: Callable[[str], None]
+    ) -> None:
+        self._host, self._identify, self._report = host, identify, report
+        self._largest_number = largest_number
+        self._uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self.refusals: dict[str, int] = {}  # calls refused, by status
+
+    # --- one stream for each learner --------------------------------------------------------------
+
+    async def attend(self, requests: AsyncIterator[pb.FromLearner], context: Context) -> None:
+        await self._guarded(context, self._attend(requests, context))
+
+    async def _attend(self, requests: AsyncIterator[pb.FromLearner], context: Context) -> None:
+        learner = self._identify(context)
+        first = await self._next(requests, _HELLO_SECONDS)
+        if first is None or first.WhichOneof("message") != "hello":
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be a Hello")
+        hello = first.hello
+        if hello.protocol != PROTOCOL:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"learner '{learner}' speaks version {hello.protocol} of the protocol ({hello.software[:60]}), this "
+                f"controller version {PROTOCOL}: install the same version of Metis at both ends",
+            )
+        if not 1 <= len(hello.instance) <= 100:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "Hello.instance must have 1 to 100 characters")
+        session = Session(learner, hello.instance, str(context.peer()), 0)
+        self._host.admit(session, hello)
+        reader = asyncio.create_task(self._read(session, requests))
+        try:
+            while (message := await session.outbox.get()) is not None:
+                await context.write(message)
+                if message.HasField("farewell"):
+                    return
+            if reader.done():
+                reader.result()  # raises what ended it, if it was the learner's mistake
+        finally:
+            reader.cancel()
+            self._host.part(session)
+
+    async def _read(self, session: Session, requests: AsyncIterator[pb.FromLearner]) -> None:
+        try:
+            async for message in requests:
+                session.last_heard = time.monotonic()
+                self._host.hear(session, message)
+        finally:
+            session.close()
+
+    # --- models -----------------------------------------------------------------------------------
+
+    async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Context) -> pb.Receipt:
+        async def receive() -> pb.Receipt:
+            learner = self._identify(context)
+            async with self._uploads:
+                received = await self._receive(learner, requests)
+                return received if isinstance(received, pb.Receipt) else await self._host.hand_in(received)
+
+        return await self._guarded(context, receive())
+
+    async def _receive(self, learner: str, requests: AsyncIterator[pb.UploadPart]) -> Handed | pb.Receipt:
+        """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
+        first = await self._next(requests, _PROGRESS_SECONDS)
+        if first is None or first.WhichOneof("part") != "header":
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
+        header, length = first.header, model_bytes(self._host.layout)
+        if header.run != self._host.run:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this update belongs to run {header.run[:40]!r}, here runs {self._host.run}",
+            )
+        if header.bytes != length:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the model is announced with {header.bytes} bytes, a model of this federation has {length}",
+            )
+        answer = self._host.check_upload(learner, header)
+        if answer is not None:
+            return answer
+        numbers = _Numbers(self._host.layout, self._largest_number)
+        received = 0
+        with self._host.state.incoming() as incoming:
+            while True:
+                part = await self._next(requests, _PROGRESS_SECONDS)
+                if part is None:
+                    raise Refused(
+                        grpc.StatusCode.ABORTED,
+                        f"the upload ended after {received} of {length} bytes without its end message; send it again",
+                    )
+                match part.WhichOneof("part"):
+                    case "chunk":
+                        data = part.chunk.data
+                        if part.chunk.offset != received:
+                            raise Refused(
+                                grpc.StatusCode.OUT_OF_RANGE,
+                                f"a chunk at byte {part.chunk.offset} came where byte {received} was expected",
+                            )
+                        if received + len(data) > length or len(data) % 4:
+                            raise Refused(
+                                grpc.StatusCode.INVALID_ARGUMENT,
+                                f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
+                            )
+                        await asyncio.to_thread(_take, incoming.write, numbers, received, data)
+                        received += len(data)
+                    case "end":
+                        blob = await asyncio.to_thread(incoming.commit, part.end.bytes, part.end.sha256)
+                        break
+                    case _:
+                        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+            if received != length:
+                raise Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"the model has {received} bytes, announced were {length}"
+                )
+        problem = await asyncio.to_thread(numbers.problem, self._host.state.blob_path(blob))
+        return Handed(learner, header, blob if problem is None else None, problem)
+
+    async def download(self, request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        try:
+            learner = self._identify(context)
+            if request.run != self._host.run:
+                raise Refused(
+                    grpc.StatusCode.FAILED_PRECONDITION, f"here runs {self._host.run}, not {request.run[:40]!r}"
+                )
+            if not self._host.downloadable(learner, request.sha256):
+                raise Refused(
+                    grpc.StatusCode.NOT_FOUND,
+                    f"learner '{learner}' has no task that is based on model {request.sha256[:12]!r}",
+                )
+            file = os.open(self._host.state.blob_path(request.sha256), os.O_RDONLY)
+        except Refused as refused:
+            await self._abort(context, refused)
+            return
+        try:
+            offset = request.offset
+            while data := await asyncio.to_thread(os.pread, file, CHUNK, offset):
+                yield pb.Chunk(offset=offset, data=data)
+                offset += len(data)
+        finally:
+            os.close(file)
+
+    # --- what can go wrong ------------------------------------------------------------------------
+
+    async def _guarded(self, context: Context, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except Refused as refused:
+            await self._abort(context, refused)
+        except BlobMismatch as problem:
+            await self._abort(context, Refused(grpc.StatusCode.DATA_LOSS, f"{problem}; send it again"))
+        except DiskFull:
+            reason = "the disk of the controller is full; keep the update and send it again later"
+            self._report("the disk is full: no update is accepted until there is space again")
+            await self._abort(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
+        except asyncio.TimeoutError:
+            reason = f"nothing came for {_PROGRESS_SECONDS:g} seconds"
+            await self._abort(context, Refused(grpc.StatusCode.DEADLINE_EXCEEDED, reason))
+        raise AssertionError("abort raises")
+
+    async def _abort(self, context: Context, refused: Refused) -> None:
+        self.refusals[refused.code.name] = self.refusals.get(refused.code.name, 0) + 1
+        await context.abort(refused.code, refused.reason[:_MOST_TEXT])
+
+    async def _next(self, requests: AsyncIterator[_T], seconds: float) -> _T | None:
+        """The next message; None at the end of the stream, which is also how a killed learner looks."""
+        try:
+            return await asyncio.wait_for(requests.__anext__(), seconds)
+        except StopAsyncIteration:
+            return None
+
+
+def _take(write: Callable[[bytes], object], numbers: _Numbers, offset: int, data: bytes) -> None:
+    write(data)
+    numbers.look_at(offset, data)
+
+
+class _Numbers:
+    """Looks at the numbers of a model as they stream past."""
+
+    def __init__(self, layout: Layout, largest: float) -> None:
+        self._layout, self._largest = layout, largest
+        self._good, self._all_zero = True, layout.size > 0
+
+    def look_at(self, offset: int, data: bytes) -> None:
+        count = min(len(data), 4 * self._layout.size - offset) // 4  # counters may be anything
+        if count <= 0:
+            return
+        numbers = np.frombuffer(data, "<f4", count)
+        low, high = float(numbers.min()), float(numbers.max())
+        # A NaN makes both comparisons false.
+        self._good &= -self._largest <= low and high <= self._largest
+        self._all_zero &= low == 0.0 == high
+
+    def problem(self, path: Path) -> str | None:
+        """Why this model must not be mixed, naming the tensor; None if it may."""
+        if self._all_zero:
+            return "every number of the model is 0"
+        if self._good:
+            return None
+        for spec in self._layout.tensors:
+            if spec.role == "counter":
+                continue
+            where = self._layout.slices[spec.name]
+            numbers = np.fromfile(path, "<f4", count=spec.size, offset=4 * where.start)
+            wild = int((~np.isfinite(numbers)).sum())
+            if wild:
+                return f"tensor '{spec.name}' holds {wild} of {spec.size} numbers that are not finite"
+            large = int((np.abs(numbers) > self._largest).sum())
+            if large:
+                return f"tensor '{spec.name}' holds {large} of {spec.size} numbers beyond {self._largest:g}"
+        return "the model holds numbers that are not finite"
+
+
+def plausible(header: pb.UploadHeader) -> str | None:
+    """What cannot be true of these claims; None if all may be."""
+    for name in ("seconds", "time_per_batch"):
+        value = getattr(header, name)
+        if not (math.isfinite(value) and value >= 0):
+            return f"it claims {name} = {value}"
+    return None
