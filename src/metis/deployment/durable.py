@@ -197,11 +197,10 @@ class DurableController:
         }
         for blob in self.versions.values():
             self.state.sync_blob(blob)
-        needed = {*self._store.blobs.values(), *self.versions.values(), *self.pinned}
+        # The initial model stays: what else could a run without a whole snapshot begin with?
+        needed = {*self._store.blobs.values(), *self.versions.values(), *self.pinned, self.hashes[0]}
         self.state.write_snapshot(self._seq, arrays, facts, needed)
         self._since_snapshot = 0
-        if len(self.state.snapshots()) < 2:  # the older one may have to do without a snapshot
-            needed.add(self.hashes[0])
         self.state.collect(needed)
 
     def _recover(self) -> None:

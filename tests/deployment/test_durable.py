@@ -1,0 +1,221 @@
+"""A durable controller that is restarted anywhere is the one that never was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metis.core import policies
+from metis.core.community import ModelStore
+from metis.core.controller import Controller, StopRule
+from metis.core.events import (
+    Action,
+    DeadlinePassed,
+    Evaluated,
+    Event,
+    LearnerJoined,
+    LearnerLeft,
+    TaskFailed,
+    UpdateRequest,
+)
+from metis.core.model import Layout, Model, TensorSpec
+from metis.core.policies import Policy
+from metis.deployment.durable import DurableController
+from metis.deployment.state import DuplicateUpdate, State, StateError
+from metis.deployment.wire import model_parts
+from metis.trace import to_line
+
+LAYOUT = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
+INITIAL = Model(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32), np.array([7]))
+LEARNERS = ["anna", "ben", "carl", "dora"]
+POLICIES = {
+    "sync": policies.sync_fedavg(1),
+    "semisync": policies.semisync_fedavg(2, cold_start_limit=5),
+    "async": policies.async_fedavg(1, rebuild_every=7),
+    "fedrec": policies.fedrec(1),
+    "fedasync": policies.fedasync(1),
+    "fedbuff": policies.fedbuff(1, buffer_size=3),
+}
+
+
+def maker(policy: Policy) -> Callable[[Model, ModelStore], Controller]:
+    def make(model: Model, store: ModelStore) -> Controller:
+        return Controller(policy, model, stop=StopRule(rounds=40), learners_expected=3, store=store)
+
+    return make
+
+
+class Twin:
+    """One controller on its folder, with the lines that it has told."""
+
+    def __init__(self, folder: Path, policy: Policy, **options: int) -> None:
+        self._folder, self._policy, self._options = folder, policy, options
+        self.lines: list[str] = []
+        self._open()
+
+    def _open(self) -> None:
+        self.state = State.open(self._folder, "process")
+        self.lines.clear()
+        self.durable = DurableController(maker(self._policy), INITIAL, self.state, self._note, **self._options)
+
+    def _note(self, now: float, item: Event | Action) -> None:
+        self.lines.append(to_line(now, item))
+
+    def restart(self) -> None:
+        self.state.close()
+        self._open()
+
+    def journal(self, event: Event, now: float) -> None:
+        """Only the first half of an event: what a kill between journal and effect leaves."""
+        blob = None
+        if isinstance(event, UpdateRequest):
+            blob = self.state.put_blob(model_parts(event.local_model))
+        self.entry = self.durable.journal(event, now, blob)
+
+    def happen(self, event: Event, now: float) -> None:
+        self.journal(event, now)
+        self.durable.apply(self.entry)
+
+
+def course(policy: Policy, seed: int, events: int, folder: Path) -> list[tuple[Event, float]]:
+    """What may happen to a federation: joins, updates, failures, departures, deadlines, in some order."""
+    rng = random.Random(seed)
+    twin = Twin(folder, policy)
+    taken: list[tuple[Event, float]] = []
+    now = 0.0
+    while len(taken) < events and not twin.durable.controller.finished:
+        now += rng.uniform(0.01, 1.5)
+        roster = twin.durable.controller.roster
+        away = [name for name in LEARNERS if (record := roster.get(name)) is None or not record.present]
+        training = [record for record in roster.training if record.task is not None]
+        event: Event
+        if now >= twin.durable.controller.deadline:
+            event = DeadlinePassed()
+        elif away and (len(away) > 2 or rng.random() < 0.3):
+            event = LearnerJoined(rng.choice(away), rng.randint(20, 90), 10)
+        elif training and rng.random() < 0.9:
+            record = rng.choice(training)
+            assert record.task is not None
+            if rng.random() < 0.1:
+                event = TaskFailed(record.learner, record.task.number, "no luck", 1, 0.1)
+            else:
+                vector = np.random.default_rng([seed, len(taken)]).normal(size=LAYOUT.size).astype(np.float32)
+                steps = rng.randint(1, record.task.budget.steps or 9)
+                seconds = rng.uniform(0.1, 1.0)
+                model = Model(LAYOUT, vector, np.array([len(taken)]))
+                event = UpdateRequest(record.learner, record.task.number, steps, seconds, seconds / steps, model, 0.5)
+        elif rng.random() < 0.3 and len(roster.available) > 1:
+            event = LearnerLeft(rng.choice(roster.available).learner)
+        else:
+            event = Evaluated(twin.durable.controller.community.stamp.version, {"accuracy": rng.random()})
+        twin.happen(event, now)
+        taken.append((event, now))
+    twin.state.close()
+    return taken
+
+
+def same(one: Twin, other: Twin) -> None:
+    first, second = one.durable.controller, other.durable.controller
+    assert one.lines == other.lines
+    assert one.durable.hashes == other.durable.hashes
+    assert first.community.stamp == second.community.stamp
+    assert first.community.model.sha256() == second.community.model.sha256()
+    assert first.deadline == second.deadline
+    for record in first.roster:
+        again = second.roster[record.learner]
+        assert replace(record, base_model=None, task_sent_at=0.0) == replace(again, base_model=None, task_sent_at=0.0)
+    mine, theirs = first.community.arrays(), second.community.arrays()
+    assert mine.keys() == theirs.keys()
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, tmp_path: Path) -> None:
+    """Restarts at random moments, also between journal and effect; snapshots as often or as seldom as they come."""
+    policy, rng = POLICIES[name], random.Random(seed)
+    events = course(policy, seed, 90, tmp_path / "course")
+    steady, killed = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=rng.choice([1, 3, 10]))
+    for event, now in events:
+        steady.happen(event, now)
+        if rng.random() < 0.15:
+            killed.journal(event, now)
+            killed.restart()  # finds the event in the journal, and its effect follows from that
+        else:
+            killed.happen(event, now)
+        if rng.random() < 0.15:
+            killed.restart()
+        if rng.random() < 0.2:
+            same(steady, killed)
+    same(steady, killed)
+    assert steady.durable.controller.community.stamp.version > 3
+
+
+def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> None:
+    """Disk use is bounded by learners and snapshots, not by rounds."""
+    policy = POLICIES["fedrec"]
+    events = course(policy, 5, 400, tmp_path / "course")
+    twin = Twin(tmp_path / "a", replace(policy), replay_at_most=5)
+    for event, now in events:
+        twin.happen(event, now)
+    blobs = list((tmp_path / "a" / "blobs").iterdir())
+    updates = sum(isinstance(event, UpdateRequest) for event, _ in events)
+    assert updates > 35
+    # Two snapshots of 4 learners and their bases, the updates between them, the initial model.
+    assert len(blobs) <= 2 * (4 + 5) + 2 * 5 + 2
+    twin.restart()
+    assert twin.durable.controller.community.stamp.version > 3
+
+
+def test_a_damaged_snapshot_is_no_loss(tmp_path: Path) -> None:
+    """The older one and the journal give the same."""
+    policy = POLICIES["async"]
+    events = course(policy, 1, 80, tmp_path / "course")
+    steady, hurt = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=5)
+    for event, now in events:
+        steady.happen(event, now)
+        hurt.happen(event, now)
+    newest = max((tmp_path / "b" / "snapshots").iterdir(), key=lambda path: path.name)
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    hurt.restart()
+    same(steady, hurt)
+
+
+def test_a_damaged_model_is_named(tmp_path: Path) -> None:
+    """Nothing is mixed from bytes that are not those that were handed in."""
+    policy = POLICIES["async"]
+    twin = Twin(tmp_path / "a", policy, replay_at_most=1000)
+    for event, now in course(policy, 1, 40, tmp_path / "course"):
+        twin.happen(event, now)
+    entry = next(entry for entry in twin.state.entries() if entry.blob is not None)
+    assert entry.blob is not None
+    path = twin.state.blob_path(entry.blob)
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=f"{entry.blob}.*damaged"):
+        twin.restart()
+
+
+def test_an_update_counts_once(tmp_path: Path) -> None:
+    """The journal knows the task for ever."""
+    twin = Twin(tmp_path / "a", POLICIES["async"])
+    events = course(POLICIES["async"], 2, 40, tmp_path / "course")
+    done: list[tuple[UpdateRequest, float]] = []
+    for event, now in events:
+        twin.happen(event, now)
+        if isinstance(event, UpdateRequest):
+            done.append((event, now))
+    before = twin.durable.controller.community.model.sha256()
+    for event, now in done:
+        with pytest.raises(DuplicateUpdate):
+            twin.journal(event, now + 1000)
+    twin.restart()
+    assert twin.durable.controller.community.model.sha256() == before
