@@ -245,12 +245,25 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
     return run
 
 
+def _load(file: Path, changes: Sequence[str]) -> ExperimentConfig:
+    """The experiment, with what its site file says if it has one."""
+    from metis.experiments.config import load_config
+
+    config = load_config(file, changes)
+    if config.site is None:
+        return config
+    from metis.experiments.site import load_site, settled
+
+    return settled(config, load_site(config.site.file))
+
+
 def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Sequence[str] = ()) -> Federation:
     from metis.experiments.build import build_federation, divide
 
     if not quiet and sys.stderr.isatty():
-        _stderr().print(f"[dim]{escape(source)}: preparing {config.data.dataset}, {config.learner_count} learners[/]")
-    division: Division = divide(config, progress=not quiet)
+        what = config.data.dataset if config.site is None else Path(config.site.file).name
+        _stderr().print(f"[dim]{escape(source)}: preparing {escape(what)}, {config.learner_count} learners[/]")
+    division: Division | None = divide(config, progress=not quiet) if config.site is None else None
     overridden = [change.partition("=")[0].strip() for change in changes]
     return build_federation(config, source=source, division=division, overridden=overridden)
 
@@ -343,10 +356,8 @@ def simulate(
     summary, the community model, figures and a report. Ctrl-C keeps the run so far; [bold]metis resume DIR[/]
     goes on with it.
     """
-    from metis.experiments.config import load_config
-
     changes = _overrides(set_, workers)
-    config = _choose(load_config(file, changes), file.name, policy)
+    config = _choose(_load(file, changes), file.name, policy)
     (job,) = _jobs(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
     federation = _federation(config, file.name, as_json, changes)
     _make_room(job.out, force)
@@ -379,12 +390,11 @@ def compare(
     against the first policy.
     """
     from metis.experiments.compare import check_comparable
-    from metis.experiments.config import load_config
 
     changes = _overrides(set_, workers)
     if target is not None:
         changes.append(f"evaluation.target={target}")
-    configs = [(name, load_config(file, changes)) for name, file in zip(_names(files), files, strict=True)]
+    configs = [(name, _load(file, changes)) for name, file in zip(_names(files), files, strict=True)]
     check_comparable(configs)
     folder = out or Path("runs") / "-".join(file.stem for file in files)
     jobs: list[Job] = []
@@ -498,15 +508,13 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run or a comparison that was interrupted; it ends in the same bits."""
-    from metis.experiments.config import load_config
-
     changes = _overrides([], workers)
     _check_folder(folder)
     if (folder / COMPARISON).is_file():
         jobs, federations = [], {}
         for name in _planned(folder):
             _check_config(folder / name)
-            config = load_config(folder / name / "config.toml", changes)
+            config = _load(folder / name / "config.toml", changes)
             job = Job(config, _stem_of(config), folder / name)
             jobs.append(job)
             if job.source not in federations and not _finished(job.out):
@@ -516,7 +524,7 @@ def resume(
     if _finished(folder):
         raise ConfigError(f"{folder} holds a finished run; there is nothing to resume")
     _check_config(folder)
-    job = Job(load_config(folder / "config.toml", changes), str(folder / "config.toml"), folder)
+    job = Job(_load(folder / "config.toml", changes), str(folder / "config.toml"), folder)
     federation = _federation(job.config, job.source, as_json)
     # Cut off before the first checkpoint: nothing is lost that a fresh start would not bring back.
     started = (folder / "checkpoint.safetensors").exists()
@@ -551,6 +559,74 @@ def _stem_of(config: ExperimentConfig) -> str:
         key: content["training"].get(key) for key in ("task", "device", "dtype", "threads", "buffers")
     }
     return json.dumps(content, sort_keys=True)
+
+
+# --- a real federation ------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="[bold]metis controller federation.toml --state state --identity kits/controller[/]\n\n"
+    "[bold]metis controller federation.toml --state state --insecure --listen 127.0.0.1:7443[/]"
+)
+@_guarded
+def controller(
+    file: FileArgument,
+    state: Annotated[
+        Path, typer.Option("--state", metavar="DIR", help="Where everything is kept that must not be lost.")
+    ],
+    identity: Annotated[
+        Path | None, typer.Option("--identity", metavar="DIR", help="The controller's certificates.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, on loopback only.")] = False,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Instead of the file's.")] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Status and metrics; '' for none.")
+    ] = None,
+    site: Annotated[
+        Path | None, typer.Option("--site", metavar="FILE", help="Site file with the network; else that of [site].")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="To evaluate on, as in cuda:0.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Which policy, if the file has several.")] = None,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Run a real federation: wait for its learners, train, and end with the community model.
+
+    Stop it with SIGTERM or Ctrl-C, or kill it: the same command goes on where it was. [bold]metis status DIR[/]
+    shows it from another terminal. The results are in DIR/run, as those of a simulation.
+    """
+    from metis.experiments.config import load_config
+
+    cli_controller = _deployed("metis.cli_controller")
+    config = _choose(load_config(file, set_), file.name, policy)
+    if site is None and config.site is not None:
+        site = file.parent / config.site.file
+    report = cli_controller.Reporter(_stderr(), as_json)
+    run = cli_controller.run_controller(
+        config,
+        state,
+        identity=identity,
+        insecure=insecure,
+        listen=listen,
+        http=http,
+        site=site,
+        device=device,
+        report=report,
+    )
+    if run is not None:
+        _finish_single(run, state / "run", as_json)
+
+
+def _deployed(module: str) -> Any:
+    """A part that needs the extra `deploy`; without it one sentence, not a traceback."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.startswith("metis"):
+            raise
+        raise ConfigError(f"a real federation needs the package {problem.name}: pip install 'metis[deploy]'") from None
 
 
 # --- data -------------------------------------------------------------------------------------

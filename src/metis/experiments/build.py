@@ -10,10 +10,10 @@ import functools
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from metis.experiments.config import (
     Operation,
     PolicyConfig,
     SolverConfig,
+    TrainingConfig,
     did_you_mean,
     network_parameters,
     task_of,
@@ -42,7 +43,7 @@ from metis.simulation.speed import Speed
 
 if TYPE_CHECKING:
     from metis.experiments.federation import Federation
-    from metis.learning import Augmentation, Solver, Transform
+    from metis.learning import Augmentation, Examples, Solver, TorchEngine, Transform
 
 # Streams of chance, so that asking for fewer examples does not change how the rest is divided.
 _SUBSET, _PARTITION = 11, 12
@@ -88,6 +89,8 @@ class Division:
 
 def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     """Load the data set and divide it; an impossible partition is a DataError."""
+    if config.site is not None:
+        raise ConfigError(f"each site brings its own data in {config.site.file}; there is no data set to divide")
     folder = Path(config.data.folder) if config.data.folder is not None else None
     site = config.data.smallest_site
     options: dict[str, Any] = {} if site is None else {"smallest_site": site}
@@ -166,12 +169,12 @@ def _natural_seats(config: ExperimentConfig, dataset: Dataset) -> tuple[Seat, ..
 
 def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
     """Who gets which part: under `alternate` the groups take turns, the largest part first (Sec. 6)."""
-    chairs = [(group, number) for group in config.learners for number in range(1, group.count + 1)]
+    chairs = [(group, number) for group in config.learners for number in range(group.count)]
     if config.partition.assignment == "alternate":
         parts = sorted(parts, key=len, reverse=True)
         chairs.sort(key=lambda chair: chair[1])  # stable: all the first of a group, then all the second, ...
     return tuple(
-        Seat(f"{group.name}-{number}", group, part) for (group, number), part in zip(chairs, parts, strict=True)
+        Seat(group.learner_names[number], group, part) for (group, number), part in zip(chairs, parts, strict=True)
     )
 
 
@@ -354,28 +357,63 @@ def build_stop(config: ExperimentConfig) -> StopRule:
     stop, evaluation = config.stop, config.evaluation
     target = None
     if stop.at_target and evaluation.target is not None and evaluation.metric is not None:
-        target = Target(evaluation.metric, evaluation.target, METRICS[task_of(config)][evaluation.metric])
+        higher = evaluation.higher_is_better
+        if higher is None:
+            higher = METRICS[task_of(config)].get(evaluation.metric, True)
+        target = Target(evaluation.metric, evaluation.target, higher)
     return StopRule(stop.rounds, stop.seconds, stop.update_requests, target, stop.steps)
 
 
-def build_federation(
+@dataclass(frozen=True)
+class Material:
+    """What is trained on what by whom, before anybody trains."""
+
+    network: Callable[[], Any]
+    task: Literal["classification", "regression"]
+    train: Examples
+    test: Examples | None
+    seats: Sequence[Seat]
+    metric: str | None
+    higher_is_better: bool | None = None
+    loss: Any = None  # None: as the task has it
+    metrics: Mapping[str, Any] | None = None
+    augment: Augmentation | None = None
+    class_counts: NDArray[np.int64] | None = None
+    class_names: Sequence[str] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def engine(self, training: TrainingConfig, device: str | None = None) -> TorchEngine:
+        """What trains the network, on this device unless the experiment's is good enough."""
+        from metis.learning import TorchEngine
+
+        return TorchEngine(
+            self.network,
+            self.task,
+            loss=self.loss,
+            metrics=self.metrics,
+            device=device or training.device,
+            dtype=training.dtype,
+            threads=training.threads,
+            buffers=training.buffers,
+        )
+
+
+def build_material(
     config: ExperimentConfig,
     *,
     source: str = "",
     division: Division | None = None,
-    solver: Solver | None = None,
     overridden: Sequence[str] = (),
-) -> Federation:
-    """The federation that the file describes; the solver is that of its first policy unless one is given.
+) -> Material:
+    """The network and the data set that the file names.
 
     `overridden` are the keys that came by --set, which is then blamed for a fault in them.
     """
-    from metis.experiments.federation import Federation, SimulatedLearner
     from metis.learning import NETWORKS, ArrayExamples
 
     options = network_parameters(config, NETWORKS, source, overridden)
     division = divide(config) if division is None else division
-    dataset, training = division.dataset, config.training
+    dataset = division.dataset
     kind: dict[str, Any] = {}
     if dataset.x_train.dtype == np.uint8:
         largest = float(dataset.x_train.max()) or 1.0
@@ -392,7 +430,47 @@ def build_federation(
     train = ArrayExamples(dataset.x_train, targets(dataset.y_train), **kind)
     test = ArrayExamples(dataset.x_test, targets(dataset.y_test), transform=transform, **kind)
     outputs = 1 if regression else dataset.classes
-    network = functools.partial(NETWORKS[config.network.name], test.input_shape, outputs, **options)
+    return Material(
+        network=functools.partial(NETWORKS[config.network.name], test.input_shape, outputs, **options),
+        task=task_of(config),
+        train=train,
+        test=test,
+        seats=division.seats,
+        metric=config.evaluation.metric,
+        augment=augment,
+        class_counts=None if dataset.task == "regression" else division.counts,
+        class_names=dataset.class_names,
+        facts={
+            "dataset": config.data.dataset,
+            "train_examples": len(dataset.y_train),
+            "test_examples": len(dataset.y_test),
+            "partition": _partition_in_words(config),
+            "network": config.network.name,
+        },
+    )
+
+
+def build_federation(
+    config: ExperimentConfig,
+    *,
+    source: str = "",
+    division: Division | None = None,
+    solver: Solver | None = None,
+    overridden: Sequence[str] = (),
+) -> Federation:
+    """The federation that the file describes; the solver is that of its first policy unless one is given.
+
+    `overridden` are the keys that came by --set, which is then blamed for a fault in them.
+    """
+    from metis.experiments.federation import Federation, SimulatedLearner
+
+    if config.site is None:
+        material = build_material(config, source=source, division=division, overridden=overridden)
+    else:
+        from metis.experiments.site import load_site, rehearsal
+
+        material = rehearsal(config, load_site(Path(config.site.file)))
+    training = config.training
     learners = [
         SimulatedLearner(
             name=seat.name,
@@ -403,47 +481,49 @@ def build_federation(
             link=build_link(seat.group),
             power=build_power(seat.group),
         )
-        for seat in division.seats
+        for seat in material.seats
     ]
     return Federation(
-        network=network,
-        train=train,
-        test=test,
+        network=material.network,
+        train=material.train,
+        test=material.test,
         learners=learners,
         solver=solver if solver is not None else build_solver(config.policy[0].training),
-        task=task_of(config),
-        metric=config.evaluation.metric,
-        augment=augment,
+        task=material.task,
+        metric=material.metric,
+        higher_is_better=material.higher_is_better,
+        augment=material.augment,
         device=training.device,
         dtype=training.dtype,
         threads=training.threads,
         buffers=training.buffers,
         seed=config.seed,
-        class_counts=None if dataset.task == "regression" else division.counts,
-        class_names=dataset.class_names,
-        facts=_facts(config, dataset),
+        class_counts=material.class_counts,
+        class_names=material.class_names,
+        facts=_facts(config, material),
+        engine=material.engine(training),
     )
 
 
-def _facts(config: ExperimentConfig, dataset: Dataset) -> dict[str, Any]:
-    """What a reader of a report wants to know about the setting."""
+def _partition_in_words(config: ExperimentConfig) -> str:
     partition = config.partition
+    if partition.sizes == "natural":
+        return "one learner for each silo of the data"
     classes = {
         "iid": "IID",
         "non_iid": f"Non-IID({partition.classes_per_learner})",
         "dirichlet": f"Dirichlet({partition.alpha})",
         "target_ranges": "ranges of the target",
     }
+    return f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}"
+
+
+def _facts(config: ExperimentConfig, material: Material) -> dict[str, Any]:
+    """What a reader of a report wants to know about the setting."""
     solvers = {policy.training.solver: policy.training for policy in config.policy}
     shared = next(iter(solvers.values())).model_dump(exclude_none=True) if len(solvers) == 1 else {}
     return {
-        "dataset": config.data.dataset,
-        "train_examples": len(dataset.y_train),
-        "test_examples": len(dataset.y_test),
-        "partition": "one learner for each silo of the data"
-        if partition.sizes == "natural"
-        else f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}",
-        "network": config.network.name,
+        **material.facts,
         **shared,
         "versions": {
             "Python": platform.python_version(),

@@ -18,6 +18,7 @@ from metis.experiments.complaints import Complaints, did_you_mean
 from metis.experiments.schema import (
     METRICS,
     POLICIES,
+    REPLACED_BY_SITE,
     SOLVER_SETTINGS,
     AvailabilityConfig,
     Count,
@@ -113,10 +114,19 @@ def check_open_tables(raw: dict[str, Any], complaints: Complaints) -> None:
                 complaints.add_validation(problem, given, model, ["data", "augment", place])
 
 
-def cross_check(config: ExperimentConfig, complaints: Complaints) -> None:
+def check_site(raw: dict[str, Any], complaints: Complaints) -> None:
+    """A site file brings its own network and data; a table beside it would be ignored."""
+    for table in REPLACED_BY_SITE:
+        if "site" in raw and table in raw:
+            complaints.add([table], "is given together with [site], whose file says it all; keep one of them")
+
+
+def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: bool = False) -> None:
     from metis.data.datasets import DATASETS
 
-    if config.data.dataset in DATASETS:
+    if config.site is not None:
+        pass
+    elif config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
         _check_examples(config, source.train, source.test, complaints)
         if config.data.smallest_site is not None and "smallest_site" not in source.options:
@@ -128,7 +138,7 @@ def cross_check(config: ExperimentConfig, complaints: Complaints) -> None:
     _check_learners(config, complaints)
     _check_solvers(config, complaints)
     processors = os.cpu_count() or 1
-    if config.training.threads > processors:
+    if config.training.threads > processors and not elsewhere:
         complaints.add(
             ["training", "threads"], f"is {config.training.threads}, but this machine has {processors} processors"
         )
@@ -183,10 +193,20 @@ def _check_partition(config: ExperimentConfig, complaints: Complaints) -> None:
 
 def _check_learners(config: ExperimentConfig, complaints: Complaints) -> None:
     names = [group.name for group in config.learners]
+    everybody: set[str] = set()
     for place, group in enumerate(config.learners):
         at: list[str | int] = ["learners", place]
         if names.index(group.name) != place:
             complaints.add([*at, "name"], f"is '{group.name}', which another group is called already")
+        if group.names is not None and config.partition.sizes == "natural":
+            complaints.add([*at, "names"], "is given, but sizes = 'natural' calls each learner as its silo")
+        if group.names is not None and len(group.names) != group.count:
+            complaints.add([*at, "count"], f"is {group.count}, but names has {len(group.names)}; leave it out")
+        elif names.index(group.name) == place:
+            for learner in group.learner_names:
+                if learner in everybody:
+                    complaints.add([*at, "names"], f"has '{learner}', which another learner is called already")
+                everybody.add(learner)
         if group.time_per_batch is None and group.speed_trace is None:
             complaints.add([*at, "time_per_batch"], "missing; give it in seconds, or a speed_trace")
         if group.speed_trace is not None and (group.time_per_batch is not None or group.drift):
@@ -249,6 +269,10 @@ def _check_stop(config: ExperimentConfig, complaints: Complaints) -> None:
     if stop.at_target and evaluation.target is None:
         complaints.add(["evaluation", "target"], "missing; stop.at_target needs it")
     task = task_of(config)
+    if config.site is not None:
+        return  # what is measured is known once its file is loaded
+    if evaluation.higher_is_better is not None:
+        complaints.add(["evaluation", "higher_is_better"], "is given, but only a metric that a [site] brings needs it")
     if evaluation.metric is not None and evaluation.metric not in METRICS[task]:
         known = METRICS[task]
         complaints.add(
@@ -286,6 +310,8 @@ def check_files(config: ExperimentConfig, complaints: Complaints) -> None:
         ):
             if file is not None and not Path(file).is_file():
                 complaints.add(path, f"there is no file {file}")
+    if config.site is not None and not Path(config.site.file).is_file():
+        complaints.add(["site", "file"], f"there is no file {config.site.file}")
     if config.data.folder is not None and not Path(config.data.folder).is_dir():
         complaints.add(["data", "folder"], f"there is no folder {config.data.folder}")
 
@@ -333,8 +359,12 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
         )
         for policy in config.policy
     ]
-    task = task_of(config)
-    evaluation = config.evaluation.model_copy(update={"metric": config.evaluation.metric or next(iter(METRICS[task]))})
+    evaluation, site = config.evaluation, config.site
+    if site is None:
+        metric = evaluation.metric or next(iter(METRICS[task_of(config)]))
+        evaluation = evaluation.model_copy(update={"metric": metric})
+    else:
+        site = site.model_copy(update={"file": _absolute(site.file, folder)})
     learners = [
         group.model_copy(
             update={
@@ -354,6 +384,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             "policy": chosen,
             "training": training,
             "evaluation": evaluation,
+            "site": site,
             "learners": learners,
             "data": data,
         }

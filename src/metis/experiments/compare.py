@@ -107,7 +107,7 @@ def check_comparable(configs: Sequence[tuple[str, ExperimentConfig]]) -> None:
     """Refuse files that differ in more than the policy and its training: same data, same start, same budget."""
     name, first = configs[0]
     for other_name, other in configs[1:]:
-        for table in ("seed", "data", "partition", "learners", "network", "stop", "evaluation"):
+        for table in ("seed", "site", "data", "partition", "learners", "network", "stop", "evaluation"):
             ours, theirs = first.to_dict().get(table), other.to_dict().get(table)
             if ours != theirs:
                 raise ConfigError(

@@ -20,6 +20,7 @@ from metis.experiments.checks import (
     check_files,
     check_open_tables,
     check_policies,
+    check_site,
     completed,
     cross_check,
     labelled,
@@ -37,6 +38,7 @@ from metis.experiments.schema import (
     PolicyConfig,
     SolverConfig,
     Table,
+    TrainingConfig,
     task_of,
 )
 
@@ -54,6 +56,7 @@ __all__ = [
     "PolicyConfig",
     "SolverConfig",
     "Table",
+    "TrainingConfig",
     "config_schema",
     "did_you_mean",
     "load_config",
@@ -87,9 +90,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolve_config(
-    content: Mapping[str, Any], source: str, overrides: Sequence[str] = (), *, folder: Path | None = None
+    content: Mapping[str, Any],
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    elsewhere: bool = False,
 ) -> ExperimentConfig:
-    """What these tables say; `source` names them in errors, the paths in them are relative to `folder`."""
+    """What these tables say; `source` names them in errors, the paths in them are relative to `folder`.
+
+    Tables that come from another machine speak of its files and processors: `elsewhere` leaves those unchecked.
+    """
     raw = cast("dict[str, Any]", _copied(content))
     complaints = Complaints(source)
     for override in overrides:
@@ -98,6 +109,8 @@ def resolve_config(
     if complaints.single_policy:
         raw["policy"] = [raw["policy"]]
     _expand_operations(raw)
+    _count_names(raw)
+    check_site(raw, complaints)
     try:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as problem:
@@ -105,11 +118,12 @@ def resolve_config(
         check_open_tables(raw, complaints)
         raise complaints.error() from None
     check_open_tables(raw, complaints)
-    cross_check(config, complaints)
+    cross_check(config, complaints, elsewhere=elsewhere)
     check_policies(config, complaints)
     complaints.raise_if_any()
     config = completed(config, folder)
-    check_files(config, complaints)
+    if not elsewhere:
+        check_files(config, complaints)
     complaints.raise_if_any()
     config = labelled(config, complaints)
     complaints.raise_if_any()
@@ -135,6 +149,14 @@ def _expand_operations(raw: dict[str, Any]) -> None:
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("augment"), list):
         data["augment"] = [{"name": item} if isinstance(item, str) else item for item in data["augment"]]
+
+
+def _count_names(raw: dict[str, Any]) -> None:
+    """A group that names its learners has so many."""
+    groups = raw.get("learners")
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, dict) and isinstance(group.get("names"), list) and group["names"]:
+            group.setdefault("count", len(group["names"]))
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> str:

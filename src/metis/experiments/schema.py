@@ -37,6 +37,9 @@ SOLVER_SETTINGS: dict[str, frozenset[str]] = {
     "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
 }
 
+# Tables whose content a site file brings.
+REPLACED_BY_SITE = ("data", "partition", "network")
+
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
@@ -82,6 +85,12 @@ class DataConfig(Table):
         default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
     )
     augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
+
+
+class SiteConfig(Table):
+    """A site file, in place of [data], [partition] and [network]."""
+
+    file: str = Field(min_length=1, description="Python file with the network and the data of every site")
 
 
 class PartitionConfig(Table):
@@ -130,6 +139,9 @@ class LearnerGroup(Table):
     """Learners that are alike."""
 
     name: str = Field(min_length=1, description="the learners are called name-1, name-2, ...")
+    names: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = Field(
+        default=None, description="what each learner is called instead; their number is the count"
+    )
     count: Count = 1
     batch_size: Count
     time_per_batch: Positive | None = Field(default=None, description="seconds")
@@ -152,6 +164,11 @@ class LearnerGroup(Table):
     )
     watts: NotNegative | None = Field(default=None, description="power while training, instead of epsilon")
     idle_watts: NotNegative | None = Field(default=None, description="power while idle")
+
+    @property
+    def learner_names(self) -> list[str]:
+        """What the learners of this group are called."""
+        return self.names or [f"{self.name}-{number}" for number in range(1, self.count + 1)]
 
 
 class NetworkConfig(OpenTable):
@@ -214,7 +231,12 @@ class StopConfig(Table):
 class EvaluationConfig(Table):
     """How the community model is judged, on the test examples and outside virtual time."""
 
-    metric: str | None = Field(default=None, description="accuracy or loss; for a regression mae or loss")
+    metric: str | None = Field(
+        default=None, description="accuracy or loss; for a regression mae or loss; or one of a site file"
+    )
+    higher_is_better: bool | None = Field(
+        default=None, description="of a metric that a site file brings, if the site file does not say it"
+    )
     target: FiniteFloat | None = Field(default=None, description="the value of the metric that costs are compared at")
     every_seconds: Seconds = Field(default=0.0, description="of virtual time; 0 is every published community model")
 
@@ -230,10 +252,33 @@ class RunConfig(Table):
     checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
 
 
+class DeploymentConfig(Table):
+    """How a real federation is run: `metis controller`; a simulation ignores it."""
+
+    listen: str = Field(default="0.0.0.0:7443", description="where learners connect to")
+    http: str = Field(default="127.0.0.1:9464", description="status, health and metrics; '' for none")
+    minimum: Count | None = Field(
+        default=None, description="learners that are enough to begin with and to go on with; all, and 1, if not given"
+    )
+    wait_seconds: Seconds | None = Field(
+        default=None, description="after the first learner came; then the minimum is enough; for ever if not given"
+    )
+    heartbeat: Positive = Field(default=5.0, description="seconds between two signs of life of a learner")
+    lease: Positive = Field(default=30.0, description="seconds of silence after which a learner has left")
+    linger: Seconds = Field(default=30.0, description="seconds at the end in which learners fetch the final model")
+    durability: Literal["power", "process"] = Field(
+        default="power", description="an acknowledged update survives a loss of power, or only the end of the process"
+    )
+    evaluate_at_learners: bool = Field(default=True, description="those that have evaluation data measure models too")
+    largest_number: Positive = Field(default=1e10, description="an update with a number beyond is refused")
+    most_examples: Count = Field(default=10**9, description="a learner that claims more is refused")
+
+
 class ExperimentConfig(Table):
     """Everything that one file says."""
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1990
+    site: SiteConfig | None = Field(default=None, description="in place of [data], [partition] and [network]")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     learners: list[LearnerGroup] = Field(min_length=1)
@@ -243,6 +288,7 @@ class ExperimentConfig(Table):
     stop: StopConfig = StopConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
 
     @property
     def learner_count(self) -> int:
@@ -250,7 +296,8 @@ class ExperimentConfig(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values without what was left open: the content of a TOML file."""
-        return cast("dict[str, Any]", without_nones(self.model_dump()))
+        replaced = None if self.site is None else set(REPLACED_BY_SITE)
+        return cast("dict[str, Any]", without_nones(self.model_dump(exclude=replaced)))
 
     def to_toml(self) -> str:
         """A TOML file that loads to the same configuration."""
@@ -263,6 +310,8 @@ def task_of(config: ExperimentConfig) -> Literal["classification", "regression"]
 
     if config.training.task is not None:
         return config.training.task
+    if config.site is not None:
+        return "classification"
     return DATASETS[config.data.dataset].task if config.data.dataset in DATASETS else "classification"
 
 
