@@ -1,0 +1,111 @@
+"""Small real federations for the tests: a controller process on loopback and learners on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from metis.core.controller import StopRule
+from metis.core.events import LearnerId
+from metis.core.model import Layout, Model, TensorSpec
+from metis.core.policies import Policy
+from metis.deployment.controller import ControllerProcess, Judge, Plan, Terms, make_core
+from metis.deployment.service import Context
+from metis.deployment.state import State
+from metis.runs import Setting
+from deployment.wire_learner import WireLearner, move_towards
+
+LAYOUT = Layout((TensorSpec("w", (500, 2)), TensorSpec("b", (3,)), TensorSpec("n", (1,), "int64", "counter")))
+
+
+def initial_model(layout: Layout = LAYOUT) -> Model:
+    return Model(layout, np.ones(layout.size, np.float32), np.full(layout.counters, 3))
+
+
+def by_name(context: Context) -> str:
+    return str(dict(context.invocation_metadata())["metis-learner"])
+
+
+@dataclass
+class Served:
+    """A controller that serves until the block ends or the federation does."""
+
+    process: ControllerProcess
+    serving: asyncio.Task[bool]
+    state: State
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return self.process.address
+
+    def learners(
+        self, count: int, pace: Callable[[int], float] = lambda index: 0.0, **options: Any
+    ) -> list[WireLearner]:
+        return [
+            WireLearner(
+                f"l{index}", self.address, self.process.layout, move_towards(index), seconds_per_batch=pace(index),
+                **options,
+            )
+            for index in range(count)
+        ]  # fmt: skip
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Wait for something to become true; the time is only there so that a test never hangs."""
+        async with asyncio.timeout(seconds) if hasattr(asyncio, "timeout") else contextlib.nullcontext():
+            while not condition():
+                if self.serving.done():
+                    self.serving.result()
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    folder: Path,
+    policy: Policy,
+    stop: StopRule,
+    *,
+    terms: Terms | None = None,
+    layout: Layout = LAYOUT,
+    judge: Judge | None = None,
+    listen: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+    identify: Callable[[Context], LearnerId] = by_name,
+    members: Sequence[LearnerId] | None = None,
+    metric: str = "accuracy",
+) -> AsyncIterator[Served]:
+    """A controller on loopback; leaving the block drains it as SIGTERM would."""
+    from metis.core.costs import Power
+
+    terms = terms or Terms(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=5)
+    initial = initial_model(layout)
+    setting = Setting(
+        policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
+        fills_the_period=policy.protocol.fills_the_period, metric=metric, target=stop.target,
+    )  # fmt: skip
+    allowed = None if members is None else dict.fromkeys(members, Power())
+    plan = Plan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
+    with State.open(folder, "process") as state:
+        told: list[tuple[str, str]] = []
+        process = ControllerProcess(
+            plan, state, folder / "run", judge=judge, identify=identify, report=lambda *line: told.append(line)
+        )
+        serving = asyncio.create_task(process.serve(listen, credentials))
+        while not (hasattr(process, "address") or serving.done()):
+            await asyncio.sleep(0.005)
+        if serving.done():
+            serving.result()
+        try:
+            yield Served(process, serving, state, told)
+        finally:
+            if not serving.done():
+                process.drain("the test is over")
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(serving, 20)
