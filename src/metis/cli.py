@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__
+from metis import __version__, cli_certificates
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -833,6 +833,9 @@ def report(
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent)
     target.mkdir(parents=True, exist_ok=True)
     _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True, markup=False)
+
+
+app.add_typer(cli_certificates.commands(_guarded), name="certificates")
 
 
 def main() -> None:

@@ -1,0 +1,266 @@
+"""Before a controller serves and before a learner dials: the real cause of what would fail, in seconds.
+
+gRPC calls every failed handshake "Socket closed", and its server closes without an alert. So Python's `ssl` shakes
+hands first, with the same kit, and what it meets is said in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import queue
+import socket
+import ssl
+import threading
+import time
+
+from cryptography import x509
+
+from metis.deployment.identity import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    Kit,
+    Revocations,
+    check_kit,
+    hosts_of,
+    identity_of,
+    moment,
+    now_utc,
+    out_of_date,
+    signed_by,
+    signers,
+)
+from metis.errors import ConfigError
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # HTTP/2, then empty settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its very name, so that plain text may be spoken with it."""
+    host = host.strip("[]").lower()
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str | None:
+    """What keeps a controller from serving at host and port, or None; without a kit it is plain text."""
+    try:
+        if kit is not None:
+            check_kit(kit, "controller")
+            Revocations(kit).reason(0)
+        elif not is_loopback(host):
+            return f"plain text is served on loopback only (127.0.0.1, ::1, localhost), not on {host}; give --identity"
+        for family, kind, protocol, _, address in _resolve(host.strip("[]"), port or 0, time.monotonic() + 5):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except ConfigError as problem:
+        return str(problem)
+    except OSError as problem:
+        causes = {
+            errno.EADDRINUSE: "the port is in use; is a controller running already?",
+            errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
+            errno.EADDRNOTAVAIL: "this machine has no such address",
+        }
+        return f"cannot listen on {host}:{port or 0}: {causes.get(problem.errno or 0, problem.strerror)}"
+    return None
+
+
+class Unreachable(ConfigError):
+    """The controller does not answer now, and may later: everything but certificates."""
+
+    def __init__(self, message: str, *, unknown_name: bool = False) -> None:
+        super().__init__(message)
+        self.unknown_name = unknown_name  # a slip of the pen, or a network that is down
+
+
+# Not from gRPC's server, which closes without a word, but from a proxy that ends TLS in front of it.
+_ALERTS = {
+    "CERTIFICATE_EXPIRED": "as expired; is its clock right?",
+    "CERTIFICATE_REVOKED": "as revoked",
+    "UNKNOWN_CA": "as signed by a CA that it does not know",
+    "BAD_CERTIFICATE": "as bad, perhaps as not valid yet; is its clock right?",
+    "UNSUPPORTED_CERTIFICATE": "as made for another use",
+    "CERTIFICATE_UNKNOWN": "without saying why",
+    "CERTIFICATE_REQUIRED": "because it saw none",
+}
+
+
+def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> None:
+    """Say within `timeout` seconds why a controller cannot be dialled: Unreachable if it is worth trying again,
+    another ConfigError if it is not; without a kit it is dialled in plain text."""
+    deadline, host = time.monotonic() + timeout, host.strip("[]")
+    where = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+    if kit is None:
+        answer = _greet(host, port, None, deadline)
+        if not answer and _shown_certificate(host, port, deadline):
+            raise ConfigError(f"the controller at {where} wants TLS: give --identity instead of --insecure")
+        if not answer:
+            raise Unreachable(f"{where} closes the connection; is the controller starting or stopping?")
+        _check_answer(answer, where)
+        return
+    check_kit(kit)
+    context = _tls(kit)
+    try:
+        answer = _greet(host, port, context, deadline)
+        if not answer:  # a controller that is killed closes too, but does not answer a second time
+            time.sleep(0.2)
+            answer = _greet(host, port, context, deadline)
+    except ssl.SSLCertVerificationError as problem:
+        raise ConfigError(_distrust(host, port, where, kit, problem, deadline)) from None
+    except (ssl.SSLError, ConnectionError) as problem:
+        raise _no_handshake(host, port, where, problem, deadline) from None
+    if not answer:
+        raise ConfigError(
+            f"the controller at {where} refuses our certificate and does not say why ({kit}, {kit.serial:x}, valid "
+            f"from {moment(kit.not_before)} to {moment(kit.not_after)}; our clock says {moment(now_utc())}): its "
+            f"{AUTHORITY} is not ours, or its clock is off; its terminal says which"
+        )
+    _check_answer(answer, where)
+
+
+def _check_answer(answer: bytes, where: str) -> None:
+    if answer[3:4] != b"\x04":  # the settings that an HTTP/2 server begins with
+        raise ConfigError(f"what answers at {where} is no Metis controller (it says {answer[:24]!r}); is it the port?")
+
+
+def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError, deadline: float) -> str:
+    """Why OpenSSL did not accept the controller's certificate, in words and dates."""
+    shown = _shown_certificate(host, port, deadline)
+    if shown is None:
+        return f"the certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
+    if not signed_by(shown, kit.authority):
+        return (
+            f"the certificate at {where} is not of our CA: {signers(shown, kit.authority)}; this is another "
+            "federation's controller, or a proxy that opens TLS, or our kit is out of date"
+        )
+    if words := out_of_date(shown, now_utc()):
+        return f"the controller's certificate at {where} {words}"
+    role, name = identity_of(shown, f"the certificate at {where}")
+    if role != "controller":
+        return f"what answers at {where} is {role} '{name}', not a controller"
+    if host not in hosts_of(shown):
+        return (
+            f"the controller's certificate at {where} is not for {host} but for {', '.join(hosts_of(shown))}; dial one "
+            f"of these, or issue it anew with --host {host}"
+        )
+    return f"the controller's certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
+
+
+def _no_handshake(host: str, port: int, where: str, problem: OSError, deadline: float) -> ConfigError:
+    """What it is that does not speak TLS with us."""
+    reason = str(getattr(problem, "reason", None) or problem)
+    for alert, words in _ALERTS.items():
+        if reason.endswith(alert):
+            return ConfigError(f"the controller at {where} refuses our certificate {words}")
+    try:
+        answer = _greet(host, port, None, deadline)
+    except Unreachable:
+        answer = b""
+    if answer[3:4] == b"\x04":
+        return ConfigError(f"the controller at {where} speaks plain text (--insecure), and we TLS; start both alike")
+    if answer:
+        return ConfigError(f"what answers at {where} speaks no TLS (it says {answer[:24]!r}); is it the port?")
+    return Unreachable(f"{where} breaks off the TLS handshake ({reason}); is the controller starting or stopping?")
+
+
+def _tls(kit: Kit | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    if kit is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(kit.folder / AUTHORITY)
+        context.load_cert_chain(kit.folder / CERTIFICATE, kit.folder / KEY)
+    return context
+
+
+def _shown_certificate(host: str, port: int, deadline: float) -> x509.Certificate | None:
+    """What a server shows to anybody, trusted or not; only to be described."""
+    try:
+        with _connect(host, port, deadline) as plain, _tls(None).wrap_socket(plain, server_hostname=host) as secure:
+            return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError, Unreachable):
+        return None
+
+
+def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> bytes:
+    """Open HTTP/2 and return the first bytes of the answer, empty if the other side closed.
+
+    With TLS 1.3 our handshake ends before the server has looked at our certificate: only reading shows a refusal.
+    gRPC's server speaks first, and listening before we speak keeps a reset from overtaking its last words.
+    """
+    connection = _connect(host, port, deadline)
+    try:
+        if context is not None:
+            connection = context.wrap_socket(connection, server_hostname=host)
+        try:
+            connection.settimeout(min(1.0, _left(deadline) / 2))
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(64)
+            connection.settimeout(_left(deadline))
+            connection.sendall(_PREFACE)
+            return connection.recv(64)
+        except (ConnectionError, ssl.SSLEOFError):
+            return b""
+    except TimeoutError:
+        raise Unreachable(
+            f"{host}:{port} takes the connection and then says nothing; is the controller overloaded or stopped?"
+        ) from None
+    finally:
+        connection.close()
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    problems: list[OSError] = []
+    found = _resolve(host, port, deadline)
+    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+        connection = socket.socket(family, kind, protocol)
+        connection.settimeout(_left(deadline) / left)
+        try:
+            connection.connect(address)
+        except OSError as problem:
+            connection.close()
+            problems.append(problem)
+        else:
+            connection.settimeout(_left(deadline))
+            return connection
+    if any(isinstance(problem, ConnectionRefusedError) for problem in problems):
+        raise Unreachable(f"nothing listens at {host}:{port}; is the controller running, and is the port right?")
+    if any(isinstance(problem, TimeoutError) for problem in problems):
+        raise Unreachable(f"{host}:{port} does not answer; is there a firewall between, or is the machine off?")
+    raise Unreachable(f"{host}:{port} cannot be reached: {problems[-1].strerror or problems[-1]}")
+
+
+def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    """The addresses of a name; a name service that hangs does not hang us."""
+    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as problem:
+            answers.put(problem)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=_left(deadline))
+    except queue.Empty:
+        raise Unreachable(f"the name service does not answer for {host}; is the network up?") from None
+    if isinstance(answer, UnicodeError):
+        raise ConfigError(f"'{host}' is no host name")
+    if isinstance(answer, OSError):
+        raise Unreachable(
+            f"the host name {host} is unknown ({answer.strerror}); is it spelled right, and is the network up?",
+            unknown_name=True,
+        )
+    return answer  # type: ignore[return-value]
+
+
+def _left(deadline: float) -> float:
+    return max(0.05, deadline - time.monotonic())
