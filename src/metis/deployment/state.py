@@ -51,6 +51,7 @@ _TABLES = (
 )
 _PAGE = 256  # entries read at once
 _CHECKPOINT_EVERY = 256  # changes; keeps the WAL at a few MB
+_HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
 _EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _ELSE = "restore the folder from a copy, or begin a new run in another folder"
@@ -162,7 +163,8 @@ class State:
         self._descriptors: list[int] = []  # of LOCK and ACKNOWLEDGED
         self._marks = [0, 0, 0, 0]  # epoch, whether begun, number of the newest snapshot, last entry: none ever falls
         self._changes = 0
-        self._fresh: set[str] = set()  # blobs that came since the last collection began, perhaps not yet journaled
+        self._held: dict[str, float] = {}  # blobs that were received and not yet journaled, and when
+        self._fresh: set[str] = set()  # blobs that came or were named since the last collection began
 
     # --- opening and closing ------------------------------------------------------------------------
 
@@ -385,6 +387,7 @@ class State:
         at, text = float(at) + 0.0, _json(record)  # SQLite knows no -0.0
         with self._lock:
             if update is not None and (known := self.find(update)):
+                self._held.pop(blob or "", None)
                 raise DuplicateUpdate(known)
             if blob is not None:
                 self.blob_path(blob)
@@ -393,6 +396,7 @@ class State:
             self._change("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", seq, at, text, update, blob, seal)
             if blob is not None:
                 self._fresh.add(blob)
+                self._held.pop(blob, None)
             self._mark(3, seq)
             return seq
 
@@ -428,16 +432,16 @@ class State:
 
     def incoming(self) -> Incoming:
         """Somewhere to write a model that is being received."""
-        return Incoming(self, self._durable)
+        return Incoming(self, self._durable, held=True)
 
     def put_blob(self, parts: Iterable[memoryview], *, durable: bool | None = None) -> str:
         """Keep these bytes and return their SHA-256; `durable` overrides the folder's level."""
-        with Incoming(self, self._durable if durable is None else durable) as incoming:
+        with Incoming(self, self._durable if durable is None else durable, held=False) as incoming:
             for part in parts:
                 incoming.write(part)
             return incoming.commit(incoming.bytes, incoming.sha256)
 
-    def _adopt(self, path: Path, sha256: str, durable: bool) -> None:
+    def _adopt(self, path: Path, sha256: str, durable: bool, held: bool) -> None:
         """Give a file its name, also over an old one, which may be damaged."""
         target = self._blobs / sha256
         with self._lock, _writing(path):
@@ -445,6 +449,8 @@ class State:
                 _sync(path)  # the old one may be durable, and promised
                 durable = True
             self._fresh.add(sha256)
+            if held:
+                self._held[sha256] = time.monotonic()
             path.replace(target)
         if durable:
             self._sync_folder(self._blobs)
@@ -493,13 +499,16 @@ class State:
         """Delete the blobs that nobody needs and return how many.
 
         Kept are those in `keep`, those that the snapshots need, those of entries after the older snapshot, from which
-        replaying may have to start, and those that came since the last collection.
+        replaying may have to start, those that came since the last collection, and, for a time, those that were
+        received and are not yet journaled.
         """
         with self._lock:
+            waiting = time.monotonic() - _HOLD_SECONDS
+            self._held = {name: since for name, since in self._held.items() if since > waiting}
             snapshots = self.snapshots()
             oldest = snapshots[1].seq if len(snapshots) > 1 else 0
             journaled = self._select("SELECT blob FROM journal WHERE seq > ? AND blob IS NOT NULL", oldest)
-            kept = {*keep, *self._fresh, *(name for (name,) in journaled)}
+            kept = {*keep, *self._fresh, *self._held, *(name for (name,) in journaled)}
             kept.update(name for snapshot in snapshots for name in snapshot.blobs)
             self._fresh = set()
         deleted = 0
@@ -614,11 +623,12 @@ class State:
 class Incoming:
     """One model on its way into the folder; what is not committed leaves no trace. For one thread at a time."""
 
-    def __init__(self, state: State, durable: bool) -> None:
-        self._state, self._durable = state, durable
+    def __init__(self, state: State, durable: bool, held: bool) -> None:
+        self._state, self._durable, self._held = state, durable, held
         self._path = state.folder / "blobs" / f"tmp.{secrets.token_hex(8)}"
         self._digest = hashlib.sha256()
         self.bytes = 0
+        self._committed = False
         with _writing(self._path):
             self._file = self._path.open("xb", buffering=0)
 
@@ -651,13 +661,15 @@ class Incoming:
             if self._durable:
                 os.fsync(self._file.fileno())
             self._file.close()
-        self._state._adopt(self._path, self.sha256, self._durable)
+        self._state._adopt(self._path, self.sha256, self._durable, self._held)
+        self._committed = True
         return self.sha256
 
     def __enter__(self) -> Incoming:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        with suppress(DiskFull), _writing(self._path):
-            self._file.close()
-            self._path.unlink(missing_ok=True)  # there only if it was not committed
+        if not self._committed:
+            with suppress(DiskFull), _writing(self._path):
+                self._file.close()
+                self._path.unlink(missing_ok=True)
