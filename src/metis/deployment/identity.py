@@ -141,7 +141,9 @@ def check_kit(kit: Kit, role: str | None = None, now: datetime | None = None) ->
     if now > kit.not_before and (problem := out_of_date(kit.authority, now)):  # a slow clock is shown by the younger
         raise ConfigError(f"{authority}: the CA '{_common_name(kit.authority)}' {problem}")
     if problem := out_of_date(kit.certificate, now):
-        renew = f"; get a new one with: metis certificates renew {kit.name}" if now > kit.not_after else ""
+        renew = (
+            f"; who holds the CA prolongs it with: metis certificates renew {kit.name}" if now > kit.not_after else ""
+        )
         raise ConfigError(f"{place}: the certificate of {kit} {problem}{renew}")
 
 

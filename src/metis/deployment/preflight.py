@@ -94,7 +94,7 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
     """Say within `timeout` seconds why a controller cannot be dialled: Unreachable if it is worth trying again,
     another ConfigError if it is not; without a kit it is dialled in plain text."""
     deadline, host = time.monotonic() + timeout, host.strip("[]")
-    where = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+    where = _place(host, port)
     if kit is None:
         answer = _greet(host, port, None, deadline)
         if not answer and _shown_certificate(host, port, deadline):
@@ -123,6 +123,10 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
     _check_answer(answer, where)
 
 
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _check_answer(answer: bytes, where: str) -> None:
     if answer[3:4] != b"\x04":  # the settings that an HTTP/2 server begins with
         raise ConfigError(f"what answers at {where} is no Metis controller (it says {answer[:24]!r}); is it the port?")
@@ -139,14 +143,14 @@ def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError,
             "federation's controller, or a proxy that opens TLS, or our kit is out of date"
         )
     if words := out_of_date(shown, now_utc()):
-        return f"the controller's certificate at {where} {words}"
+        return f"the controller's certificate at {where} {words}; tell who runs the controller"
     role, name = identity_of(shown, f"the certificate at {where}")
     if role != "controller":
         return f"what answers at {where} is {role} '{name}', not a controller"
     if host not in hosts_of(shown):
         return (
             f"the controller's certificate at {where} is not for {host} but for {', '.join(hosts_of(shown))}; dial one "
-            f"of these, or issue it anew with --host {host}"
+            f"of these, or have it issued anew with --host {host}"
         )
     return f"the controller's certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
 
@@ -210,7 +214,7 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float
             return b""
     except TimeoutError:
         raise Unreachable(
-            f"{host}:{port} takes the connection and then says nothing; is the controller overloaded or stopped?"
+            f"{_place(host, port)} takes the connection and then says nothing; is the controller overloaded or stopped?"
         ) from None
     finally:
         connection.close()
@@ -231,10 +235,10 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
             connection.settimeout(_left(deadline))
             return connection
     if any(isinstance(problem, ConnectionRefusedError) for problem in problems):
-        raise Unreachable(f"nothing listens at {host}:{port}; is the controller running, and is the port right?")
+        raise Unreachable(f"nothing listens at {_place(host, port)}; is the controller running, and is the port right?")
     if any(isinstance(problem, TimeoutError) for problem in problems):
-        raise Unreachable(f"{host}:{port} does not answer; is there a firewall between, or is the machine off?")
-    raise Unreachable(f"{host}:{port} cannot be reached: {problems[-1].strerror or problems[-1]}")
+        raise Unreachable(f"{_place(host, port)} does not answer; is there a firewall between, or is the machine off?")
+    raise Unreachable(f"{_place(host, port)} cannot be reached: {problems[-1].strerror or problems[-1]}")
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, str, tuple[str, int]]]:
