@@ -67,6 +67,13 @@ def test_from_nothing_to_kits(workplace: Path) -> None:
     assert "kits/a is in order: learner 'hospital-a'" in done("check kits/a")
 
 
+def test_the_ca_and_a_kit_show_the_same_fingerprint() -> None:
+    (mark,) = [line.split()[3].rstrip(":") for line in done("init ca").splitlines() if line.startswith("the CA is ")]
+    done("issue a")
+    assert f"the CA is {mark}" in done("check a")
+    assert json.loads(done("check a --json"))["ca"] == mark
+
+
 @pytest.mark.usefixtures("ca")
 def test_nothing_is_overwritten() -> None:
     done("issue a")

@@ -71,6 +71,8 @@ def init(
     Whoever has its key can let anybody in: keep the folder on one machine, with a backup, and not on the controller.
     """
     authority = _module().Authority.create(folder, name, days)
+    from metis.deployment.identity import fingerprint
+
     end = authority.certificate.not_valid_after_utc
     _say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
     _say(
