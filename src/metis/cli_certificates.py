@@ -75,6 +75,7 @@ def init(
 
     end = authority.certificate.not_valid_after_utc
     _say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
+    _say(f"the CA is {fingerprint(authority.certificate.public_key())}: every site should see the same in its kit")
     _say(
         f"next, for the controller: metis certificates issue main --ca {_quoted(folder)} --role controller --host HOST"
     )
