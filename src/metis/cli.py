@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__, cli_certificates
+from metis import __version__, cli_certificates, cli_learner, cli_status
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -835,6 +835,8 @@ def report(
     _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True, markup=False)
 
 
+app.command(epilog=cli_learner.EXAMPLES)(_guarded(cli_learner.learner))
+app.command(epilog=cli_status.EXAMPLES)(_guarded(cli_status.status))
 app.add_typer(cli_certificates.commands(_guarded), name="certificates")
 
 

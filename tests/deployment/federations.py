@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from deployment.wire_learner import WireLearner, move_towards
 from metis.core.controller import StopRule
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec
@@ -20,7 +21,6 @@ from metis.deployment.controller import ControllerProcess, Judge, Plan, Terms, m
 from metis.deployment.service import Context
 from metis.deployment.state import State
 from metis.runs import Setting
-from deployment.wire_learner import WireLearner, move_towards
 
 LAYOUT = Layout((TensorSpec("w", (500, 2)), TensorSpec("b", (3,)), TensorSpec("n", (1,), "int64", "counter")))
 

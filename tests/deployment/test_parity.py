@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from deployment.federations import served
 
+from deployment.federations import served
 from metis.core import policies
 from metis.core.controller import Controller, StopRule
 from metis.core.events import Action, CommunityPublished, Event, SendTask

@@ -105,14 +105,17 @@ Report = Callable[[str, str], None]  # kind ("info", "warning", "round", ...), s
 
 
 class _RunClock:
-    """Seconds of the run; it stands still while the controller does not run."""
+    """Seconds of the run; it stands still until the first task and while the controller does not run."""
 
     def __init__(self, begin: float) -> None:
-        self._begin, self._start = begin, time.monotonic()
-        self._seen = self._start
+        self._begin, self._start = begin, math.inf
+        self._seen = time.monotonic()
+
+    def go(self) -> None:
+        self._start = min(self._start, time.monotonic())
 
     def now(self) -> float:
-        return self._begin + time.monotonic() - self._start
+        return self._begin + max(0.0, time.monotonic() - self._start)
 
     def tick(self) -> float:
         """Notice whether this process was stopped since the last tick; returns for how long."""
@@ -148,6 +151,8 @@ class ControllerProcess:
         self._fold = RunFold(plan.setting)
         self._durable = DurableController(plan.make, plan.initial_model, state, self._record)
         self._clock = _RunClock(self._durable.now)
+        if self._durable.controller.started:
+            self._clock.go()
         self._writer = ThreadPoolExecutor(1, "metis-writer")
         self._service = Service(
             self, identify, largest_number=self._terms.largest_number, report=lambda text: report("warning", text)
@@ -167,12 +172,10 @@ class ControllerProcess:
         self._uploads = 0
         self._background: set[asyncio.Task[Any]] = set()
         self.failure: BaseException | None = None
+        # As the event loop sees it: when the writer's controller has finished, its last model may still be on its way.
+        self.finished = self._durable.controller.finished
 
     # --- the life of the process ------------------------------------------------------------------
-
-    @property
-    def finished(self) -> bool:
-        return self._durable.controller.finished
 
     async def serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> bool:
         """Run until the federation has ended (True) or `drain` was called (False)."""
@@ -366,6 +369,8 @@ class ControllerProcess:
 
     def _apply(self, entry: Entry) -> None:
         actions = self._durable.apply(entry)
+        if self._durable.controller.started:
+            self._clock.go()
         self._loop.call_soon_threadsafe(self._perform, entry, actions)
 
     def _record(self, now: float, item: Event | Action) -> None:
@@ -400,7 +405,7 @@ class ControllerProcess:
                     self._report("warning", f"learner '{action.learner}' is set aside: {action.reason}")
                     self._tell(action.learner, pb.Notice.SET_ASIDE, action.reason)
                 case Finish():
-                    pass
+                    self.finished = True
         if self._watch is not None:
             self._watch(self._fold)
         self._woken.set()
@@ -463,7 +468,7 @@ class ControllerProcess:
         if self.finished:
             session.send(farewell=self._farewell())
             return
-        skew = hello.unix_time - time.time()
+        skew = hello.unix_time - time.time() if hello.unix_time else 0.0
         if abs(skew) > 60:
             self._report("warning", f"the clock of '{learner}' is off by {skew:+.0f} s from this machine's")
         task = self._durable.open_task(learner)
@@ -539,7 +544,7 @@ class ControllerProcess:
                 self._loop.call_soon_threadsafe(self._resume, session)
                 return
             self._apply_later(self._durable.journal(LearnerLeft(learner), self._clock.now()))
-        if not self.finished:
+        if not self._durable.controller.finished:
             self._loop.call_soon_threadsafe(
                 self._report,
                 "info",
@@ -554,7 +559,7 @@ class ControllerProcess:
     def _failed(self, learner: LearnerId, failed: pb.Failed) -> None:
         def job() -> None:
             task = self._durable.open_task(learner)
-            if task is not None and task.number == failed.task and not self.finished:
+            if task is not None and task.number == failed.task and not self._durable.controller.finished:
                 seconds = failed.seconds if math.isfinite(failed.seconds) else 0.0
                 event = TaskFailed(learner, failed.task, failed.reason[:1000], failed.steps, max(0.0, seconds))
                 self._apply_later(self._durable.journal(event, self._clock.now()))
@@ -614,7 +619,7 @@ class ControllerProcess:
                 )
             return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=known.seq)
         task, now = self._durable.open_task(learner), self._clock.now()
-        if task is None or task.number != header.task or self.finished:
+        if task is None or task.number != header.task or self._durable.controller.finished:
             return self._too_late(header.task)
         problem = handed.problem or plausible(header)
         if problem is not None:

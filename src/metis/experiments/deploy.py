@@ -1,0 +1,93 @@
+"""A real federation from an experiment's file: what the controller needs to know before the first learner comes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from metis.core.controller import StopRule, Target
+from metis.core.model import Model
+from metis.deployment.controller import Plan, Terms, make_core
+from metis.errors import ConfigError
+from metis.experiments.build import build_policy, build_power
+from metis.experiments.config import ExperimentConfig
+from metis.runs import LearnerInfo, Setting
+
+# What may be changed between two starts of a controller without making it another run.
+_FREE = ("deployment", "stop", "run")
+
+
+def settings_document(config: ExperimentConfig) -> dict[str, Any]:
+    """What must be equal at all sites, as it is sent to them; the file has one policy."""
+    document = config.to_dict()
+    del document["deployment"]  # how the controller is run is its own affair
+    return {"experiment": document, "policy": 0}
+
+
+def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that was begun with another file."""
+    now, then = config.to_dict(), dict(begun)
+    for table in sorted({*now, *then} - set(_FREE)):
+        if now.get(table) != then.get(table):
+            raise ConfigError(
+                f"the run was begun with another [{table}] ({_first_difference(then.get(table), now.get(table))}); put "
+                "the file back, or begin a new run with another --state folder"
+            )
+
+
+def _first_difference(then: Any, now: Any) -> str:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}):
+            if then.get(key) != now.get(key):
+                return f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
+    return f"was {then!r}, is {now!r}"[:200]
+
+
+def make_terms(config: ExperimentConfig) -> Terms:
+    """The table [deployment] as the controller uses it."""
+    deployment, count = config.deployment, config.learner_count
+    return Terms(
+        expected=count,
+        minimum=1 if deployment.minimum is None else deployment.minimum,
+        wait_seconds=math.inf if deployment.wait_seconds is None else deployment.wait_seconds,
+        lease=deployment.lease,
+        heartbeat=deployment.heartbeat,
+        largest_number=deployment.largest_number,
+        most_examples=deployment.most_examples,
+        evaluate_every=config.evaluation.every_seconds,
+        evaluate_at_learners=deployment.evaluate_at_learners,
+        linger=deployment.linger,
+    )
+
+
+def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> Plan:
+    """Everything that the controller runs by; `config` has one policy."""
+    (chosen,) = config.policy
+    policy, terms, stop, evaluation = build_policy(chosen), make_terms(config), config.stop, config.evaluation
+    target = None if evaluation.target is None else Target(metric, evaluation.target, higher_is_better)
+    rule = StopRule(stop.rounds, stop.seconds, stop.update_requests, target if stop.at_target else None, stop.steps)
+    if rule == StopRule():
+        raise ConfigError("a federation needs an end: give [stop] rounds, seconds, update_requests, steps or at_target")
+    members = {name: build_power(group) for group in config.learners for name in group.learner_names}
+    facts = {
+        "dataset": config.data.dataset if config.site is None else config.site.file,
+        "network": config.network.name if config.site is None else config.site.file,
+        "learners are": "real sites; time is the wall clock's",
+        **chosen.training.model_dump(exclude_none=True),
+    }
+    setting = Setting(
+        policy=policy.name,
+        label=policy.label,
+        seed=config.seed,
+        learners=tuple(LearnerInfo(name, 0, 0, math.nan, power) for name, power in members.items()),
+        model_bytes=initial_model.nbytes,
+        fills_the_period=policy.protocol.fills_the_period,
+        metric=metric,
+        higher_is_better=higher_is_better,
+        target=target,
+        facts=facts,
+    )
+    make = make_core(policy, rule, terms, config.run.refusals_allowed)
+    return Plan(make, initial_model, json.dumps(settings_document(config)), setting, members, terms)
