@@ -38,7 +38,10 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
     {"id": 5, "done": {}}
         writes a model as safetensors under the network's own names; needs no `prepare`.
 
-    {"id": 6, "failed": "site.py:12: ValueError: could not convert string to float: 'n/a'"}
+    {"id": 6, "command": "ping"}
+    {"id": 6, "done": {}}
+
+    {"id": 7, "failed": "site.py:12: ValueError: could not convert string to float: 'n/a'"}
 """
 
 from __future__ import annotations
@@ -248,12 +251,13 @@ class _Trainer:
         self._silo: Silo | None = None
         self._memories = _Memories(None)
         self._pace = 0.0
-        self._works = {
+        self._works: dict[str, Callable[[dict[str, Any], float, dict[str, Any]], dict[str, Any]]] = {
             "prepare": self._prepare,
             "train": self._train,
             "evaluate": self._evaluate,
             "initial": self._initial,
             "save": self._save,
+            "ping": lambda *_: {},
         }
 
     def answer(self, command: dict[str, Any], arrived: float) -> None:
