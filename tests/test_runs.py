@@ -17,7 +17,7 @@ import metis
 from metis.core.events import SendTask, UpdateRequest
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import DataError
-from metis.runs import Run, Span, timeline
+from metis.runs import Run, Setting, Span, timeline
 from simulation.federations import POLICIES, StillEngine, fingerprint, lively, still
 
 CONTRACT = {
@@ -75,7 +75,17 @@ def test_saved_again_it_is_the_same(saved: tuple[Run, Path], tmp_path: Path) -> 
 
 def test_a_run_directory_holds_what_it_should(saved: tuple[Run, Path]) -> None:
     """No checkpoint and no half-written file is left."""
-    assert {path.name for path in saved[1].iterdir()} == {"events.jsonl", "summary.json", "community.safetensors"}
+    held = {"setting.json", "events.jsonl", "summary.json", "community.safetensors"}
+    assert {path.name for path in saved[1].iterdir()} == held
+
+
+def test_the_setting_is_there_before_the_first_event(saved: tuple[Run, Path], tmp_path: Path) -> None:
+    """So that whoever watches a run from outside can fold its events; it is the one that the summary holds."""
+    run, out = saved
+    run.setting.save(tmp_path)
+
+    assert (out / "setting.json").read_bytes() == (tmp_path / "setting.json").read_bytes()
+    assert Setting.from_summary(json.loads((out / "setting.json").read_text("utf-8"))) == run.setting
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

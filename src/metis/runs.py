@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from metis.core.controller import Target
 from metis.core.costs import CostLedger, Costs, Energy, Power
@@ -35,6 +35,7 @@ from metis.trace import plain_number, read_trace
 
 _UNMEASURED = 100  # published models whose costs are remembered until they are measured
 EVENTS, SUMMARY, COMMUNITY, CONFIG = "events.jsonl", "summary.json", "community.safetensors", "config.toml"
+SETTING = "setting.json"
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,15 @@ class HistoryPoint:
     metrics: dict[str, float]
 
 
+SpanKind: TypeAlias = Literal["training", "transfer", "idle", "away"]
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """What one learner did for a while."""
 
     learner: LearnerId
-    kind: Literal["training", "transfer", "idle", "away"]
+    kind: SpanKind
     start: float
     end: float
 
@@ -137,6 +141,13 @@ class Setting:
             target=None if setting["target"] is None else Target(metric, setting["target"], higher),
             class_names=tuple(setting["class_names"]),
             facts=setting["facts"],
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write it before the first event, so that a run can be watched from outside while it goes on."""
+        _write_json(
+            folder / SETTING,
+            {"policy": self.policy, "label": self.label, "seed": self.seed, "setting": self.to_json()},
         )
 
 
@@ -383,10 +394,7 @@ class Run:
     def save(self, folder: Path) -> None:
         """Write the summary and the community model; the events were written as they came."""
         save_model(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
-        text = json.dumps(self.summary(), indent=2, ensure_ascii=False, allow_nan=False, default=plain_number)
-        fresh = folder / (SUMMARY + ".new")
-        fresh.write_text(text + "\n", encoding="utf-8")
-        fresh.replace(folder / SUMMARY)
+        _write_json(folder / SUMMARY, self.summary())
         self.folder = folder
 
     @staticmethod
@@ -418,39 +426,75 @@ class Run:
 
 def timeline(events: Iterable[tuple[float, Event | Action]]) -> list[Span]:
     """What every learner did, from its joining to the end of the events."""
-    spans: list[Span] = []
-    since: dict[LearnerId, float] = {}  # where the next span of a learner starts
-    away: set[LearnerId] = set()
-    sent: dict[LearnerId, float] = {}
-    end = 0.0
-
-    def add(learner: LearnerId, kind: Literal["training", "transfer", "idle", "away"], until: float) -> None:
-        if until > since[learner]:
-            spans.append(Span(learner, kind, since[learner], until))
-            since[learner] = until
-
+    fold, spans = TimelineFold(), []
     for now, item in events:
-        end = max(end, now)
+        spans += fold.record(now, item)
+    return [*spans, *fold.open_spans()]
+
+
+class TimelineFold:
+    """Folds events into spans as they come; those of one learner follow each other without a gap."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._since: dict[LearnerId, float] = {}  # where the next span of a learner starts
+        self._away: set[LearnerId] = set()
+        self._sent: dict[LearnerId, float] = {}
+
+    def record(self, now: float, item: Event | Action) -> list[Span]:
+        """The spans that have ended with this event."""
+        self.now = max(self.now, now)
         match item:
             case LearnerJoined():
-                since.setdefault(item.learner, 0.0)
-                add(item.learner, "away", now)
-                away.discard(item.learner)
+                self._since.setdefault(item.learner, 0.0)
+                ended = self._until(now, item.learner, "away")
+                self._away.discard(item.learner)
+                return ended
             case SendTask():
-                add(item.learner, "idle", now)
-                sent[item.learner] = now
+                ended = self._until(now, item.learner, "idle")
+                self._sent[item.learner] = now
+                return ended
             case UpdateRequest() | TaskFailed():
                 # How a transfer splits into download and upload is not recorded: half each.
-                half = max(0.0, now - sent.pop(item.learner) - item.seconds) / 2
-                add(item.learner, "transfer", since[item.learner] + half)
-                add(item.learner, "training", now - half)
-                add(item.learner, "transfer", now)
-            case LearnerLeft() | LearnerWithdrawn() if item.learner in since:
-                add(item.learner, "training" if item.learner in sent else "idle", now)
-                sent.pop(item.learner, None)
-                away.add(item.learner)
+                half = max(0.0, now - self._sent.pop(item.learner) - item.seconds) / 2
+                return [
+                    *self._until(self._since[item.learner] + half, item.learner, "transfer"),
+                    *self._until(now - half, item.learner, "training"),
+                    *self._until(now, item.learner, "transfer"),
+                ]
+            case LearnerLeft() | LearnerWithdrawn() if item.learner in self._since:
+                ended = self._until(now, item.learner, "training" if item.learner in self._sent else "idle")
+                self._sent.pop(item.learner, None)
+                self._away.add(item.learner)
+                return ended
             case _:
-                pass
-    for learner in since:
-        add(learner, "away" if learner in away else "training" if learner in sent else "idle", end)
-    return spans
+                return []
+
+    def doing(self, learner: LearnerId) -> tuple[SpanKind, float]:
+        """What a learner does at the moment, and since when; it must have joined."""
+        kind: SpanKind = "away" if learner in self._away else "training" if learner in self._sent else "idle"
+        return kind, self._since[learner]
+
+    def open_spans(self) -> list[Span]:
+        """What every learner does at the moment, cut off at the latest event."""
+        spans = []
+        for learner in self._since:
+            kind, since = self.doing(learner)
+            if self.now > since:
+                spans.append(Span(learner, kind, since, self.now))
+        return spans
+
+    def _until(self, end: float, learner: LearnerId, kind: SpanKind) -> list[Span]:
+        start = self._since[learner]
+        if not end > start:
+            return []
+        self._since[learner] = end
+        return [Span(learner, kind, start, end)]
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    """As a whole or not at all."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=plain_number)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text + "\n", encoding="utf-8")
+    fresh.replace(path)

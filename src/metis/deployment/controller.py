@@ -147,6 +147,7 @@ class ControllerProcess:
         self._judge, self._report, self._watch = judge, report, watch
         self._terms = plan.terms
         folder.mkdir(parents=True, exist_ok=True)
+        plan.setting.save(folder)
         self._events = (folder / EVENTS).open("w", encoding="utf-8", buffering=1)
         self._fold = RunFold(plan.setting)
         self._durable = DurableController(plan.make, plan.initial_model, state, self._record)

@@ -277,6 +277,7 @@ class _Session:
             self._out.mkdir(parents=True, exist_ok=True)
             for name in (_CHECKPOINT, SUMMARY, COMMUNITY):  # what an earlier run left would not fit these events
                 (self._out / name).unlink(missing_ok=True)
+            self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
         with closing(make_pool(self._workplace, self._workers)) as pool:
             return self._go(self._simulator(self._initial_model, pool, self._store()))
@@ -295,6 +296,7 @@ class _Session:
         if len(recorded) < lines:
             raise DataError(f"{self._out / EVENTS} has {len(recorded)} events, the checkpoint needs {lines}")
         simulator = self._replay(recorded)
+        self._setting.save(self._out)
         self._wall_before = float(metadata["wall_seconds"])
         with closing(make_pool(self._workplace, self._workers)) as pool:
             simulator.load_arrays(self._initial_model, arrays, pool, self._store())
