@@ -40,6 +40,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Model
+from metis.core.timing import MOST_STEPS
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.durable import DurableController, MakeController
 from metis.deployment.service import Context, Handed, Refused, Service, Session, plausible
@@ -53,6 +54,7 @@ from metis.trace import read_trace, to_line
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest
 _STALL = 5.0  # a longer gap between ticks means that this process did not run
+_LARGEST_METRIC = 1e100
 _CODE = grpc.StatusCode
 
 
@@ -150,7 +152,11 @@ class ControllerProcess:
         plan.setting.save(folder)
         self._events = (folder / EVENTS).open("w", encoding="utf-8", buffering=1)
         self._fold = RunFold(plan.setting)
-        self._durable = DurableController(plan.make, plan.initial_model, state, self._record)
+        try:
+            self._durable = DurableController(plan.make, plan.initial_model, state, self._record)
+        except BaseException:
+            self._events.close()
+            raise
         self._clock = _RunClock(self._durable.now)
         if self._durable.controller.started:
             self._clock.go()
@@ -383,6 +389,9 @@ class ControllerProcess:
     def _perform(self, entry: Entry, actions: list[Action]) -> None:
         if entry.record.get("event") == "learner_joined":
             self._heard[entry.record["learner"]] = time.monotonic()
+        if entry.update is not None and not actions:  # its learner left, or its task failed, between its two moments
+            text = f"late: task {entry.update} was void when its update was mixed; it does not count"
+            self._tell(entry.record["learner"], pb.Notice.REFUSED, text, entry.update)
         for action in actions:
             match action:
                 case SendTask():
@@ -489,6 +498,8 @@ class ControllerProcess:
         )
 
     def hear(self, session: Session, message: pb.FromLearner) -> None:
+        if self._sessions.get(session.learner) is not session:
+            return  # another stream has taken its place, and speaks for the learner
         match message.WhichOneof("message"):
             case "heartbeat":
                 session.steps = message.heartbeat.steps
@@ -532,7 +543,8 @@ class ControllerProcess:
                 f"must be 1 to {most} (deployment.most_examples)",
             )
         session.ready = ready
-        self._in_writer(lambda: self._join(session, ready))
+        # Behind the effects of what was journaled before: a lease that has just ended must not end this stay too.
+        self._in_writer(lambda: self._in_writer(lambda: self._join(session, ready)))
 
     def _join(self, session: Session, ready: pb.Ready) -> None:
         """In the writer: a learner that is new or was away joins; one that only lost its connection goes on."""
@@ -562,7 +574,8 @@ class ControllerProcess:
             task = self._durable.open_task(learner)
             if task is not None and task.number == failed.task and not self._durable.controller.finished:
                 seconds = failed.seconds if math.isfinite(failed.seconds) else 0.0
-                event = TaskFailed(learner, failed.task, failed.reason[:1000], failed.steps, max(0.0, seconds))
+                steps = min(failed.steps, task.budget.steps or MOST_STEPS)
+                event = TaskFailed(learner, failed.task, failed.reason[:1000], steps, max(0.0, seconds))
                 self._apply_later(self._durable.journal(event, self._clock.now()))
 
         self._in_writer(job)
@@ -587,7 +600,8 @@ class ControllerProcess:
         return task is not None and task.number == number
 
     def _not_yours(self, learner: LearnerId, task: int) -> Refused:
-        self._report("warning", f"learner '{learner}' tried to hand in task {task}, which is another learner's")
+        text = f"learner '{learner}' tried to hand in task {task}, which is another learner's"
+        self._loop.call_soon_threadsafe(self._report, "warning", text)
         return Refused(_CODE.PERMISSION_DENIED, f"task {task} is not a task of learner '{learner}'")
 
     def _too_late(self, task: int) -> pb.Receipt:
@@ -713,9 +727,12 @@ class ControllerProcess:
 
     def _evaluated_at(self, session: Session, evaluation: pb.Evaluation) -> None:
         """Federated evaluation: the mean over the learners, weighted by their examples, once all have reported."""
-        metrics = {name[:60]: value for name, value in evaluation.metrics.items() if math.isfinite(value)}
-        if not 1 <= evaluation.examples <= self._terms.most_examples or len(metrics) > 50:
+        if session.ready is None or not session.ready.evaluation_examples:
+            return  # nobody asked it
+        if not 1 <= evaluation.examples <= self._terms.most_examples or len(evaluation.metrics) > 50:
             raise Refused(_CODE.INVALID_ARGUMENT, "an evaluation needs examples and at most 50 metrics")
+        # Sums of what is kept are finite, so that one learner's number cannot spoil the mean for all.
+        metrics = {name[:60]: value for name, value in evaluation.metrics.items() if abs(value) <= _LARGEST_METRIC}
         self._measured[session.learner] = (evaluation.version, evaluation.examples, metrics)
         self._reported.add(session.learner)
         asked = {

@@ -12,16 +12,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from metis.core.model import Layout
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
-from metis.deployment.state import BlobMismatch, DiskFull, State
+from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
 from metis.deployment.wire import CHUNK, PROTOCOL, model_bytes
 from metis.errors import ConfigError, LearnerError
 
@@ -65,7 +66,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Handed:
-    """A local model that lies whole and checked in a blob, or what is wrong with it."""
+    """A local model that came whole, or what is wrong with it; a blob holds it unless its task was answered before."""
 
     learner: str
     header: pb.UploadHeader
@@ -199,7 +200,7 @@ class Service:
                                 grpc.StatusCode.OUT_OF_RANGE,
                                 f"a chunk at byte {part.chunk.offset} came where byte {received} was expected",
                             )
-                        if received + len(data) > length or len(data) % 4:
+                        if not data or received + len(data) > length or len(data) % 4:
                             raise Refused(
                                 grpc.StatusCode.INVALID_ARGUMENT,
                                 f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
@@ -207,16 +208,24 @@ class Service:
                         await asyncio.to_thread(_take, incoming.write, numbers, received, data)
                         received += len(data)
                     case "end":
-                        blob = await asyncio.to_thread(incoming.commit, part.end.bytes, part.end.sha256)
-                        break
+                        if received != length:
+                            raise Refused(
+                                grpc.StatusCode.INVALID_ARGUMENT,
+                                f"the model has {received} bytes, announced were {length}",
+                            )
+                        return await asyncio.to_thread(self._conclude, learner, header, incoming, numbers, part.end)
                     case _:
                         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
-            if received != length:
-                raise Refused(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"the model has {received} bytes, announced were {length}"
-                )
-        problem = await asyncio.to_thread(numbers.problem, self._host.state.blob_path(blob))
-        return Handed(learner, header, blob if problem is None else None, problem)
+
+    def _conclude(
+        self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: _Numbers, end: pb.UploadEnd
+    ) -> Handed:
+        """Keep what came, if it may be needed; of any other upload nothing stays, however often it is sent."""
+        whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)
+        problem = numbers.problem() if whole else None
+        if whole and (problem is not None or self._host.state.find(header.task) is not None):
+            return Handed(learner, header, None if problem else incoming.sha256, problem)
+        return Handed(learner, header, incoming.commit(end.bytes, end.sha256))
 
     async def download(self, request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         try:
@@ -229,6 +238,10 @@ class Service:
                 raise Refused(
                     grpc.StatusCode.NOT_FOUND,
                     f"learner '{learner}' has no task that is based on model {request.sha256[:12]!r}",
+                )
+            if request.offset > (length := model_bytes(self._host.layout)):
+                raise Refused(
+                    grpc.StatusCode.OUT_OF_RANGE, f"byte {request.offset} is asked for, the model has {length} bytes"
                 )
             file = os.open(self._host.state.blob_path(request.sha256), os.O_RDONLY)
         except Refused as refused:
@@ -255,9 +268,9 @@ class Service:
             reason = "the disk of the controller is full; keep the update and send it again later"
             self._report("the disk is full: no update is accepted until there is space again")
             await self._abort(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
-        except asyncio.TimeoutError:
-            reason = f"nothing came for {_PROGRESS_SECONDS:g} seconds"
-            await self._abort(context, Refused(grpc.StatusCode.DEADLINE_EXCEEDED, reason))
+        except DecodeError:
+            reason = "a message could not be read: it is none of this protocol"
+            await self._abort(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, reason))
         raise AssertionError("abort raises")
 
     async def _abort(self, context: Context, refused: Refused) -> None:
@@ -270,6 +283,9 @@ class Service:
             return await asyncio.wait_for(requests.__anext__(), seconds)
         except StopAsyncIteration:
             return None
+        except asyncio.TimeoutError:
+            reason = f"nothing came for {seconds:g} seconds"
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
 
 
 # --- who speaks ---------------------------------------------------------------------------------
@@ -325,37 +341,38 @@ class _Numbers:
     """Looks at the numbers of a model as they stream past."""
 
     def __init__(self, layout: Layout, largest: float) -> None:
-        self._layout, self._largest = layout, largest
-        self._good, self._all_zero = True, layout.size > 0
+        self._size, self._largest = layout.size, largest
+        self._tensors = [spec for spec in layout.tensors if spec.role != "counter"]
+        self._ends = np.cumsum([spec.size for spec in self._tensors], dtype=np.int64)
+        self._wild = np.zeros(len(self._tensors), np.int64)  # by tensor: not finite
+        self._large = self._wild.copy()  # by tensor: beyond the largest, or not finite
+        self._all_zero = layout.size > 0
 
     def look_at(self, offset: int, data: bytes) -> None:
-        count = min(len(data), 4 * self._layout.size - offset) // 4  # counters may be anything
+        count = min(len(data), 4 * self._size - offset) // 4  # counters may be anything
         if count <= 0:
             return
         numbers = np.frombuffer(data, "<f4", count)
         low, high = float(numbers.min()), float(numbers.max())
-        # A NaN makes both comparisons false.
-        self._good &= -self._largest <= low and high <= self._largest
+        if not (-self._largest <= low and high <= self._largest):  # a NaN makes both comparisons false
+            self._wild += self._by_tensor(offset, ~np.isfinite(numbers))
+            self._large += self._by_tensor(offset, ~(np.abs(numbers) <= self._largest))
         self._all_zero &= low == 0.0 == high
 
-    def problem(self, path: Path) -> str | None:
+    def _by_tensor(self, offset: int, bad: NDArray[np.bool_]) -> NDArray[np.intp]:
+        tensors = np.searchsorted(self._ends, np.flatnonzero(bad) + offset // 4, side="right")
+        return np.bincount(tensors, minlength=len(self._tensors))
+
+    def problem(self) -> str | None:
         """Why this model must not be mixed, naming the tensor; None if it may."""
         if self._all_zero:
             return "every number of the model is 0"
-        if self._good:
-            return None
-        for spec in self._layout.tensors:
-            if spec.role == "counter":
-                continue
-            where = self._layout.slices[spec.name]
-            numbers = np.fromfile(path, "<f4", count=spec.size, offset=4 * where.start)
-            wild = int((~np.isfinite(numbers)).sum())
+        for spec, wild, large in zip(self._tensors, self._wild, self._large, strict=True):
             if wild:
                 return f"tensor '{spec.name}' holds {wild} of {spec.size} numbers that are not finite"
-            large = int((np.abs(numbers) > self._largest).sum())
             if large:
                 return f"tensor '{spec.name}' holds {large} of {spec.size} numbers beyond {self._largest:g}"
-        return "the model holds numbers that are not finite"
+        return None
 
 
 def plausible(header: pb.UploadHeader) -> str | None:
