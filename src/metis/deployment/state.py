@@ -98,9 +98,6 @@ class Snapshot:
     blobs: tuple[str, ...]  # that the state needs; they are not collected before the snapshot goes
 
 
-_BEGINNING = Snapshot(0, "", {}, ())
-
-
 def _seal(*values: object) -> str:
     return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()
 
@@ -117,8 +114,9 @@ def _plain(value: Any) -> Any:
 
 def _end_process(path: Path, problem: object) -> NoReturn:
     text = f"{path}: {problem}; the controller stops, because it cannot know what is on the disk. "
-    text += "Every acknowledged update is safe: restart with the same command when the disk is well.\n"
-    os.write(2, text.encode())
+    text += "It goes on from all that was acknowledged: restart with the same command when the disk is well.\n"
+    with suppress(OSError):
+        os.write(2, text.encode())
     os._exit(EXIT_DISK_FAILED)
 
 
@@ -248,12 +246,13 @@ class State:
             for setting in ("wal_autocheckpoint=0", "temp_store=MEMORY", "trusted_schema=OFF", "cell_size_check=ON"):
                 db.execute(f"PRAGMA {setting}").close()
             db.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'NORMAL'}").close()
-            tables = [
-                sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
-            ]
+            made = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+            tables = tuple(sql for (sql,) in made)
             if not tables and not begun:
                 self._make_tables(db)
                 return
+            if not tables:
+                raise self._damaged("its tables are missing")
             application, version = pragma("application_id"), pragma("user_version")
             if application != _APPLICATION:
                 raise StateError(f"{self._journal} is not the journal of a controller: {_ELSE}")
@@ -263,7 +262,7 @@ class State:
                     f"{self._journal} was made by {age} version of Metis (format {version}; this one reads {_FORMAT}): "
                     "use that version, or begin a new run in another folder"
                 )
-            if tables != list(_TABLES):
+            if tables != _TABLES:
                 raise self._damaged("its tables are not those that were made")
             answer = pragma("integrity_check(1)")
             if answer != "ok":
@@ -309,7 +308,8 @@ class State:
     # --- SQLite ---------------------------------------------------------------------------------------
 
     def _damaged(self, what: object) -> StateError:
-        return StateError(f"{self._journal} is damaged ({what}); {_ELSE}")
+        reason = str(what).strip().splitlines()[-1]  # SQLite has a heading
+        return StateError(f"{self._journal} is damaged ({reason}); {_ELSE}")
 
     def _select(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -478,10 +478,13 @@ class State:
 
     def verify_blob(self, sha256: str) -> bool:
         """Whether a blob is there and whole; what is not whole is moved to quarantine/."""
+        path = self._blobs / sha256
         try:
             file = self.blob_path(sha256).open("rb", buffering=0)
         except (DataError, FileNotFoundError):
             return False
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         with file:
             digest = hashlib.sha256()
             with suppress(OSError):  # a bad sector
@@ -489,7 +492,6 @@ class State:
                     digest.update(chunk)
             if digest.hexdigest() == sha256:
                 return True
-            path = self._blobs / sha256
             with self._lock, _writing(path), suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # else a fresh one came meanwhile
                     path.replace(self._quarantine / sha256)
@@ -533,11 +535,13 @@ class State:
 
         text, needed = _json(facts), json.dumps(sorted(blobs))
         with self._lock:
-            if not (self.snapshots() or [_BEGINNING])[0].seq <= seq <= self.last_seq():
+            if not max((known.seq for known in self.snapshots()), default=0) <= seq <= self.last_seq():
                 raise ValueError(f"a snapshot after entry {seq} is older than the last one, or newer than the journal")
             for blob in blobs:
                 self.blob_path(blob)
             self._fresh.update(blobs)
+        for blob in blobs:
+            self.sync_blob(blob)
         path = self._snapshots / f"{seq:012d}-{secrets.token_hex(4)}.safetensors"
         try:
             with _writing(path):
@@ -557,7 +561,8 @@ class State:
                 self._mark(2, number)
         except DiskFull:
             for left in (path, path.with_name(path.name + ".new")):
-                left.unlink(missing_ok=True)
+                with suppress(OSError):  # then it goes when the folder is opened next
+                    left.unlink()
             raise
         self._forget_snapshots()
 
@@ -593,7 +598,7 @@ class State:
             if metadata != {"run": self.run, "seq": str(snapshot.seq)}:
                 raise DataError(f"{path} is damaged: it is not the snapshot after entry {snapshot.seq} of this run")
         except DataError:
-            with self._lock:
+            with self._lock, suppress(DiskFull):
                 self._change("UPDATE snapshot SET damaged = 1 WHERE arrays = ?", snapshot.arrays)
             raise
         return arrays
