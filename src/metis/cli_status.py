@@ -206,8 +206,6 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     second.append(f"{_lasting(document['seconds'])} of the run")
     if document["deadline"] is not None and state == "running":
         second.append(f"; next deadline in {_lasting(max(0.0, document['deadline'] - document['seconds']))}")
-    if document["start"] > 1:
-        second.append(f"; start {document['start']} of the controller")
     lines = [first, second, _metric_line(document)]
     present = costs["idle_time"] + costs["cumulative_time"] + costs["transfer_time"]
     energy = costs["energy"]
@@ -224,7 +222,8 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
         )
     )
     exchanged, disk = _bytes(costs["bytes_exchanged"]), _bytes(document["disk_bytes"])
-    lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk"))
+    again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
+    lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
     if document["refused_calls"]:
         calls = ", ".join(f"{count:,} {code}" for code, count in sorted(document["refused_calls"].items()))
         lines.append(Text(f"calls refused since the start: {calls}", style="yellow"))

@@ -303,8 +303,6 @@ class _Handler(BaseHTTPRequestHandler):
         """All up to the empty line, within one time-out for the whole."""
         end, head = time.monotonic() + _PATIENCE, b""
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
-            if len(head) > _MOST_HEAD:
-                raise _BadRequest(431, f"a request may have {_MOST_HEAD} bytes")
             try:
                 self.connection.settimeout(max(0.01, end - time.monotonic()))
                 data = self.connection.recv(4096)
@@ -315,6 +313,8 @@ class _Handler(BaseHTTPRequestHandler):
                     raise _BadRequest(400, "the request ended before its head did")
                 break
             head += data
+            if len(head) > _MOST_HEAD:
+                raise _BadRequest(431, f"a request may have {_MOST_HEAD} bytes")
         self.connection.settimeout(_PATIENCE)
         return head
 
@@ -370,7 +370,7 @@ class _Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "metis"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Who asks is not news."""
 
 
