@@ -81,9 +81,10 @@ def learner(
         who = _plainly(host, port, identity, name)
     else:
         who = _by_certificate(host, port, identity, name, report)
+    called = who.pop("called")
     process = deployment.LearnerProcess(
         controller,
-        work=work or Path(f"learner-{who.pop('called')}"),
+        work=work or Path(f"learner-{called}"),
         child=_TRAINER,
         report=report,
         site=None if site is None else site.resolve(),
