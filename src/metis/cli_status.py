@@ -185,7 +185,9 @@ def federation_view(document: Mapping[str, Any], width: int, height: int | None 
         room = max(3, height - lines - 5)  # an empty line, the heading, its rule, the last line and the cursor's
         if len(learners) > room:
             order = {"set aside": 0, "late": 1, "disconnected": 1, "away": 2}
-            learners = sorted(learners, key=lambda learner: order.get(learner["state"], 3))
+            learners = sorted(
+                learners, key=lambda learner: (order.get(learner["state"], 3), _by_number(learner["name"]))
+            )
             learners, left = learners[:room], len(learners) - room
     more = [Text(f"and {_several(left, 'more learner')}", style="dim")] if left else []
     return Group(*head, Text(), learner_table(learners, width), *more)
