@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__, cli_certificates, cli_learner, cli_status
+from metis import __version__, cli_certificates, cli_learner, cli_plan, cli_status
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -838,6 +838,7 @@ def report(
 app.command(epilog=cli_learner.EXAMPLES)(_guarded(cli_learner.learner))
 app.command(epilog=cli_status.EXAMPLES)(_guarded(cli_status.status))
 app.add_typer(cli_certificates.commands(_guarded), name="certificates")
+cli_plan.register(app, _guarded)
 
 
 def main() -> None:

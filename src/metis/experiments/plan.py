@@ -28,8 +28,6 @@ from metis.experiments.build import (
 from metis.experiments.cells import Cell
 from metis.experiments.config import METRICS, ExperimentConfig, task_of
 from metis.runs import LearnerInfo, Run, Setting
-from metis.simulation.dry import DryPool
-from metis.simulation.simulator import Machine, Simulator
 
 
 def dry_seats(config: ExperimentConfig) -> tuple[Seat, ...]:
@@ -44,6 +42,9 @@ def dry_seats(config: ExperimentConfig) -> tuple[Seat, ...]:
 
 def dry_run(config: ExperimentConfig, stop: StopRule | None = None, seats: Sequence[Seat] | None = None) -> Run:
     """The course of the file's first policy without training: times, steps and requests are those of a real run."""
+    from metis.simulation.dry import DryPool
+    from metis.simulation.simulator import Machine, Simulator
+
     policy = build_policy(config.policy[0])
     seats = dry_seats(config) if seats is None else seats
     if stop is None:

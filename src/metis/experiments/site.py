@@ -242,6 +242,11 @@ def _examples(path: Path, name: str, *arguments: str) -> SiteExamples:
     return SiteExamples(path, name, arguments, source)
 
 
+def examples_of(site: Site, learner: str) -> int:
+    """How many training examples the file gives to this learner."""
+    return len(_examples(site.path, "training_data", learner))
+
+
 def _optional_examples(site: Site, name: str, *arguments: str) -> SiteExamples | None:
     """None where the file has no such function, or the function gives None."""
     if getattr(site, name) is None:

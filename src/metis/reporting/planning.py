@@ -1,0 +1,333 @@
+"""What a terminal shows of a plan and of a what-if replay: tables of at most a hundred columns, and sentences.
+
+It reads the JSON documents that the commands print, so that both say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from metis.reporting import console
+
+WIDTH = 100
+_MOST_ROWS = 24  # of a table with a row a learner
+_JUDGED = {"sensible": ("✓", "green"), "too small": ("low", "yellow"), "too large": ("high", "yellow")}
+
+Row = Mapping[str, Any]
+
+
+def plan_view(plan: Row) -> Group:
+    """All of a plan: learners, policies, what each learner does under each, and advice."""
+    parts: list[RenderableType] = [_learners(plan), "", _policies(plan), Text(_legend(plan), style="dim"), ""]
+    for title, show in (
+        ("B_k: batches between two mixings", lambda row: number(row["steps"])),
+        ("Local epochs between two mixings", lambda row: number(row["local_epochs"])),
+        ("Idle share of the time", lambda row: _percent(row["idle_share"])),
+    ):
+        parts += [*_matrix(plan, title, show), ""]
+    parts += _advice(plan)
+    return Group(*parts)
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+
+
+def _learners(plan: Row) -> Table:
+    size = _bytes(plan["model_bytes"])
+    table = _table(f"Learners of {plan['file']}; a model has {size}")
+    table.add_column("learner", overflow="fold", max_width=30)
+    for heading in (
+        "examples",
+        "batch\nsize",
+        "batches\nan epoch",
+        "time\na batch",
+        "time\nan epoch",
+        "exchange",
+        "power",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in _grouped(plan["learners"], _without_name):
+        if row is None:
+            table.add_row(Text(name, style="dim"), *[""] * 7)
+            continue
+        active, idle, unit = row["power"]
+        power = f"{number(active)}{'' if idle is None else f' / {number(idle)}'} {'W' if unit == 'watt' else 'ε'}"
+        table.add_row(
+            Text(name),
+            f"{row['examples']:,}",
+            number(row["batch_size"]),
+            number(row["batches_per_epoch"]),
+            _seconds(row["time_per_batch"]),
+            _seconds(row["epoch_seconds"]),
+            _seconds(row["exchange_seconds"]),
+            power,
+        )
+    return table
+
+
+def _policies(plan: Row) -> Table:
+    unit = "Wh" if plan["energy_unit"] == "watt hour" else "ε s"
+    table = _table("Policies, in the steady state; requests, bytes and energy an hour")
+    table.add_column("policy", overflow="fold", max_width=14)
+    headings = (
+        "round", "idle", "trans-\nfer", "update\nrequests", "bytes", f"{unit}\nequation", f"{unit}\nactive",
+        f"{unit}\n+ idle", "local\nepochs", "λ",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in plan["policies"]:
+        energy = row["energy_per_hour"]
+        word, style = _JUDGED.get(row["lambda_is"], ("", ""))
+        table.add_row(
+            Text(row["label"]),
+            "–" if row["round_seconds"] is None else _seconds(row["round_seconds"]),
+            _percent(row["idle_share"]),
+            _percent(row["transfer_share"]),
+            number(row["update_requests_per_hour"]),
+            _bytes(row["bytes_per_hour"]),
+            *(_short(energy[key]) for key in ("equation", "active", "idle_charged")),
+            number(row["mean_local_epochs"]),
+            Text(word, style=style),
+        )
+    return table
+
+
+def _legend(plan: Row) -> str:
+    lines = ["Local epochs between two mixings are averaged by what each model counts in the mixture."]
+    cold = {row["first_round_seconds"] for row in plan["policies"]} - {None}
+    if cold:
+        lines.append(f"The cold start, one epoch of everybody, comes before and takes {_seconds(max(cold))}.")
+    if any(row["protocol"] == "asynchronous" for row in plan["policies"]):
+        lines.append("All asynchronous policies ask for the same work; they differ in how they mix.")
+    return "\n".join(lines)
+
+
+def _matrix(plan: Row, title: str, show: Callable[[Row], str]) -> list[RenderableType]:
+    """A row a learner, a column a policy; several tables if one would be too wide."""
+    policies = plan["policies"]
+    rows = [
+        {"name": row["name"], "batches": row["batches_per_epoch"], "cells": cells}
+        for row, *cells in zip(
+            plan["learners"], *([show(found) for found in policy["learners"]] for policy in policies), strict=True
+        )
+    ]
+    grouped = _grouped(rows, lambda row: (tuple(row["cells"]), row["batches"]))
+    tables: list[RenderableType] = []
+    first = 0
+    while first < len(policies):
+        count = len(policies) - first
+        table = _some_columns(title, grouped, policies, first, count)
+        while count > 1 and Console(width=1000).measure(table).maximum > WIDTH:
+            count -= 1
+            table = _some_columns(title, grouped, policies, first, count)
+        tables.append(table)
+        first, title = first + count, ""
+    return tables
+
+
+def _some_columns(
+    title: str, rows: Sequence[tuple[str, Any]], policies: Sequence[Row], first: int, count: int
+) -> Table:
+    table = _table(title)
+    table.add_column("learner", overflow="fold", max_width=30)
+    for policy in policies[first : first + count]:
+        lam = policy["slowest_learner_epochs"]
+        heading = policy["label"].replace(" ", "\n", 1) if lam is None else f"SemiSync\nλ = {lam:g}"
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for name, row in rows:
+        cells = [""] * count if row is None else row["cells"][first : first + count]
+        table.add_row(Text(name, style="dim" if row is None else ""), *cells)
+    return table
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[tuple[str, Row | None]]:
+    """Rows that say the same become one; of very many the first and the last, with what is left out between."""
+    alike: dict[Any, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(repr(key(row)), []).append(row)
+    merged: list[tuple[str, Row | None]] = []
+    for same in alike.values():
+        name = str(same[0]["name"])
+        merged.append((name if len(same) == 1 else f"{name} and {len(same) - 1} alike", same[0]))
+    if len(merged) <= _MOST_ROWS:
+        return merged
+    half = _MOST_ROWS // 2
+    between = f"... {len(merged) - 2 * half} more: --json has all"
+    return [*merged[:half], (between, None), *merged[-half:]]
+
+
+def _without_name(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in ("name", "timing")}
+
+
+def _advice(plan: Row) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    sensible = plan["lambda"]
+    if sensible is not None:
+        tried = [row["slowest_learner_epochs"] for row in plan["policies"] if row["lambda_is"] == "sensible"]
+        text = Text("Sensible λ: ", style="bold")
+        if sensible["lowest"] > sensible["highest"]:
+            text.append("none. ", style="bold yellow")
+        elif not tried:
+            low, high = sensible["lowest"], sensible["highest"]
+            text.append(f"none of these; from {low:.2g} to {high:.2g}. ", style="bold yellow")
+        else:
+            text.append(f"{', '.join(f'{value:g}' for value in tried)}. ", style="bold green")
+        text.append(sensible["why"])
+        parts.append(text)
+    parts += [Text.assemble(("warning: ", "yellow"), line) for line in plan["warnings"]]
+    parts += [Text.assemble(("note: ", "dim"), line) for line in plan["notes"]]
+    parts.append(
+        Text.assemble(("note: ", "dim"), "Accuracy is not predicted: what a policy learns depends on data and network.")
+    )
+    return parts
+
+
+# --- what-if ----------------------------------------------------------------------------------------
+
+
+def replay_view(comparison: Row) -> Group:
+    """The recorded run and what other policies would have cost in the same time."""
+    rows = [comparison["recorded"], *comparison["what_if"]]
+    unit = "Wh" if comparison["energy_unit"] == "watt hour" else "ε s"
+    table = _table(f"{comparison['directory']}: the same {_seconds(comparison['seconds'])}, the same learners")
+    table.add_column("policy", overflow="fold", max_width=24)
+    headings = (
+        "rounds", "update\nrequests", "refused", "bytes", "steps", "idle", "trans-\nfer", f"{unit}\nequation",
+        f"{unit}\nactive", f"{unit}\n+ idle",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for place, row in enumerate(rows):
+        energy = row["energy"]
+        name = Text(row["label"], style="bold" if place == 0 else "")
+        name.append("\nrecorded" if place == 0 else "\nwhat if", style="dim")
+        table.add_row(
+            name,
+            number(row["rounds"]),
+            number(row["update_requests"]),
+            number(row["refused_updates"]),
+            "–" if row["bytes_exchanged"] is None else _bytes(row["bytes_exchanged"]),
+            _short(row["steps"]),
+            _percent(row["idle_share"]),
+            _percent(row["transfer_share"]),
+            *(_short(energy[key]) for key in ("equation", "active", "idle_charged")),
+        )
+    parts: list[RenderableType] = [table, ""]
+    parts += [_replayed_learners(rows, first) for first in range(1, len(rows), 2)]
+    if comparison["recorded_course_reproduced"] is True:
+        parts.append(Text("The recorded policy gave the recorded tasks and versions again.", style="green"))
+    elif comparison["recorded_course_reproduced"] is False:
+        parts.append(
+            Text.assemble(
+                ("warning: ", "yellow"),
+                "the recorded policy does not give the recorded course again: something decided there that the events "
+                "do not tell, so that the other rows are to be taken with care.",
+            )
+        )
+    parts += [Text.assemble(("note: ", "dim"), line) for line in comparison["notes"]]
+    parts.append(
+        Text.assemble(
+            ("note: ", "dim"),
+            ("Accuracy is not predicted", "bold"),
+            ": no weights are trained here; times, traffic and energy are what the recorded timings give.",
+        )
+    )
+    return Group(*parts)
+
+
+def _replayed_learners(rows: Sequence[Row], first: int) -> Table:
+    """How each learner spent its time, recorded and under up to two other policies."""
+    shown = [rows[0], *rows[first : first + 2]]
+    table = _table("Learners: local epochs a task, and idle share")
+    table.add_column("learner", overflow="fold", max_width=24)
+    for place, row in enumerate(shown):
+        name = "recorded" if place == 0 else row["label"]
+        table.add_column(Text(f"{name}\nepochs"), justify="right")
+        table.add_column(Text("idle"), justify="right")
+    lines = [
+        {"name": learner["learner"], "cells": [cell for row in shown for cell in _spent(row["learners"][place])]}
+        for place, learner in enumerate(rows[0]["learners"])
+    ]
+    for name, line in _grouped(lines, lambda line: line["cells"]):
+        table.add_row(Text(name, style="dim" if line is None else ""), *([] if line is None else line["cells"]))
+    return table
+
+
+def _spent(learner: Row) -> tuple[str, str]:
+    there = learner["active"] + learner["transfer"] + learner["idle"]
+    epochs = learner["local_epochs"]
+    return "–" if epochs is None else number(epochs), _percent(learner["idle"] / there if there else 0.0)
+
+
+def probe_table(probe: Row) -> Table:
+    """What a probe measured."""
+    table = _table(f"{probe['learner']}: {probe['batches']} batches timed on {probe['device']}")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("time a batch", _seconds(probe["time_per_batch"])),
+        ("fastest, slowest", f"{_seconds(probe['fastest'])}, {_seconds(probe['slowest'])}"),
+        ("examples", f"{probe['examples']:,}"),
+        ("batch size", number(probe["batch_size"])),
+        ("batches an epoch", number(probe["batches_per_epoch"])),
+        ("time an epoch", _seconds(probe["batches_per_epoch"] * probe["time_per_batch"])),
+        ("parameters", f"{probe['parameters']:,}"),
+        ("bytes of a model", _bytes(probe["model_bytes"])),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """As everywhere; a quotient that is a hair off a whole number is that number."""
+    return console.number(round(value, 6))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+
+
+def _short(value: float) -> str:
+    """At most six characters."""
+    if abs(value) < 99_999.5:
+        return number(value)
+    for unit in ("k", "M", "G"):
+        value /= 1000
+        if abs(value) < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    if value == 0:
+        return "0"
+    if value < 0.1:
+        return f"{value * 1000:.3g} ms"
+    if value < 90:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 5400 else f"{value / 3600:.3g} h"
