@@ -1,0 +1,385 @@
+"""What the deployment benchmarks share: a controller in a process of its own, light learners, and what /proc tells.
+
+python benchmarks/_federation.py SPEC    runs a controller; the benchmarks do that themselves
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from metis.core import policies
+from metis.core.controller import StopRule
+from metis.core.model import Layout, TensorSpec
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.authority import Authority
+from metis.deployment.controller import ControllerProcess, Plan, Terms, make_core
+from metis.deployment.identity import Kit, Revocations, channel_credentials, load_kit, now_utc, server_credentials
+from metis.deployment.service import identify_by_certificate, identify_by_name
+from metis.deployment.state import State
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, model_bytes, read_model
+from metis.runs import Setting
+
+OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
+_FOR_GOOD = {
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ALREADY_EXISTS,
+}
+
+
+# --- the controller -----------------------------------------------------------------------------
+
+
+@dataclass
+class Spec:
+    """The federation that is measured."""
+
+    folder: str
+    megabytes: float  # of the model, in units of 10^6 bytes
+    learners: int
+    rounds: int
+    policy: str = "sync_fedavg"
+    settings: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 1})
+    durability: str = "process"
+    kit: str | None = None  # with mTLS if there is one
+    port: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.megabytes)
+
+
+def layout_of(megabytes: float) -> Layout:
+    return Layout((TensorSpec("w", (round(megabytes * 250_000),)),))
+
+
+def blocks(layout: Layout, number: int) -> Iterator[memoryview]:
+    """A model of random numbers, block by block, never whole in memory; another one for each number."""
+    block = np.random.default_rng(1990).standard_normal(CHUNK // 4, np.float32)
+    left = model_bytes(layout)
+    while left:
+        block[0] = number
+        part = memoryview(block).cast("B")[:left]
+        yield part
+        left -= len(part)
+
+
+async def _serve(spec: Spec) -> None:
+    """As `metis controller` does it, without a judge."""
+    folder, layout = Path(spec.folder), spec.layout
+    with State.open(folder, spec.durability) as state:  # type: ignore[arg-type]
+        facts = state.facts()
+        if facts is None:
+            facts = {"initial": state.put_blob(blocks(layout, 0))}
+            state.begin(facts)
+        initial = read_model(state.blob_path(facts["initial"]), layout)
+        policy = getattr(policies, spec.policy)(**spec.settings)
+        terms = Terms(expected=spec.learners, minimum=1, linger=2.0)
+        setting = Setting(
+            policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
+            fills_the_period=policy.protocol.fills_the_period, metric="accuracy",
+        )  # fmt: skip
+        plan = Plan(make_core(policy, StopRule(rounds=spec.rounds), terms, 3), initial, "{}", setting, None, terms)
+        kit = None if spec.kit is None else load_kit(spec.kit)
+        process = ControllerProcess(
+            plan,
+            state,
+            folder / "run",
+            judge=None,
+            identify=identify_by_name if kit is None else identify_by_certificate(Revocations(kit)),
+            report=lambda kind, text: print(text, file=sys.stderr) if kind == "warning" else None,
+        )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.drain, "the benchmark is over")
+        credentials = None if kit is None else server_credentials(kit)
+        serving = asyncio.create_task(process.serve(f"127.0.0.1:{spec.port}", credentials))
+        while not (hasattr(process, "address") or serving.done()):
+            await asyncio.sleep(0.005)
+        if not serving.done():
+            print(process.address, flush=True)
+        await serving
+
+
+class ControllerUnderTest:
+    """A controller in a process of its own; `kill` and `start` again go on with the same folder and port."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        while not spec.port:
+            # None of those that the system gives to who dials: a learner that dials while nobody listens could get
+            # the very port, connect to itself, and keep the controller out.
+            port = random.randrange(20_000, 32_000)
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                spec.port = port
+
+    def start(self) -> float:
+        """Seconds until it listens."""
+        began = time.monotonic()
+        command = [sys.executable, __file__, json.dumps(asdict(self.spec))]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        if not self.address:
+            raise SystemExit("the controller did not start")
+        return time.monotonic() - began
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def __enter__(self) -> ControllerUnderTest:
+        self.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stop()
+
+
+# --- learners -----------------------------------------------------------------------------------
+
+
+class LightLearner:
+    """Speaks the wire as a learner does and makes its models up: light enough to have hundreds in a process."""
+
+    def __init__(self, name: str, address: str, layout: Layout, kit: Kit | None = None, pace: float = 0.0) -> None:
+        self.name, self._address, self._layout, self._pace = name, address, layout, pace
+        self._credentials = None if kit is None else channel_credentials(kit)
+        self._metadata = None if kit is not None else (("metis-learner", name),)
+        self._instance = f"{name}-{os.getpid()}"
+        self._run = ""
+        self._held: pb.Task | None = None  # in hand and not acknowledged
+        self._working: set[asyncio.Task[None]] = set()
+        self.may_work = asyncio.Event()
+        self.may_work.set()
+        self.one_at_a_time = False  # the next task waits until it may
+        self.version = -1  # of the latest task
+        self.joins: list[tuple[float, float]] = []  # when it dialled, and how long until the Welcome
+        self.hand_ins: list[tuple[float, float]] = []  # when it began, and how long until the receipt
+        self.attempts = 0
+        self.refused: list[str] = []  # updates that did not count
+        self.failures: list[str] = []  # whatever must not happen
+        self.finished = False
+
+    async def run(self) -> None:
+        pause = 0.2
+        while not (self.finished or self.failures):
+            self.attempts += 1
+            try:
+                await self._attend()
+                pause = 0.2
+            except grpc.aio.AioRpcError as problem:
+                if problem.code() in _FOR_GOOD:
+                    self.failures.append(f"{self.name}: {problem.code().name}: {problem.details()}")
+            if not self.finished:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(15.0, 2 * pause)
+
+    async def _attend(self) -> None:
+        began = time.monotonic()
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(self._address, options=OPTIONS)
+        else:
+            channel = grpc.aio.secure_channel(self._address, self._credentials, options=OPTIONS)
+        beating = None
+        async with channel:
+            stub = FederationStub(channel)
+            stream = stub.attend(metadata=self._metadata)
+            task = None if self._held is None else self._held.number
+            hello = pb.Hello(protocol=PROTOCOL, instance=self._instance, run=self._run, task=task)
+            await stream.write(pb.FromLearner(hello=hello))
+            try:
+                async for message in stream:
+                    if message.HasField("welcome"):
+                        self.joins.append((began, time.monotonic() - began))
+                        self._run = message.welcome.run
+                        beating = asyncio.create_task(self._beat(stream, message.welcome.heartbeat_seconds))
+                        layout = self._layout.fingerprint
+                        await stream.write(pb.FromLearner(ready=pb.Ready(examples=100, batch_size=10, layout=layout)))
+                        if self._held is not None:
+                            self._begin(stub, self._held)
+                    elif message.HasField("task"):
+                        self._held, self.version = message.task, message.task.version
+                        self._begin(stub, message.task)
+                    elif message.HasField("farewell"):
+                        self.finished = message.farewell.kind != pb.Farewell.RETRY
+                        return
+            finally:
+                for task_ in (*self._working, *([beating] if beating else [])):
+                    task_.cancel()
+
+    async def _beat(self, stream: Any, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            held = None if self._held is None else self._held.number
+            await stream.write(pb.FromLearner(heartbeat=pb.Heartbeat(task=held)))
+
+    def _begin(self, stub: FederationStub, task: pb.Task) -> None:
+        working = asyncio.create_task(self._work(stub, task))
+        self._working.add(working)
+        working.add_done_callback(self._done)
+
+    def _done(self, working: asyncio.Task[None]) -> None:
+        self._working.discard(working)
+        problem = None if working.cancelled() else working.exception()
+        if problem is None or (isinstance(problem, grpc.aio.AioRpcError) and problem.code() not in _FOR_GOOD):
+            return  # the stream ends too, and the next one takes the task up again
+        self.failures.append(f"{self.name}: {problem!r}")
+
+    async def _work(self, stub: FederationStub, task: pb.Task) -> None:
+        await self.may_work.wait()
+        received = time.monotonic()
+        digest = hashlib.sha256()
+        request = pb.ModelRequest(run=self._run, sha256=task.sha256)
+        async for chunk in stub.download(request, metadata=self._metadata):
+            digest.update(chunk.data)
+        assert digest.hexdigest() == task.sha256
+        steps = task.steps or 10
+        if self._pace and task.HasField("seconds"):
+            left = task.seconds - (time.monotonic() - received)
+            steps = max(1, min(steps, int(left / self._pace)))
+        await asyncio.sleep(self._pace * steps)
+        began = time.monotonic()
+        header = pb.UploadHeader(
+            run=self._run, task=task.number, steps=steps, seconds=began - received,
+            time_per_batch=max(self._pace, 1e-6), loss=0.1, bytes=model_bytes(self._layout),
+        )  # fmt: skip
+        receipt = await stub.upload(upload_of(header, self._layout), metadata=self._metadata)
+        if receipt.verdict == pb.Receipt.REFUSED:
+            self.refused.append(f"{self.name}: task {task.number}: {receipt.reason}")
+        self.hand_ins.append((began, time.monotonic() - began))
+        if self.one_at_a_time:
+            self.may_work.clear()
+        if self._held is task:
+            self._held = None
+
+
+async def upload_of(header: pb.UploadHeader, layout: Layout) -> AsyncIterator[pb.UploadPart]:
+    """A whole upload of a made-up model."""
+    yield pb.UploadPart(header=header)
+    digest, offset = hashlib.sha256(), 0
+    for block in blocks(layout, header.task + 1):
+        digest.update(block)
+        yield pb.UploadPart(chunk=pb.Chunk(offset=offset, data=bytes(block)))
+        offset += len(block)
+    yield pb.UploadPart(end=pb.UploadEnd(bytes=offset, sha256=digest.hexdigest()))
+
+
+# --- certificates -------------------------------------------------------------------------------
+
+
+def consortium(names: Sequence[str]) -> tuple[Path, dict[str, Path]]:
+    """The kits of a controller and of learners with these names; made once and kept for the next benchmark."""
+    home = Path(tempfile.gettempdir()) / f"metis-benchmark-kits-{os.getuid()}"
+    if not (home / "ca" / "ca.pem").exists():
+        home.mkdir(mode=0o700, exist_ok=True)
+        authority = Authority.create(home / "ca", "Benchmark")
+        authority.write_kit(home / "main", *authority.issue("main", "controller", ["localhost", "127.0.0.1"]))
+    kits = {name: home / name for name in names}
+    missing = [name for name, kit in kits.items() if not (kit / "certificate.pem").exists()]
+    if missing:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        authority = Authority(home / "ca")
+        with authority._register() as entries:  # once for all: a thousand times would write it a thousand times
+            for name in missing:
+                key = ec.generate_private_key(ec.SECP256R1())
+                signed = authority._sign(entries, name, "learner", (), 365, key.public_key(), now_utc())
+                authority.write_kit(kits[name], signed, key)
+    return home / "main", kits
+
+
+# --- what /proc tells, and what is told ---------------------------------------------------------
+
+
+def memory_of(pid: int) -> dict[str, float]:
+    """Resident memory of a process in MB: all, anonymous, of files, and the highest of all so far."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    names = {"rss": "VmRSS", "anonymous": "RssAnon", "files": "RssFile", "peak": "VmHWM"}
+    return {name: int(lines[entry].split()[0]) * 1024 / 1e6 for name, entry in names.items()}
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def descriptors_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def table(rows: Sequence[Sequence[Any]]) -> str:
+    """Columns as wide as they must be; the first to the left, the others to the right."""
+    texts = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in
+                  enumerate(zip(row, widths, strict=True)))
+        for row in texts
+    )  # fmt: skip
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny one in seconds, to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file as well")
+    return parser
+
+
+def tell(rows: Iterable[Sequence[Any]], figures: dict[str, Any], file: Path | None) -> None:
+    """Print the table and write the figures."""
+    print(table(list(rows)))
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Spec(**json.loads(sys.argv[1]))))

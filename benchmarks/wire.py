@@ -1,0 +1,285 @@
+"""A large model between a learner and a controller on one machine, against a raw TCP copy of the same bytes.
+
+    python benchmarks/wire.py [--megabytes 100] [--repeats 10] [--tasks 200] [--quick] [--json FILE]
+
+The controller is a process of its own; this one is the learner, with the code of the real one but for the training.
+A download is from the request until the community model lies hashed and whole in a file of the learner; an upload
+from its first byte until the receipt: hashed, every number looked at, in a file, journaled. Between them, with the
+same two cores, the same bytes are copied over TCP by a plain sender and a plain receiver: from memory to memory, and
+from a file to a new file. The best of all repeats counts on both sides, because noise of a shared machine only adds.
+The last table is the time from the push of a task to its receipt with a model of 4 kB, on the controller's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _federation import ControllerUnderTest, Spec, arguments, blocks, consortium, percentile, tell
+
+from metis.core.events import SendTask, UpdateRequest
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.identity import channel_credentials, load_kit
+from metis.deployment.learner import LearnerProcess
+from metis.deployment.wire import model_bytes
+from metis.deployment.work import Update
+from metis.trace import read_trace
+
+PIECE = 1 << 20
+
+
+# --- a raw copy ---------------------------------------------------------------------------------
+
+
+class Peer:
+    """The other end of a raw copy, in a process of its own."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        self._folder, self._length = folder, length
+        command = [sys.executable, __file__, "--peer", str(folder), str(length)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._port = int(self._process.stdout.readline())
+        self._memory = bytearray(os.urandom(1 << 20) * (length // (1 << 20) + 1))[:length]
+
+    def copy(self, direction: str, place: str) -> float:
+        """Seconds of one copy "up" (from here) or "down", from "memory" to memory or from a "file" to a new one."""
+        mine = self._folder / f"mine-{direction}"
+        with socket.create_connection(("127.0.0.1", self._port)) as connection:
+            began = time.perf_counter()
+            connection.sendall(f"{direction} {place}".ljust(16).encode())
+            if direction == "up":
+                _send(connection, self._memory if place == "memory" else self._folder / "model")
+                connection.recv(1)
+            else:
+                _receive(connection, self._memory if place == "memory" else mine, self._length)
+            seconds = time.perf_counter() - began
+        mine.unlink(missing_ok=True)
+        return seconds
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _send(connection: socket.socket, source: bytearray | Path) -> None:
+    if isinstance(source, Path):
+        with source.open("rb", buffering=0) as file:
+            while piece := file.read(PIECE):
+                connection.sendall(piece)
+    else:
+        connection.sendall(source)
+
+
+def _receive(connection: socket.socket, target: bytearray | Path, length: int) -> None:
+    if isinstance(target, Path):
+        piece = memoryview(bytearray(PIECE))
+        with target.open("wb", buffering=0) as file:
+            while length:
+                count = connection.recv_into(piece[: min(length, PIECE)])
+                file.write(piece[:count])
+                length -= count
+    else:
+        rest = memoryview(target)
+        while rest:
+            rest = rest[connection.recv_into(rest, min(len(rest), PIECE)) :]
+
+
+def peer(folder: Path, length: int) -> None:
+    memory = bytearray(os.urandom(1 << 20) * (length // (1 << 20) + 1))[:length]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                direction, place = connection.recv(16, socket.MSG_WAITALL).decode().split()
+                theirs = folder / "theirs"
+                if direction == "up":
+                    _receive(connection, memory if place == "memory" else theirs, length)
+                    connection.sendall(b".")
+                else:
+                    _send(connection, memory if place == "memory" else folder / "model")
+            theirs.unlink(missing_ok=True)
+
+
+# --- the learner --------------------------------------------------------------------------------
+
+
+class TimedLearner(LearnerProcess):
+    """The real learner, with models made before instead of training, and a watch on both transfers."""
+
+    def __init__(self, address: str, folder: Path, models: list[tuple[Path, str]], raw: Peer | None, kit: Any) -> None:
+        credentials = None if kit is None else lambda: channel_credentials(kit)
+        name = "learner-0" if kit is None else None
+        super().__init__(
+            address, work=folder, child=(), report=lambda *_: None, credentials=credentials, name=name
+        )  # fmt: skip
+        self._models, self._raw = models, raw
+        self.times: dict[str, list[float]] = {}
+
+    def _note(self, what: str, seconds: float) -> None:
+        self.times.setdefault(what, []).append(seconds)
+
+    async def _prepare(self, welcome: pb.Welcome) -> dict[str, Any]:
+        import json
+
+        from metis.core.model import Layout
+
+        layout = Layout.from_json(json.loads(welcome.layout)).fingerprint
+        return {"examples": 100, "batch_size": 10, "evaluation_examples": 0, "fingerprint": layout}
+
+    async def _obtain(self, *request: Any) -> bool:
+        began = time.perf_counter()
+        obtained = await super()._obtain(*request)
+        self._note("down", time.perf_counter() - began)
+        return obtained
+
+    async def _train(self, task: pb.Task, received: float, model: Path) -> Update:
+        if self._raw is not None:
+            await asyncio.sleep(0.3)  # the controller has nothing else to do any more
+            for place in ("memory", "file"):
+                for direction in ("up", "down"):
+                    self._note(f"raw {place} {direction}", self._raw.copy(direction, place))
+        made, sha256 = self._models[task.number % len(self._models)]
+        os.link(made, self._work.update_file(task.number))
+        seconds = time.monotonic() - received
+        update = Update(
+            self._work.run, task.number, task.steps, seconds, max(1e-6, seconds / task.steps), 0.1, sha256,
+            made.stat().st_size,
+        )  # fmt: skip
+        await asyncio.to_thread(self._work.keep, update)
+        return update
+
+    async def _upload(self, *update: Any) -> pb.Receipt:
+        began = time.perf_counter()
+        receipt = await super()._upload(*update)
+        self._note("up", time.perf_counter() - began)
+        return receipt
+
+
+@contextlib.contextmanager
+def scratch(megabytes: float) -> Iterator[tuple[Path, list[tuple[Path, str]]]]:
+    """A folder with three models in it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, models = Path(name), []
+        for number in range(3):
+            path, digest = folder / f"model-{number}", hashlib.sha256()
+            with path.open("wb") as file:
+                for block in blocks(Spec("", megabytes, 1, 1).layout, number + 1):
+                    file.write(block)
+                    digest.update(block)
+            models.append((path, digest.hexdigest()))
+        os.link(models[0][0], folder / "model")
+        yield folder, models
+
+
+def exchange(
+    megabytes: float, rounds: int, durability: str, tls: bool, raw: bool
+) -> tuple[dict[str, list[float]], Any]:
+    """The times of all transfers, and the events of the run."""
+    with scratch(megabytes) as (folder, models):
+        main, kits = consortium(["learner-0"])
+        kit = load_kit(kits["learner-0"]) if tls else None
+        spec = Spec(
+            str(folder / "state"), megabytes, 1, rounds, durability=durability, kit=str(main) if tls else None
+        )  # fmt: skip
+        peer = Peer(folder, model_bytes(spec.layout)) if raw else None
+        try:
+            with ControllerUnderTest(spec) as controller:
+
+                async def learn() -> dict[str, list[float]]:
+                    learner = TimedLearner(controller.address, folder / "work", models, peer, kit)
+
+                    async def saved(*_: Any, **__: Any) -> None:
+                        return None
+
+                    learner._child.call = saved  # type: ignore[method-assign]  # it would convert the final model
+                    assert await learner.run() == 0
+                    return learner.times
+
+                times = asyncio.run(learn())
+        finally:
+            if peer is not None:
+                peer.end()
+        return times, list(read_trace(folder / "state" / "run" / "events.jsonl"))
+
+
+def latencies(events: Any) -> list[float]:
+    """From the push of each task to the moment at which its update was durable."""
+    sent = {item.task.number: at for at, item in events if isinstance(item, SendTask)}
+    return [at - sent[item.task] for at, item in events if isinstance(item, UpdateRequest)]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--tasks", type=int, default=200, help="with the tiny model")
+    options = parser.parse_args()
+    if options.quick:
+        options.megabytes, options.repeats, options.tasks = 4.0, 2, 5
+    size = options.megabytes
+    figures: dict[str, Any] = {"megabytes": size, "transfers": {}, "latency": {}}
+    rows: list[list[Any]] = [["MB/s", "up", "down", "both", "of raw memory copy", "of raw file copy"]]
+    for tls in (False, True):
+        for durability in ("process", "power"):
+            times, _ = exchange(size, options.repeats, durability, tls, raw=True)
+            best = {what: min(seconds) for what, seconds in times.items()}
+            both = best["up"] + best["down"]
+            ratios = [
+                (best[f"raw {place} up"] + best[f"raw {place} down"]) / both for place in ("memory", "file")
+            ]  # fmt: skip
+            name = f"{'mTLS' if tls else 'plain'}, {durability}"
+            rows.append(
+                [
+                    name,
+                    round(size / best["up"]),
+                    round(size / best["down"]),
+                    round(2 * size / both),
+                    *(f"{r:.2f}" for r in ratios),
+                ]
+            )
+            figures["transfers"][name] = {"times": times, "of_raw_memory": ratios[0], "of_raw_file": ratios[1]}
+    for place in ("memory", "file"):
+        raws = [
+            [min(value["times"][f"raw {place} {way}"]) for value in figures["transfers"].values()]
+            for way in ("up", "down")
+        ]
+        up, down = (min(raw) for raw in raws)
+        rows.append(
+            [
+                f"raw TCP, {place} to {place}",
+                round(size / up),
+                round(size / down),
+                round(2 * size / (up + down)),
+                "",
+                "",
+            ]
+        )
+    tell(rows, figures, None)
+    print()
+    rows = [["push to receipt, ms", "p50", "p99"]]
+    for tls in (False, True):
+        for durability in ("process", "power"):
+            _, events = exchange(0.004, options.tasks, durability, tls, raw=False)
+            name, found = f"{'mTLS' if tls else 'plain'}, {durability}", latencies(events)
+            rows.append([name, *(f"{1000 * percentile(found, share):.1f}" for share in (0.5, 0.99))])
+            figures["latency"][name] = found
+    tell(rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] == "--peer":
+        peer(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()
