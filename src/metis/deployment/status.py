@@ -51,7 +51,7 @@ _MOST_CONNECTIONS = 32
 _MOST_HEAD = 8192  # bytes of a request; there is nothing to say
 _MOST_ANSWER = 1 << 28
 _PATIENCE = 5.0  # seconds for a request to come, and for its answer to be taken
-_FRESH = 0.5  # seconds for which an answer is given again
+_FRESH = 1.0  # seconds for which an answer is given again
 _LEAST_TOKEN = 16
 
 
@@ -96,6 +96,7 @@ class _Question:
         self._answered_at = -math.inf
         self._heard = False
         self._rendered: dict[str, bytes] = {}
+        self._rendering = threading.Lock()
         asking = self._put(ask)
         try:
             self._future = asyncio.run_coroutine_threadsafe(asking, loop)
@@ -132,9 +133,10 @@ class _Question:
 
     def rendered(self, path: str, document: Document) -> bytes:
         """The body for this path, made once."""
-        if path not in self._rendered:
-            self._rendered[path] = _metrics(document) if path == "/metrics" else _json(document)
-        return self._rendered[path]
+        with self._rendering:  # with a thousand learners it takes as long as some rounds do
+            if path not in self._rendered:
+                self._rendered[path] = _metrics(document) if path == "/metrics" else _json(document)
+            return self._rendered[path]
 
 
 def _json(document: Document) -> bytes:
