@@ -39,6 +39,28 @@ def play(scene: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run(bounded())
 
 
+class Stage:
+    """A federation that stands still between the many small scenes of one test, as hypothesis plays them."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self._federation = federation(folder, **options)
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Stage:
+        self.here = self.play(self._federation.__aenter__())
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        try:
+            self.play(self._federation.__aexit__(*reason))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def play(self, scene: Coroutine[Any, Any, _T]) -> _T:
+        return self._loop.run_until_complete(asyncio.wait_for(scene, HANG))
+
+
 class _Escapes(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -137,6 +137,8 @@ class Service:
             while (message := await session.outbox.get()) is not None:
                 await context.write(message)
                 if message.HasField("farewell"):
+                    if message.farewell.kind == pb.Farewell.FINISHED:
+                        await reader  # until the learner hangs up: it has the final model then
                     return
             if reader.done():
                 reader.result()  # raises what ended it, if it was the learner's mistake
