@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,14 @@ HERE = Path(__file__).parent
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/deploy")
 METIS = [sys.executable, "-m", "metis.cli"]
 PACES = {"lyon": 0.02, "turin": 0.02, "oslo": 0.1, "porto": 0.1}  # seconds a batch: two fast sites, two slow ones
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+PORT = free_port()
 
 
 def say(text: str) -> None:
@@ -40,13 +49,15 @@ def start(log: str, *words: object) -> subprocess.Popen[bytes]:
 
 
 def start_controller() -> subprocess.Popen[bytes]:
-    kit = FOLDER / "kits" / "controller"
-    return start("controller", "controller", HERE / "deployment.toml", "--state", FOLDER / "state", "--identity", kit)
+    return start(
+        "controller", "controller", HERE / "deployment.toml", "--state", FOLDER / "state",
+        "--identity", FOLDER / "kits" / "controller", "--listen", f"localhost:{PORT}", "--http", "127.0.0.1:0",
+    )  # fmt: skip
 
 
 def start_learner(name: str) -> subprocess.Popen[bytes]:
     return start(
-        name, "learner", "--controller", "localhost:7443", "--identity", FOLDER / "kits" / name,
+        name, "learner", "--controller", f"localhost:{PORT}", "--identity", FOLDER / "kits" / name,
         "--work", FOLDER / "work" / name, "--out", FOLDER / "work" / name, "--pace", PACES[name],
     )  # fmt: skip
 
@@ -59,13 +70,11 @@ def status() -> dict[str, object]:
         return {}
 
 
-def wait_for_version(version: int, controller: subprocess.Popen[bytes]) -> None:
-    while True:
-        now = status()
-        if int(str(now.get("version") or 0)) >= version:
-            return
-        if controller.poll() is not None:
-            sys.exit(f"the controller has ended early; see {FOLDER / 'controller.log'}")
+def wait_for_version(version: int, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    while int(str(status().get("version") or 0)) < version:
+        for name, process in processes.items():
+            if process.poll() is not None:
+                sys.exit(f"{name} has ended early: {(FOLDER / f'{name}.log').read_text()[-500:]}")
         time.sleep(0.3)
 
 
@@ -86,14 +95,14 @@ def main() -> None:
     controller = start_controller()
     learners = {name: start_learner(name) for name in PACES}
     try:
-        wait_for_version(3, controller)
+        wait_for_version(3, {"controller": controller, **learners})
         say("round 3: killing learner oslo with SIGKILL, in the middle of its training")
         learners["oslo"].send_signal(signal.SIGKILL)
         learners["oslo"].wait()
         time.sleep(1)
         say("starting oslo again with the same command")
         learners["oslo"] = start_learner("oslo")
-        wait_for_version(6, controller)
+        wait_for_version(6, {"controller": controller, **learners})
         say("round 6: killing the controller with SIGKILL")
         controller.send_signal(signal.SIGKILL)
         controller.wait()

@@ -115,6 +115,8 @@ def run_controller(
         credentials = server_credentials(kit)
         identify = identify_by_certificate(Revocations(kit))
         problem = serving_problem(kit, host, port)
+    if problem is None and http:
+        problem = serving_problem(None, *_host_and_port(http))  # before minutes are spent on the initial model
     if problem is not None:
         raise ConfigError(problem)
     with State.open(folder, config.deployment.durability) as state:

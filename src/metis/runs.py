@@ -220,6 +220,10 @@ class RunFold:
     def costs(self) -> Costs:
         return self._ledger.costs(self.now)
 
+    def costs_at(self, now: float) -> Costs:
+        """The bill at this moment, which is not before the latest event."""
+        return self._ledger.costs(now)
+
 
 @dataclass
 class Run:

@@ -16,6 +16,7 @@ from metis.core.events import (
     Budget,
     CommunityPublished,
     CommunityStamp,
+    ControllerAway,
     DeadlinePassed,
     Evaluated,
     Event,
@@ -43,6 +44,7 @@ _EVENTS: dict[str, type[Any]] = {
     "task_failed": TaskFailed,
     "evaluated": Evaluated,
     "deadline_passed": DeadlinePassed,
+    "controller_away": ControllerAway,
     "stop_requested": StopRequested,
 }
 _ACTIONS: dict[str, type[Any]] = {

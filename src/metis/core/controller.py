@@ -15,6 +15,7 @@ from metis.core.events import (
     Budget,
     CommunityPublished,
     CommunityStamp,
+    ControllerAway,
     DeadlinePassed,
     Evaluated,
     Event,
@@ -84,6 +85,7 @@ class Controller:
         quorum: int = 0,
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
+        models_checked: bool = False,  # whoever hands in updates has looked at every number already
     ) -> None:
         self.policy = policy
         self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
@@ -93,6 +95,7 @@ class Controller:
         self.learners_expected = learners_expected
         self.quorum = quorum
         self.refusals_allowed = refusals_allowed
+        self._models_checked = models_checked
         self.update_requests = 0
         self.started = False
         self.finished = False
@@ -129,6 +132,10 @@ class Controller:
             case Evaluated():
                 if self.stop.target is not None and self.stop.target.reached_by(event.metrics):
                     return self._finish(f"{self.stop.target.metric} reached {self.stop.target.value:g}")
+            case ControllerAway():
+                for record in self.roster.training:
+                    record.unclocked += event.seconds
+                return []
             case StopRequested():
                 pending = self._publish() if event.publish and not self.finished else []
                 return [*pending, *self._finish(event.reason)]
@@ -171,7 +178,7 @@ class Controller:
             expected = f"its open task is {task.number}" if task is not None else "it has no open task"
             raise UnexpectedUpdate(f"learner '{event.learner}' answered task {event.task}, but {expected}")
 
-        base, sent_at = record.base_model, record.task_sent_at
+        base, elapsed = record.base_model, now - record.task_sent_at + record.unclocked
         record.close_task()
         if isinstance(event, TaskFailed):
             return self._refuse(record, task, "failed", event.reason)
@@ -181,7 +188,6 @@ class Controller:
             return self._refuse(record, task, "invalid", problem)
         # Late work is lost, but not what it tells about the learner's speed. No batch took longer than the whole
         # task, so a wild claim cannot stretch the next period beyond what was seen.
-        elapsed = now - sent_at
         slowest = elapsed * (1 + TOLERANCE) if elapsed > 0 else event.time_per_batch
         record.note_timing(min(event.time_per_batch, slowest), overhead=elapsed - event.seconds)
         if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
@@ -209,7 +215,7 @@ class Controller:
             return f"it claims {event.seconds} seconds of training"
         if not (math.isfinite(event.time_per_batch) and event.time_per_batch > 0):
             return f"it claims {event.time_per_batch} seconds per batch"
-        return mixable_problem(event.local_model, self.community.model.layout)
+        return None if self._models_checked else mixable_problem(event.local_model, self.community.model.layout)
 
     def _refuse(self, record: LearnerRecord, task: LocalTask, kind: str, reason: str) -> list[Action]:
         refused = UpdateRefused(record.learner, task.number, kind, reason)  # type: ignore[arg-type]

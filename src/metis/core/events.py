@@ -103,6 +103,13 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerAway:
+    """The controller, and with it the run's clock, stood still for so long while the learners worked on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody wants the federation to end now; what was reached is kept."""
 
@@ -118,6 +125,7 @@ Event: TypeAlias = (
     | TaskFailed
     | Evaluated
     | DeadlinePassed
+    | ControllerAway
     | StopRequested
 )
 

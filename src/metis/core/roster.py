@@ -21,6 +21,7 @@ class LearnerRecord:
     set_aside: bool = False
     task: LocalTask | None = None
     task_sent_at: float = math.nan
+    unclocked: float = 0.0  # seconds since then in which the controller's clock stood still
     base_model: Model | None = None  # kept only for communities that mix differences
     first_time_per_batch: float | None = None  # t_beta_k of the cold start
     time_per_batch: float | None = None  # t_beta_k of the latest update
@@ -44,7 +45,7 @@ class LearnerRecord:
         self.overhead = max(0.0, overhead)
 
     def close_task(self) -> None:
-        self.task, self.task_sent_at, self.base_model = None, math.nan, None
+        self.task, self.task_sent_at, self.unclocked, self.base_model = None, math.nan, 0.0, None
 
 
 class Roster:

@@ -24,6 +24,7 @@ from metis.core.costs import Power
 from metis.core.events import (
     Action,
     CommunityPublished,
+    ControllerAway,
     DeadlinePassed,
     Evaluated,
     Event,
@@ -53,6 +54,7 @@ from metis.trace import read_trace, to_line
 
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest
+_CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick
 _STALL = 5.0  # a longer gap between ticks means that this process did not run
 _LARGEST_METRIC = 1e100
 _CODE = grpc.StatusCode
@@ -157,9 +159,8 @@ class ControllerProcess:
         except BaseException:
             self._events.close()
             raise
-        self._clock = _RunClock(self._durable.now)
-        if self._durable.controller.started:
-            self._clock.go()
+        ticked, self._away_for = self._last_tick()
+        self._clock = _RunClock(max(self._durable.now, ticked))
         self._writer = ThreadPoolExecutor(1, "metis-writer")
         self._service = Service(
             self, identify, largest_number=self._terms.largest_number, report=lambda text: report("warning", text)
@@ -167,6 +168,9 @@ class ControllerProcess:
         self._sessions: dict[LearnerId, Session] = {}
         # When each learner on the roster was last heard; after a restart everybody has a whole lease to come back.
         self._heard = {r.learner: time.monotonic() for r in self._durable.controller.roster if r.present}
+        # The clock waits for those who were there when the last process ended: they cannot know that it is back.
+        self._awaited = set(self._heard) if self._durable.controller.started else set()
+        self._began = time.monotonic()
         self._seats: dict[LearnerId, int] = {name: i for i, name in enumerate(plan.members or ())}
         for record in self._durable.controller.roster:
             self._seats.setdefault(record.learner, len(self._seats))
@@ -230,7 +234,28 @@ class ControllerProcess:
             self._draining = reason
             self._stopping.set()
 
+    def _last_tick(self) -> tuple[float, float]:
+        """Where the clock of the last process on this folder ended, and for how long there has been none."""
+        try:
+            run, seconds, moment = (self.state.folder / _CLOCK).read_text("utf-8").split()
+            if run == self.run:
+                return float(seconds), max(0.0, time.time() - float(moment))
+        except (OSError, ValueError):
+            pass
+        return 0.0, 0.0
+
+    def _note_tick(self) -> None:
+        # Not synced: after a loss of power the journal alone says how far the run has come.
+        with contextlib.suppress(OSError):
+            (self.state.folder / _CLOCK).write_text(f"{self.run} {self._clock.now()!r} {time.time()!r}\n", "utf-8")
+
+    def _let_the_clock_go(self) -> None:
+        if self._durable.controller.started and not self._awaited:
+            self._clock.go()
+
     async def _until_the_end(self) -> None:
+        if self._awaited and self._away_for:
+            self._post(ControllerAway(self._away_for))
         judging = asyncio.create_task(self._keep_judging())
         try:
             while not (self._stopping.is_set() or self.finished or self.failure):
@@ -252,10 +277,16 @@ class ControllerProcess:
         gap = self._clock.tick()
         if gap:
             self._report("warning", f"this process stood still for {gap:.0f} s; nobody is late for that")
+            self._post(ControllerAway(gap))
             self._heard = {learner: heard + gap for learner, heard in self._heard.items()}
             for session in self._sessions.values():
                 session.last_heard += gap
         moment, controller = time.monotonic(), self._durable.controller
+        self._awaited &= self._heard.keys()
+        if self._awaited and moment - self._began > self._terms.lease:
+            self._awaited.clear()
+        self._let_the_clock_go()
+        self._note_tick()
         for learner, heard in list(self._heard.items()):
             stream = self._sessions.get(learner)
             if moment - (heard if stream is None else max(heard, stream.last_heard)) > self._terms.lease:
@@ -376,8 +407,7 @@ class ControllerProcess:
 
     def _apply(self, entry: Entry) -> None:
         actions = self._durable.apply(entry)
-        if self._durable.controller.started:
-            self._clock.go()
+        self._let_the_clock_go()
         self._loop.call_soon_threadsafe(self._perform, entry, actions)
 
     def _record(self, now: float, item: Event | Action) -> None:
@@ -433,7 +463,7 @@ class ControllerProcess:
         record = self._durable.controller.roster[learner]
         blob = self._durable.hashes[task.based_on.version]
         seconds = task.budget.seconds - max(0.0, self._clock.now() - record.task_sent_at)
-        session.held_task = task.number
+        session.held_task, session.steps = task.number, 0
         session.send(
             task=pb.Task(
                 number=task.number,
@@ -567,6 +597,8 @@ class ControllerProcess:
 
     def _resume(self, session: Session) -> None:
         self._heard[session.learner] = time.monotonic()
+        self._awaited.discard(session.learner)
+        self._let_the_clock_go()
         self._offer(session.learner)
 
     def _failed(self, learner: LearnerId, failed: pb.Failed) -> None:
@@ -642,7 +674,8 @@ class ControllerProcess:
             self._apply_later(self._durable.journal(event, now))
             return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
         # The run's clock may have stood still while the learner trained on; more than passed is not charged.
-        elapsed = max(0.0, now - self._durable.controller.roster[learner].task_sent_at)
+        record = self._durable.controller.roster[learner]
+        elapsed = max(0.0, now - record.task_sent_at + record.unclocked)
         event = UpdateRequest(
             learner,
             header.task,
@@ -704,7 +737,7 @@ class ControllerProcess:
         def job() -> None:
             entry = self._durable.journal(event, self._clock.now())
             self._apply(entry)
-            self._loop.call_soon_threadsafe(done.set_result, entry)
+            self._loop.call_soon_threadsafe(_answer, done, entry)
 
         self._in_writer(job)
         return await done
@@ -770,7 +803,7 @@ class ControllerProcess:
 
     def _status(self) -> dict[str, Any]:
         controller, now, fold = self._durable.controller, self._clock.now(), self._fold
-        costs = fold.costs
+        costs = fold.costs_at(now)
         moment = time.monotonic()
         learners = []
         for record in controller.roster:
@@ -808,7 +841,7 @@ class ControllerProcess:
                     "transfer": bill.transfer if bill else 0.0,
                 }
             )
-        point = fold.history[-1] if fold.history else None
+        point, best = fold.history[-1] if fold.history else None, self._best_version()
         state = (
             "finished" if controller.finished
             else "stopping" if self._draining is not None
@@ -830,7 +863,8 @@ class ControllerProcess:
             "metric": self.plan.setting.metric,
             "target": self.plan.setting.target.value if self.plan.setting.target else None,
             "latest": None if point is None else {"version": point.version, "at": point.at, **point.metrics},
-            "best_version": self._best_version(),
+            "best_version": best,
+            "best": None if best is None else next(p.metrics for p in fold.history if p.version == best),
             "learners": learners,
             "costs": costs.to_json(),
             "refused_calls": dict(self._service.refusals),
@@ -841,6 +875,11 @@ class ControllerProcess:
     def stop_run(self, reason: str) -> None:
         """End the federation for good, mixing what was committed to the open round."""
         self._post(StopRequested(reason, publish=True))
+
+
+def _answer(done: asyncio.Future[Entry], entry: Entry) -> None:
+    if not done.done():  # whoever asked may have been cancelled meanwhile
+        done.set_result(entry)
 
 
 def make_core(policy: Any, stop: Any, terms: Terms, refusals_allowed: int) -> Callable[[Model, Any], Controller]:
@@ -855,6 +894,7 @@ def make_core(policy: Any, stop: Any, terms: Terms, refusals_allowed: int) -> Ca
             quorum=terms.minimum,
             refusals_allowed=refusals_allowed,
             store=store,
+            models_checked=True,  # as they came over the wire; once more would only map a whole file
         )
 
     return make
