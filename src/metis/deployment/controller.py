@@ -841,7 +841,14 @@ class ControllerProcess:
                     "transfer": bill.transfer if bill else 0.0,
                 }
             )
-        point, best = fold.history[-1] if fold.history else None, self._best_version()
+        best = self._best_version()
+        points = {point.version: point for point in fold.history}
+        latest = fold.history[-1].version if fold.history else None
+
+        def measured(version: int | None) -> dict[str, float] | None:
+            point = points.get(-1 if version is None else version)
+            return None if point is None else {"version": point.version, "at": point.at, **point.metrics}
+
         state = (
             "finished" if controller.finished
             else "stopping" if self._draining is not None
@@ -862,9 +869,9 @@ class ControllerProcess:
             "expected": controller.learners_expected,
             "metric": self.plan.setting.metric,
             "target": self.plan.setting.target.value if self.plan.setting.target else None,
-            "latest": None if point is None else {"version": point.version, "at": point.at, **point.metrics},
+            "latest": measured(latest),
             "best_version": best,
-            "best": None if best is None else next(p.metrics for p in fold.history if p.version == best),
+            "best": measured(best),
             "learners": learners,
             "costs": costs.to_json(),
             "refused_calls": dict(self._service.refusals),
