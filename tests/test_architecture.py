@@ -61,6 +61,8 @@ HOMES: dict[str, set[str] | None] = {
     "markupsafe": {"reporting"},  # comes with jinja2
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},
+    "starlette": {"reporting"},
+    "uvicorn": {"reporting"},
     "rich": {"reporting", "cli"},
     "typer": {"cli"},
     "click": {"cli"},
@@ -294,7 +296,7 @@ def test_relative_imports_are_resolved_from_a_package_too() -> None:
     assert not violations("from ..model import Model", "metis.core.protocols", is_package=True)
 
 
-HEAVY = ("torch", "matplotlib", "pandas", "grpc", "cryptography")
+HEAVY = ("torch", "matplotlib", "pandas", "grpc", "cryptography", "starlette", "uvicorn")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__, cli_certificates, cli_learner, cli_plan, cli_status
+from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_status
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
 COMPARISON = "comparison.json"
-_RUN_FILES = ("events.jsonl", "summary.json", "community.safetensors", "checkpoint.safetensors", "config.toml")
+_RUN_FILES = (
+    "events.jsonl",
+    "summary.json",
+    "community.safetensors",
+    "checkpoint.safetensors",
+    "config.toml",
+    "setting.json",
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -349,6 +356,7 @@ def simulate(
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
+    dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run one policy of an experiment in virtual time.
 
@@ -362,7 +370,8 @@ def simulate(
     federation = _federation(config, file.name, as_json, changes)
     _make_room(job.out, force)
     _write_config(job)
-    _finish_single(_execute(federation, job, resume=False, quiet=as_json), job.out, as_json)
+    with cli_dashboard.beside(job.out, dashboard, _stderr()):
+        _finish_single(_execute(federation, job, resume=False, quiet=as_json), job.out, as_json)
 
 
 @app.command(
@@ -381,6 +390,7 @@ def compare(
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
+    dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run every policy of one or several files and compare what they cost.
 
@@ -417,7 +427,8 @@ def compare(
     if len(jobs) == 1 and not as_json:
         note = f"note: {jobs[0].source} has one policy; a second [[policy]] table would give something to compare with"
         _stderr().print(note, markup=False)
-    _run_comparison(jobs, federations, folder, as_json)
+    with cli_dashboard.beside(folder, dashboard, _stderr()):
+        _run_comparison(jobs, federations, folder, as_json)
 
 
 def _names(files: Sequence[Path]) -> list[str]:
@@ -589,6 +600,7 @@ def controller(
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy, if the file has several.")] = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run a real federation: wait for its learners, train, and end with the community model.
 
@@ -602,19 +614,20 @@ def controller(
     if site is None and config.site is not None:
         site = file.parent / config.site.file
     report = cli_controller.Reporter(_stderr(), as_json)
-    run = cli_controller.run_controller(
-        config,
-        state,
-        identity=identity,
-        insecure=insecure,
-        listen=listen,
-        http=http,
-        site=site,
-        device=device,
-        report=report,
-    )
-    if run is not None:
-        _finish_single(run, state / "run", as_json)
+    with cli_dashboard.beside(state, dashboard, _stderr()):
+        run = cli_controller.run_controller(
+            config,
+            state,
+            identity=identity,
+            insecure=insecure,
+            listen=listen,
+            http=http,
+            site=site,
+            device=device,
+            report=report,
+        )
+        if run is not None:
+            _finish_single(run, state / "run", as_json)
 
 
 def _deployed(module: str) -> Any:
@@ -838,6 +851,7 @@ def report(
 app.command(epilog=cli_learner.EXAMPLES)(_guarded(cli_learner.learner))
 app.command(epilog=cli_status.EXAMPLES)(_guarded(cli_status.status))
 app.add_typer(cli_certificates.commands(_guarded), name="certificates")
+app.command(epilog=cli_dashboard.EXAMPLES)(_guarded(cli_dashboard.dashboard))
 cli_plan.register(app, _guarded)
 
 

@@ -1,0 +1,106 @@
+"""Where the dashboard is found: sockets and addresses, and the process that serves it beside a run."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from metis.deployment.status import host_and_port
+from metis.errors import ConfigError
+
+
+def bind(listen: str | None) -> socket.socket:
+    """A socket at HOST:PORT; without one at the usual port of loopback, or any free one."""
+    address = listen or "127.0.0.1:8484"
+    host, port = host_and_port(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as problem:
+        raise ConfigError(f"the dashboard cannot be served on {address}: {problem.strerror}") from problem
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind(place)
+        except OSError as problem:
+            if listen is not None or problem.errno != errno.EADDRINUSE:
+                raise
+            bound.bind((host, 0))
+        bound.listen(64)
+    except OSError as problem:
+        bound.close()
+        causes = {
+            errno.EADDRINUSE: "the port is in use; port 0 takes a free one",
+            errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
+            errno.EADDRNOTAVAIL: "this machine has no such address",
+        }
+        cause = causes.get(problem.errno or 0, problem.strerror or str(problem))
+        raise ConfigError(f"the dashboard cannot be served on {address}: {cause}") from problem
+    return bound
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    return ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
+
+
+def address_of(bound: socket.socket, token: str | None) -> str:
+    """What to type into a browser; only the first visit needs the token in it."""
+    host, port = bound.getsockname()[:2]
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = socket.gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def means_loopback(host: str) -> bool:
+    """Whether a Host header names this machine and no other."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.strip("[]").lower()
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class DashboardProcess:
+    """The same in a process of its own and of low priority, so that a run beside it loses nothing to it.
+
+    The process ends with this one, however that ends; pages that are open keep the final state.
+    """
+
+    def __init__(self, folder: Path, bound: socket.socket) -> None:
+        self.url = address_of(bound, None)
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        with bound:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "metis.reporting.dashboard", str(folder), str(bound.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._complaints,
+                pass_fds=[bound.fileno()],
+                start_new_session=True,  # Ctrl-C is for the run; the dashboard shows how it ended
+            )
+
+    def close(self) -> str | None:
+        """End it; what went wrong with it, if something did."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(8.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with self._complaints as file:
+            file.seek(0)
+            said = file.read().decode("utf-8", "replace").strip().splitlines()
+        return None if self._process.returncode == 0 else (said[-1] if said else "it was killed")
