@@ -75,8 +75,11 @@ class Community(Protocol):
         """Make and stamp a new community model; False if nothing was committed since the last one."""
         ...
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers that a replay of events cannot bring back: for checkpoints."""
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
+        """The numbers that a replay of events cannot bring back: for checkpoints.
+
+        `local_models` can be left out, named "local/...", where the store itself keeps them.
+        """
         ...
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
@@ -113,9 +116,7 @@ def _average(size: int, store: ModelStore, values: Mapping[LearnerId, float]) ->
     """The same numbers as the weighted sum over its weight, with no more than the result in memory."""
     normalization = math.fsum(values.values())
     if len(values) > _ROWS_AT_ONCE:
-        total = _weighted_sum(size, store, values)
-        total /= normalization
-        return total.astype(np.float32)
+        return _quotient(_weighted_sum(size, store, values), normalization)
     rows = [(store.get(learner), values[learner]) for learner in sorted(values)]
     average = np.empty(size, np.float32)
     for start in range(0, size, _BLOCK):
@@ -127,6 +128,18 @@ def _average(size: int, store: ModelStore, values: Mapping[LearnerId, float]) ->
         block /= normalization
         average[start : start + _BLOCK] = block
     return average
+
+
+def _quotient(total: NDArray[np.float64], divisor: float) -> Vector:
+    """total / divisor as float32, with no more than the result in memory."""
+    quotient = np.empty(total.size, np.float32)
+    for start in range(0, total.size, _BLOCK):
+        quotient[start : start + _BLOCK] = total[start : start + _BLOCK] / divisor
+    return quotient
+
+
+def _stored(store: ModelStore, learners: Iterable[LearnerId]) -> dict[str, NDArray[Any]]:
+    return {f"local/{learner}": np.asarray(store.get(learner)[:]) for learner in learners}
 
 
 class _Published:
@@ -173,8 +186,8 @@ class FullPass(_Published):
         self._stamp_new(average)
         return True
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {f"local/{learner}": np.asarray(self._store.get(learner)[:]) for learner in self._values}
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
+        return _stored(self._store, self._values) if local_models else {}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
@@ -239,14 +252,11 @@ class CachedAverage(_Published):
         if not self._changed:
             return False
         self._changed = False
-        self._stamp_new(self._sum / self.normalization)
+        self._stamp_new(_quotient(self._sum, self.normalization))
         return True
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {
-            "sum": self._sum,
-            **{f"local/{learner}": np.asarray(self._store.get(learner)[:]) for learner in self._values},
-        }
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
+        return {"sum": self._sum, **(_stored(self._store, self._values) if local_models else {})}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
@@ -285,7 +295,7 @@ class Interpolation(_Published):
         self._stamp_new(self._vector)
         return True
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
@@ -330,7 +340,7 @@ class Buffered(_Published):
         self._stamp_new(self._vector)
         return True
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector, "differences": self._differences}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:

@@ -29,7 +29,7 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.state import Entry, Snapshot, State, StateError
-from metis.deployment.wire import model_parts, payload_sha256, read_model
+from metis.deployment.wire import let_go, model_parts, payload_sha256, read_model
 from metis.errors import DataError, LearnerError
 from metis.trace import from_record, to_record
 
@@ -188,8 +188,7 @@ class DurableController:
 
     def snapshot(self) -> None:
         """Write down what a replay could bring back only with all models since the beginning; drop those."""
-        community = self.controller.community
-        arrays = {name: array for name, array in community.arrays().items() if not name.startswith("local/")}
+        arrays = self.controller.community.arrays(local_models=False)  # they are in their blobs
         facts = {
             "locals": dict(self._store.blobs),
             "versions": {str(version): blob for version, blob in self.versions.items()},
@@ -244,6 +243,7 @@ class DurableController:
                 self._since_snapshot += entry.update is not None
         finally:
             self._record, self._recovering = real_record, False
+            let_go(self._initial_model)
         current = self.controller.community.stamp.version
         if self._published < current:  # killed between publishing and writing it down; nobody has trained on it
             self._note_published(current, self.now)

@@ -7,6 +7,7 @@ int64: nothing else, so its length follows from the layout and its SHA-256 names
 from __future__ import annotations
 
 import hashlib
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,13 @@ def read_model(path: Path, layout: Layout) -> Model:
     if not layout.size:
         return Model(layout, np.zeros(0, np.float32), counters)
     return Model(layout, np.memmap(path, "<f4", mode="r", shape=(layout.size,)), counters)
+
+
+def let_go(model: Model) -> None:
+    """Give the memory back that a mapped model takes after it was read; what is needed again comes from the file."""
+    mapped = getattr(model.vector, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def model_parts(model: Model) -> tuple[memoryview, memoryview]:
