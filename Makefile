@@ -12,7 +12,7 @@ RESULTS ?= all
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo reproduce-small test check format bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test check format bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## compare the paper's policies on the bundled digits
 	$(BIN)/metis compare examples/demo.toml --out runs/demo --force $(ARGS)
+
+demo-deploy: $(STAMP)  ## a controller and four learners as processes with certificates; two of them are killed
+	$(BIN)/python examples/deploy_demo.py runs/deploy
 
 reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; data in METIS_DATA (RESULTS='table3')
 	$(BIN)/metis reproduce $(RESULTS) --scale small --out runs/paper $(ARGS)
