@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,7 @@ from metis.deployment import wire_pb2 as pb
 from metis.deployment.durable import DurableController, MakeController
 from metis.deployment.service import Context, Handed, Refused, Service, Session, plausible
 from metis.deployment.state import DiskFull, Entry, State
-from metis.deployment.wire import CHUNK, SERVER_OPTIONS, model_bytes, read_model, service_handler
+from metis.deployment.wire import CHUNK, SERVER_OPTIONS, model_bytes, read_model, read_part, service_handler
 from metis.errors import ConfigError, DataError
 from metis.runs import EVENTS, LearnerInfo, Run, RunFold, Setting
 from metis.storage import save_model
@@ -55,7 +56,7 @@ from metis.trace import read_trace, to_line
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest
 _CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick
-_STALL = 5.0  # a longer gap between ticks means that this process did not run
+_STALL = 1.0  # a longer gap between ticks means that this process did not run
 _LARGEST_METRIC = 1e100
 _CODE = grpc.StatusCode
 
@@ -114,22 +115,32 @@ class _RunClock:
     def __init__(self, begin: float) -> None:
         self._begin, self._start = begin, math.inf
         self._seen = time.monotonic()
+        self._lost = 0.0
+        self._lock = threading.Lock()
 
     def go(self) -> None:
         self._start = min(self._start, time.monotonic())
 
     def now(self) -> float:
-        return self._begin + max(0.0, time.monotonic() - self._start)
+        # Here too: a model may come before the first tick after a stop, and is not late either.
+        with self._lock:
+            return self._begin + max(0.0, self._notice() - self._start)
 
     def tick(self) -> float:
-        """Notice whether this process was stopped since the last tick; returns for how long."""
+        """Say that the process runs; returns for how long it did not since the last tick."""
+        with self._lock:
+            self._seen = self._notice()
+            lost, self._lost = self._lost, 0.0
+            return lost
+
+    def _notice(self) -> float:
         moment = time.monotonic()
         gap = moment - self._seen - _TICK
-        self._seen = moment
-        if gap < _STALL:
-            return 0.0
-        self._start += gap
-        return gap
+        if gap >= _STALL:
+            self._start += gap
+            self._lost += gap
+            self._seen = moment
+        return moment
 
 
 class ControllerProcess:
@@ -195,7 +206,7 @@ class ControllerProcess:
         self._judge_wanted = asyncio.Event()
         self._woken = asyncio.Event()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((service_handler(self._service),))
+        server.add_generic_rpc_handlers((service_handler(self._service, read_part),))
         try:
             port = (
                 server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
@@ -276,7 +287,8 @@ class ControllerProcess:
     def _tick(self) -> None:
         gap = self._clock.tick()
         if gap:
-            self._report("warning", f"this process stood still for {gap:.0f} s; nobody is late for that")
+            if gap >= 5:
+                self._report("warning", f"this process stood still for {gap:.0f} s; nobody is late for that")
             self._post(ControllerAway(gap))
             self._heard = {learner: heard + gap for learner, heard in self._heard.items()}
             for session in self._sessions.values():

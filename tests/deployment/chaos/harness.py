@@ -47,7 +47,7 @@ from metis.trace import from_record, to_line
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "src"
 METIS = (sys.executable, "-m", "metis.cli")
-HANG = 90.0  # seconds; only so that nothing hangs for ever, on a busy machine too
+HANG = 240.0  # seconds; only so that nothing hangs for ever, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class Federation:
 
 
 def drift(goal: float) -> Callable[[pb.Task, Any], Any]:
-    """What "training" is here: bits that depend on the community model, the task and the learner, and on nothing else."""
+    """What "training" is here: bits of community model, task and learner, and of nothing else."""
     return lambda task, vector: vector * np.float32(0.5) + np.float32(goal) + np.float32(task.number % 7)
 
 

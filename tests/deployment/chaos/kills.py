@@ -103,7 +103,8 @@ def row_01(tmp: Path, times: int) -> Outcome:
     return tally.outcome(
         "0 acknowledged updates lost or counted twice; every model bit for bit as never killed",
         f"{tally.tried} kills ({at_calls} at a call), {updates} acknowledged, {counted} counted once and {late} late, "
-        f"{versions} models equal, start to serving p50 {percentile(starts, 0.5):.1f} s, p99 {percentile(starts, 0.99):.1f} s",
+        f"{versions} models equal, start to serving p50 {percentile(starts, 0.5):.1f} s, "
+        f"p99 {percentile(starts, 0.99):.1f} s",
     )
 
 

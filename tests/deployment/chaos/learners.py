@@ -157,7 +157,7 @@ def row_33(tmp: Path, times: int) -> Outcome:
             here.advance(3)
     return tally.outcome(
         "reported in a sentence, tried a bounded number of times, learner and others go on",
-        f"{tally.tried} faults reported at both ends; 3 failures in a row set it aside, 3 deaths end it with a sentence",
+        f"{tally.tried} faults reported at both ends; 3 failures in a row set it aside, 3 deaths end it",
     )
 
 
