@@ -23,7 +23,7 @@ from metis.core.model import Layout
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
 from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
-from metis.deployment.wire import CHUNK, PROTOCOL, model_bytes
+from metis.deployment.wire import CHUNK, PROTOCOL, Piece, model_bytes
 from metis.errors import ConfigError, LearnerError
 
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
@@ -156,7 +156,7 @@ class Service:
 
     # --- models -----------------------------------------------------------------------------------
 
-    async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Context) -> pb.Receipt:
+    async def upload(self, requests: AsyncIterator[pb.UploadPart | Piece], context: Context) -> pb.Receipt:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
             async with self._uploads:
@@ -165,10 +165,10 @@ class Service:
 
         return await self._guarded(context, receive())
 
-    async def _receive(self, learner: str, requests: AsyncIterator[pb.UploadPart]) -> Handed | pb.Receipt:
+    async def _receive(self, learner: str, requests: AsyncIterator[pb.UploadPart | Piece]) -> Handed | pb.Receipt:
         """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
         first = await self._next(requests, _PROGRESS_SECONDS)
-        if first is None or first.WhichOneof("part") != "header":
+        if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
         header, length = first.header, model_bytes(self._host.layout)
         if header.run != self._host.run:
@@ -184,40 +184,59 @@ class Service:
         answer = self._host.check_upload(learner, header)
         if answer is not None:
             return answer
-        numbers = _Numbers(self._host.layout, self._largest_number)
-        received = 0
         with self._host.state.incoming() as incoming:
+            numbers = _Numbers(self._host.layout, self._largest_number)
+            end = await self._take_in(requests, length, incoming, numbers)
+            return await asyncio.to_thread(self._conclude, learner, header, incoming, numbers, end)
+
+    async def _take_in(
+        self, requests: AsyncIterator[pb.UploadPart | Piece], length: int, incoming: Incoming, numbers: _Numbers
+    ) -> pb.UploadEnd:
+        """Everything between header and end; a chunk is hashed, looked at and written while the next one travels."""
+        received = 0
+        taking: asyncio.Future[None] | None = None
+
+        def take(offset: int, data: bytes | memoryview) -> None:
+            incoming.write(data)
+            numbers.look_at(offset, data)
+
+        try:
             while True:
                 part = await self._next(requests, _PROGRESS_SECONDS)
+                if taking is not None:
+                    await taking
                 if part is None:
                     raise Refused(
                         grpc.StatusCode.ABORTED,
                         f"the upload ended after {received} of {length} bytes without its end message; send it again",
                     )
-                match part.WhichOneof("part"):
-                    case "chunk":
-                        data = part.chunk.data
-                        if part.chunk.offset != received:
+                match part:
+                    case Piece():
+                        offset, data = part.offset, part.data
+                        if offset != received:
                             raise Refused(
                                 grpc.StatusCode.OUT_OF_RANGE,
-                                f"a chunk at byte {part.chunk.offset} came where byte {received} was expected",
+                                f"a chunk at byte {offset} came where byte {received} was expected",
                             )
                         if not data or received + len(data) > length or len(data) % 4:
                             raise Refused(
                                 grpc.StatusCode.INVALID_ARGUMENT,
                                 f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
                             )
-                        await asyncio.to_thread(_take, incoming.write, numbers, received, data)
+                        taking = asyncio.ensure_future(asyncio.to_thread(take, offset, data))
                         received += len(data)
-                    case "end":
+                    case pb.UploadPart() if part.WhichOneof("part") == "end":
                         if received != length:
                             raise Refused(
                                 grpc.StatusCode.INVALID_ARGUMENT,
                                 f"the model has {received} bytes, announced were {length}",
                             )
-                        return await asyncio.to_thread(self._conclude, learner, header, incoming, numbers, part.end)
+                        return part.end
                     case _:
                         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+        finally:
+            if taking is not None:  # nobody may close the file under it
+                await asyncio.wait({taking})
 
     def _conclude(
         self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: _Numbers, end: pb.UploadEnd
@@ -229,7 +248,7 @@ class Service:
             return Handed(learner, header, None if problem else incoming.sha256, problem)
         return Handed(learner, header, incoming.commit(end.bytes, end.sha256))
 
-    async def download(self, request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+    async def download(self, request: pb.ModelRequest, context: Context) -> AsyncIterator[Piece]:
         try:
             learner = self._identify(context)
             if request.run != self._host.run:
@@ -249,12 +268,15 @@ class Service:
         except Refused as refused:
             await self._abort(context, refused)
             return
+        offset = request.offset
+        reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, CHUNK, offset))
         try:
-            offset = request.offset
-            while data := await asyncio.to_thread(os.pread, file, CHUNK, offset):
-                yield pb.Chunk(offset=offset, data=data)
+            while data := await reading:  # the next chunk is read while this one travels
+                reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, CHUNK, offset + len(data)))
+                yield Piece(offset, data)
                 offset += len(data)
         finally:
+            await asyncio.wait({reading})
             os.close(file)
 
     # --- what can go wrong ------------------------------------------------------------------------
@@ -334,11 +356,6 @@ def identify_by_certificate(revocations: Revocations) -> Callable[[Context], str
     return identify
 
 
-def _take(write: Callable[[bytes], object], numbers: _Numbers, offset: int, data: bytes) -> None:
-    write(data)
-    numbers.look_at(offset, data)
-
-
 class _Numbers:
     """Looks at the numbers of a model as they stream past."""
 
@@ -350,7 +367,7 @@ class _Numbers:
         self._large = self._wild.copy()  # by tensor: beyond the largest, or not finite
         self._all_zero = layout.size > 0
 
-    def look_at(self, offset: int, data: bytes) -> None:
+    def look_at(self, offset: int, data: bytes | memoryview) -> None:
         count = min(len(data), 4 * self._size - offset) // 4  # counters may be anything
         if count <= 0:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,99 @@ def payload_sha256(model: Model) -> str:
     return digest.hexdigest()
 
 
+class Piece:
+    """Some bytes of a model on the wire, written and read as a `pb.Chunk`.
+
+    These are nearly all that travels, and protobuf would copy each three times at both ends; so they are copied once
+    when they are written and not at all when they are read. What is on the wire is the same.
+    """
+
+    __slots__ = ("data", "offset")
+
+    def __init__(self, offset: int, data: bytes | memoryview) -> None:
+        self.offset, self.data = offset, data
+
+
+def write_chunk(chunk: pb.Chunk | Piece) -> bytes:
+    """As `pb.Chunk.SerializeToString` does it."""
+    return b"".join(_pieces(chunk)) if isinstance(chunk, Piece) else chunk.SerializeToString()
+
+
+def write_part(part: pb.UploadPart | Piece) -> bytes:
+    """As `pb.UploadPart.SerializeToString` does it; a piece is the part with its chunk."""
+    if not isinstance(part, Piece):
+        return part.SerializeToString()
+    pieces = _pieces(part)
+    return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
+
+
+def read_chunk(message: bytes) -> Piece:
+    """As `pb.Chunk.FromString` does it; the data stays where it is."""
+    piece = _piece(message, 0)
+    if piece is not None:
+        return piece
+    chunk = pb.Chunk.FromString(message)
+    return Piece(chunk.offset, chunk.data)
+
+
+def read_part(message: bytes) -> pb.UploadPart | Piece:
+    """As `pb.UploadPart.FromString` does it; a part with a chunk is a piece, and the data stays where it is."""
+    if message[:1] == b"\x12":
+        length, start = _read_varint(message, 1)
+        if start + length == len(message) and (piece := _piece(message, start)) is not None:
+            return piece
+    part = pb.UploadPart.FromString(message)
+    return Piece(part.chunk.offset, part.chunk.data) if part.WhichOneof("part") == "chunk" else part
+
+
+def _pieces(piece: Piece) -> tuple[bytes | memoryview, ...]:
+    offset = b"\x08" + _varint(piece.offset) if piece.offset else b""
+    return (offset, b"\x12", _varint(len(piece.data)), piece.data) if piece.data else (offset,)
+
+
+def _piece(message: bytes, start: int) -> Piece | None:
+    """The chunk from `start` to the end, if it is written in the one way that we write it."""
+    offset = 0
+    if message[start : start + 1] == b"\x08":
+        offset, start = _read_varint(message, start + 1)
+    if message[start : start + 1] == b"\x12":
+        length, start = _read_varint(message, start + 1)
+        if start + length == len(message):
+            return Piece(offset, memoryview(message)[start:])
+    return None
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 127:
+        written.append(value & 127 | 128)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _read_varint(message: bytes, start: int) -> tuple[int, int]:
+    """The number and where it ends; one that no field here has if it does not end soon."""
+    value = 0
+    for place, byte in enumerate(message[start : start + 9]):
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:
+            return value, start + place + 1
+    return 1 << 64, len(message) + 1
+
+
 class FederationStub:
     """The three calls of a learner."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.attend = channel.stream_stream(ATTEND, pb.FromLearner.SerializeToString, pb.ToLearner.FromString)
-        self.upload = channel.stream_unary(UPLOAD, pb.UploadPart.SerializeToString, pb.Receipt.FromString)
-        self.download = channel.unary_stream(DOWNLOAD, pb.ModelRequest.SerializeToString, pb.Chunk.FromString)
+        self.upload = channel.stream_unary(UPLOAD, write_part, pb.Receipt.FromString)
+        self.download = channel.unary_stream(DOWNLOAD, pb.ModelRequest.SerializeToString, read_chunk)
 
 
-def service_handler(servicer: Any) -> grpc.GenericRpcHandler:
+def service_handler(
+    servicer: Any, read_part: Callable[[bytes], Any] = pb.UploadPart.FromString
+) -> grpc.GenericRpcHandler:
     """Make an object with the coroutines attend, upload and download a gRPC service."""
     return grpc.method_handlers_generic_handler(
         SERVICE,
@@ -98,11 +182,9 @@ def service_handler(servicer: Any) -> grpc.GenericRpcHandler:
             "Attend": grpc.stream_stream_rpc_method_handler(
                 servicer.attend, pb.FromLearner.FromString, pb.ToLearner.SerializeToString
             ),
-            "Upload": grpc.stream_unary_rpc_method_handler(
-                servicer.upload, pb.UploadPart.FromString, pb.Receipt.SerializeToString
-            ),
+            "Upload": grpc.stream_unary_rpc_method_handler(servicer.upload, read_part, pb.Receipt.SerializeToString),
             "Download": grpc.unary_stream_rpc_method_handler(
-                servicer.download, pb.ModelRequest.FromString, pb.Chunk.SerializeToString
+                servicer.download, pb.ModelRequest.FromString, write_chunk
             ),
         },
     )
