@@ -239,6 +239,8 @@ def main() -> int:
             results.append(result)
             if result.lost or result.problem:
                 print(result)
+            if len(results) % 100 == 0:
+                print(f"{len(results)} so far", file=sys.stderr)
     for fault in FAULTS:
         chosen = [result for result in results if result.point.fault == fault]
         print(f"{fault:7} {Counter(result.exit_code for result in chosen)}")

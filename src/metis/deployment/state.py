@@ -513,8 +513,10 @@ class State:
             kept = {*keep, *self._fresh, *self._held, *(name for (name,) in journaled)}
             kept.update(name for snapshot in snapshots for name in snapshot.blobs)
             self._fresh = set()
+        with _writing(self._blobs):
+            present = list(self._blobs.iterdir())
         deleted = 0
-        for path in self._blobs.iterdir():
+        for path in present:
             if path.name in kept or path.name.startswith("tmp."):
                 continue
             with self._lock, _writing(path):  # one at a time: others want to append
@@ -609,7 +611,9 @@ class State:
         """Bytes of all files."""
         total = 0
         for folder in (self.folder, self._blobs, self._snapshots, self._quarantine):
-            for path in folder.iterdir():
+            with _writing(folder):
+                paths = list(folder.iterdir())
+            for path in paths:
                 with suppress(FileNotFoundError):  # gone meanwhile
                     total += path.stat().st_size if path.is_file() else 0
         return total
