@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -95,13 +96,11 @@ async def federation(
     rounds: int = 1000,
     lease: float = 20.0,
     heartbeat: float = 0.2,
-    largest_number: float = 1e10,
+    linger: float = 0.2,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """A controller from whose handlers no exception escapes, and that has not failed in the end."""
-    terms = Terms(
-        expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=0.2, largest_number=largest_number
-    )
+    terms = Terms(expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=linger)
     with nothing_escapes():
         async with served(
             folder, policy or policies.async_fedavg(1), StopRule(rounds=rounds), terms=terms, **options
@@ -267,6 +266,17 @@ def course(here: Served, kind: type[_T]) -> list[_T]:
     """All events or actions of this kind so far."""
     items: list[Event | Action] = [item for _, item in read_trace(here.process.folder / "events.jsonl")]
     return [item for item in items if isinstance(item, kind)]
+
+
+@contextlib.contextmanager
+def busy_writer(here: Served) -> Iterator[None]:
+    """Whatever is to be journaled waits until the block ends: a slow disk, or a large model being mixed."""
+    free = threading.Event()
+    here.process._writer.submit(free.wait, HANG)
+    try:
+        yield
+    finally:
+        free.set()
 
 
 async def finish(here: Served, *names: str, **options: Any) -> list[WireLearner]:
