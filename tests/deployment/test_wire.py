@@ -1,0 +1,92 @@
+"""Pieces of models are on the wire what protobuf would write, and are read as protobuf reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metis.core.model import Layout, Model, TensorSpec
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import (
+    Piece,
+    let_go,
+    model_parts,
+    payload_sha256,
+    read_chunk,
+    read_model,
+    read_part,
+    write_chunk,
+    write_part,
+)
+
+OFFSETS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
+NEARLY = st.builds(  # messages that begin as a chunk does, and end somehow
+    lambda head, number, rest: head + number + rest,
+    st.sampled_from([b"", b"\x12", b"\x08", b"\x12\x05\x08", b"\x12\x04\x12", b"\x08\x01\x12"]),
+    st.binary(max_size=11),
+    st.binary(max_size=5),
+)
+
+
+@given(OFFSETS, st.binary(max_size=300))
+def test_what_is_written_is_protobufs(offset: int, data: bytes) -> None:
+    """To the byte, and back."""
+    chunk = pb.Chunk(offset=offset, data=data)
+    part = pb.UploadPart(chunk=chunk)
+    for view in (data, memoryview(data)):
+        assert write_chunk(Piece(offset, view)) == chunk.SerializeToString() == write_chunk(chunk)
+        assert write_part(Piece(offset, view)) == part.SerializeToString() == write_part(part)
+    for piece in (read_chunk(chunk.SerializeToString()), read_part(part.SerializeToString())):
+        assert isinstance(piece, Piece)
+        assert (piece.offset, bytes(piece.data)) == (offset, data)
+
+
+@given(st.one_of(NEARLY, st.binary(max_size=20)))
+def test_any_bytes_are_read_as_protobuf_reads_them(message: bytes) -> None:
+    """The same message, or no message in both."""
+    try:
+        expected: pb.UploadPart | None = pb.UploadPart.FromString(message)
+    except DecodeError:
+        expected = None
+    try:
+        found = read_part(message)
+    except DecodeError:
+        assert expected is None
+        return
+    assert expected is not None
+    if isinstance(found, Piece):
+        assert expected.WhichOneof("part") == "chunk"
+        assert (found.offset, bytes(found.data)) == (expected.chunk.offset, expected.chunk.data)
+    else:
+        assert found == expected and expected.WhichOneof("part") != "chunk"
+
+
+@given(st.one_of(NEARLY, st.binary(max_size=20)))
+def test_any_bytes_are_the_chunk_that_protobuf_sees(message: bytes) -> None:
+    """The same for the other direction."""
+    try:
+        expected: pb.Chunk | None = pb.Chunk.FromString(message)
+    except DecodeError:
+        expected = None
+    try:
+        found: Piece | None = read_chunk(message)
+    except DecodeError:
+        found = None
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert (found.offset, bytes(found.data)) == (expected.offset, expected.data)
+
+
+def test_a_model_that_was_let_go_is_read_again(tmp_path: Path) -> None:
+    """Giving its memory back loses nothing."""
+    layout = Layout((TensorSpec("w", (100_000,)), TensorSpec("n", (2,), "int64", "counter")))
+    model = Model(layout, np.arange(100_000, dtype=np.float32), np.array([1, 2]))
+    (tmp_path / "model").write_bytes(b"".join(model_parts(model)))
+    mapped = read_model(tmp_path / "model", layout)
+    for each in (mapped, model):
+        let_go(each)
+        assert payload_sha256(each) == payload_sha256(model)
