@@ -32,8 +32,9 @@ from metis.simulation.course import Happening, play
 from metis.simulation.speed import Speed
 
 HOUR = 3600.0
-# Rounds that are played: the cold start and some that must be alike; more if they are not.
-_ROUNDS, _MORE_ROUNDS = 4, 24
+# Rounds that are played: the cold start and some that must be alike; more if they are not, say because a limit makes
+# somebody late at first.
+_ROUNDS = (4, 24, 120)
 
 # What is too much, for the sensible range of lambda and for warnings.
 MOST_EXCHANGE = 0.1  # of the period
@@ -169,11 +170,12 @@ def _ledger(policy: Policy, members: Sequence[Member]) -> CostLedger:
 
 
 def _rounds(policy: Policy, members: Sequence[Member]) -> Forecast:
-    bills, steps, values = _played(policy, members, _ROUNDS)
-    since = len(bills) - 2
-    if not _alike(bills):
-        bills, steps, values = _played(policy, members, _MORE_ROUNDS)
-        since = len(bills) // 2
+    for rounds in _ROUNDS:
+        bills, steps, values = _played(policy, members, rounds)
+        steady = _alike(bills) and len(steps) == len(members)
+        if steady:
+            break
+    since = len(bills) - 2 if steady else len(bills) // 2
     before, after = bills[since], bills[-1]
     span, rounds = after.parallel_time - before.parallel_time, len(bills) - 1 - since
     total = math.fsum(values.values())
@@ -183,8 +185,8 @@ def _rounds(policy: Policy, members: Sequence[Member]) -> Forecast:
         shares.append(
             Share(
                 member.name,
-                steps[member.name],
-                steps[member.name] / member.batches,
+                steps.get(member.name, 0),
+                steps.get(member.name, 0) / member.batches,
                 span / rounds,
                 (now.active - then.active) / span,
                 max(0.0, now.transfer - then.transfer) / span,
