@@ -257,7 +257,9 @@ def _semi_faster(evidence: Evidence) -> tuple[bool, str]:
                     continue
                 compared += 1
                 holds = holds and quick < slow
-                ratio = "only SemiSync reached it" if math.isinf(slow) else f"{slow / quick:.1f} times"
+                ratio = f"{slow / quick:.1f} times"
+                if math.isinf(slow) or math.isinf(quick):
+                    ratio = f"only {'SemiSync' if math.isinf(slow) else 'Sync'} reached it"
                 parts.append(f"{environment.paper.cluster} {_short(environment)} {semi.label}: {ratio}")
     if not compared:
         raise _Missing(_list(parts))
