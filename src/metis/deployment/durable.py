@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, Vector
-from metis.deployment.state import Entry, Snapshot, State, StateError
+from metis.deployment.state import DiskFull, Entry, Snapshot, State, StateError
 from metis.deployment.wire import let_go, model_parts, payload_sha256, read_model
 from metis.errors import DataError, LearnerError
 from metis.trace import from_record, to_record
@@ -87,6 +88,7 @@ class DurableController:
         self.layout = initial_model.layout
         self._make, self._initial_model, self._record = make, initial_model, record
         self._replay_at_most = replay_at_most
+        self._half_applied: list[Action] | None = None  # actions of an entry whose models found no room on the disk
         self.now = 0.0  # of the latest event
         self.hashes: dict[int, str] = {}  # of every version ever published; the files of old ones are gone
         self.pinned: set[str] = set()  # blobs that somebody else still needs: the best model, one being evaluated
@@ -115,14 +117,22 @@ class DurableController:
         return Entry(self.state.append(now, record), now, record, None, None)
 
     def apply(self, entry: Entry) -> list[Action]:
-        """Let a journaled event have its effect; returns what is to be done now."""
-        actions = self._digest(entry)
+        """Let a journaled event have its effect, in the order of the journal; returns what is to be done now.
+
+        After a `DiskFull` the same entry must be applied again before any other: what it did in memory is not repeated.
+        """
+        if self._half_applied is None:
+            self._half_applied = self._digest(entry)
+        actions = self._half_applied
+        self._keep_versions(actions)
         self._journal_publication(actions, entry.at)
+        self._half_applied = None
         if entry.update is not None:
             self._since_snapshot += 1
             most = self._replay_at_most or max(_LEAST_REPLAY, len(self.controller.roster.available))
             if self._since_snapshot >= most:
-                self.snapshot()
+                with suppress(DiskFull):  # the next update tries again; until then more is replayed
+                    self.snapshot()
         return actions
 
     def _digest(self, entry: Entry) -> list[Action]:
@@ -141,9 +151,6 @@ class DurableController:
         self._record(entry.at, event)
         for action in actions:
             self._record(entry.at, action)
-            if isinstance(action, CommunityPublished):
-                self._keep_version(action)
-        self._forget_versions()
         return actions
 
     def _event(self, entry: Entry) -> Event:
@@ -156,6 +163,12 @@ class DurableController:
         return event  # type: ignore[return-value]  # the journal holds events only
 
     # --- published models -------------------------------------------------------------------------
+
+    def _keep_versions(self, actions: Collection[Action]) -> None:
+        for action in actions:
+            if isinstance(action, CommunityPublished):
+                self._keep_version(action)
+        self._forget_versions()
 
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
@@ -171,11 +184,11 @@ class DurableController:
     def _journal_publication(self, actions: Collection[Action], now: float) -> None:
         """Before anybody trains on it: after a crash the same version must have the same bits."""
         for action in actions:
-            if isinstance(action, CommunityPublished):
+            if isinstance(action, CommunityPublished) and action.stamp.version > self._published:
                 self._note_published(action.stamp.version, now)
 
     def _note_published(self, version: int, now: float) -> None:
-        self._seq = self.state.append(now, {"at": now, "published": version, "sha256": self.versions[version]})
+        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version]})
         self._published = version
 
     def _forget_versions(self) -> None:
@@ -221,7 +234,7 @@ class DurableController:
         self.hashes = {0: payload_sha256(self._initial_model)}
         self._store = _BlobStore(self.state, self.layout)
         self._since_snapshot = 0
-        self._seq = 0
+        self._seq = 0  # of the last entry that was applied; others may be in the journal behind it
         self.now = 0.0
         trace: list[tuple[float, Event | Action]] = []
         self._published = 0  # latest version whose hash is in the journal
@@ -239,14 +252,14 @@ class DurableController:
                 if "published" in entry.record:
                     self._check_published(entry)
                     continue
-                self._digest(entry)
+                self._keep_versions(self._digest(entry))
                 self._since_snapshot += entry.update is not None
         finally:
             self._record, self._recovering = real_record, False
             let_go(self._initial_model)
-        current = self.controller.community.stamp.version
-        if self._published < current:  # killed between publishing and writing it down; nobody has trained on it
-            self._note_published(current, self.now)
+        # Killed between publishing and writing it down: nobody has trained on these yet.
+        for version in range(self._published + 1, self.controller.community.stamp.version + 1):
+            self._note_published(version, self.now)
         for now, item in trace:
             self._record(now, item)
 
@@ -273,6 +286,7 @@ class DurableController:
             trace += [(entry.at, event), *((entry.at, action) for action in actions)]
         self._seq = snapshot.seq
         self.versions = {int(version): blob for version, blob in snapshot.facts["versions"].items()}
+        self.hashes.update(self.versions)  # the publication may have been noted behind the snapshot
         self.pinned |= set(snapshot.facts["pinned"])
         self._store.blobs = dict(snapshot.facts["locals"])
         for blob in {*self._store.blobs.values(), *self.versions.values()}:
@@ -296,7 +310,7 @@ class DurableController:
 
     def _check_published(self, entry: Entry) -> None:
         version, published = entry.record["published"], entry.record["sha256"]
-        self._seq, self._published = entry.seq, version
+        self._published = version
         if self.versions.get(version, published) != published:
             raise DataError(
                 f"community model {version} was published as {published[:12]}..., but the journal now gives "
