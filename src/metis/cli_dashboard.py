@@ -29,10 +29,10 @@ def _check_installed() -> None:
 
 
 @contextlib.contextmanager
-def beside(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
-    """Serve the dashboard of a folder while something runs that writes there, if it is wanted."""
+def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]:
+    """Serve the dashboard of a folder while something runs that writes there, if it is wanted; gives its address."""
     if not wanted:
-        yield
+        yield None
         return
     _check_installed()
     from metis.reporting.dashboard.listening import DashboardProcess, bind
@@ -40,7 +40,7 @@ def beside(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
     dashboard = DashboardProcess(folder, bind(None))
     console.print(f"dashboard: [link={dashboard.url}]{dashboard.url}[/link]")
     try:
-        yield
+        yield dashboard.url
     finally:
         problem = dashboard.close()
         if problem is not None:

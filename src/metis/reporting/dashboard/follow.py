@@ -95,7 +95,7 @@ class Tail:
         """Bytes that were there last time and are not read yet, half a line included."""
         return self._size - self._offset
 
-    def read(self, most: int = 1 << 18) -> list[bytes]:
+    def read(self, most: int = 1 << 16) -> list[bytes]:
         """The next whole lines, about so many bytes of them; `Restarted` once if the file is not the old one."""
         try:
             status = self.path.stat()

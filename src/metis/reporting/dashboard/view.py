@@ -50,6 +50,7 @@ MOST_SPANS = 120_000  # of all learners of a run
 _LEAST, _MOST = 64, 4096  # of one learner
 MOST_POINTS = 600
 MOST_VERSIONS = 20_000
+_BETWEEN_BILLS = 0.02  # share of the run's time from one point of the costs to the next
 _PART = 4000  # spans in one part of a snapshot
 _NAMED = 3  # learners that are told apart in a sentence about several
 _UNMEASURED = 100  # published models that may still be measured
@@ -75,25 +76,16 @@ class Series:
         self._provisional = False  # whether the last point is there only because it is the latest
         self._sent = 0
 
-    @property
-    def due(self) -> bool:
-        """Whether the next point will stay."""
-        return self._count % self._stride == 0
-
     def add(self, point: list[float | None]) -> None:
         if self._provisional:
             self._pop()
-        self._provisional = not self.due
+        self._provisional = self._count % self._stride != 0
         self.points.append(point)
         self._count += 1
         if len(self.points) > self._most and not self._provisional:
             self.points = self.points[::2]
             self._stride *= 2
             self._sent = 0
-
-    def skip(self) -> None:
-        """Count a point that is not due and need not be seen."""
-        self._count += 1
 
     def replace_last(self, point: list[float | None]) -> None:
         self._pop()
@@ -154,6 +146,7 @@ class RunView:
         self._learners: dict[str, _Learner] = {}
         self._order: list[_Learner] = []
         self._update_requests = 0
+        self._billed_until = 0.0
         self._published: dict[int, tuple[float, int]] = {0: (0.0, 0)}  # version: when, and update requests by then
         self._versions: list[tuple[int, float]] = []
         self._latest: tuple[int, float] | None = None  # version and metric of the last measured model
@@ -259,10 +252,10 @@ class RunView:
         if len(self._versions) > MOST_VERSIONS:
             half = MOST_VERSIONS // 2
             self._versions = [*self._versions[:half:2], *self._versions[half:]]
-        if self.costs.due:
+        # The bill of a thousand learners takes milliseconds: not with every model, but whenever time has grown a bit.
+        if now >= self._billed_until:
+            self._billed_until = now * (1 + _BETWEEN_BILLS)
             self.costs.add(self._cost_point(now, self._ledger.costs(now)))
-        else:
-            self.costs.skip()
 
     def _cost_point(self, now: float, costs: Costs) -> list[float | None]:
         energy = costs.energy

@@ -14,6 +14,7 @@ const put = (node, text) => { if (node.textContent !== text) node.textContent = 
 // --- numbers in words ----------------------------------------------------------------------------
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const number = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -116,7 +117,7 @@ class Run {
     this.now = told.now ?? this.now;
     this.age = told.age;
     this.heard = performance.now();
-    if (told.head) this.head = told.head;
+    if (told.head) this.head = { ...told.head, unit: told.head.unit.replace(" ", "\u00a0") };
     if (told.names) {
       const [start, ...names] = told.names;
       names.forEach((name, at) => { this.names[start + at] = name; this.tracks[start + at] ??= new Track(); });
@@ -332,7 +333,7 @@ function drawCards() {
   }
   for (const run of list) {
     const view = cards.get(run.id), totals = run.totals;
-    put(view.title, run.label === run.id || list.every((other) => other === run || other.label !== run.label) ? run.label : `${run.label} (${run.id})`);
+    put(view.title, titleOf(run, list));
     view.show.hidden = list.length < 2;
     put(view.state, stateOf(run));
     const last = run.history[run.history.length - 1];
@@ -349,6 +350,11 @@ function drawCards() {
     show("active", `energy, active (${run.head.unit})`, number(totals?.energy[1]));
     show("idle_charged", `energy, idle charged (${run.head.unit})`, number(totals?.energy[2]));
   }
+}
+
+/** The label of a run, and its folder where another has the same label. */
+function titleOf(run, list) {
+  return list.some((other) => other !== run && other.label === run.label) ? `${run.label} (${run.id})` : run.label;
 }
 
 function stateOf(run) {
@@ -893,7 +899,7 @@ class Chart {
     const axis = (label, size) => ({
       stroke: look.muted, grid: { stroke: look.grid, width: 1 }, ticks: { stroke: look.grid, width: 1 }, label, labelSize: 18, labelGap: 0,
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size,
-      values: (_, ticks) => ticks.map((tick) => (Math.abs(tick) >= 1e6 ? tick.toExponential(0) : String(Number(tick.toPrecision(6))))),
+      values: (_, ticks) => ticks.map((tick) => (Math.abs(tick) >= 1e4 ? compact.format(tick) : String(Number(tick.toPrecision(6))))),
     });
     const target = this.id.startsWith("metric") ? list[0].head.target : null;
     const options = {
@@ -904,10 +910,10 @@ class Chart {
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       legend: { show: true, live: true },
       series: [
-        { label: this.xLabel, value: (_, value) => number(value) },
+        { label: this.xLabel, value: (_, value) => (value === null ? "" : number(value)) },
         ...list.map((run) => ({
           label: run.label, stroke: look.policy[run.colour], width: 2, dash: dashes[(run.colour - 1) % 7], spanGaps: true,
-          points: { show: data[0].length < 40, size: 5 }, value: (_, value) => (value === null || value === undefined ? "–" : number(value)),
+          points: { show: data[0].length < 40, size: 5 }, value: (_, value) => (value === null || value === undefined ? "" : number(value)),
         })),
       ],
       hooks: {
@@ -970,7 +976,7 @@ const VIEW = [
   { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]) },
   { key: "examples", title: "Examples", value: (run, row) => row[COLUMNS.examples], show: number },
   { key: "time_per_batch", title: "Time per batch", value: (run, row) => row[COLUMNS.time_per_batch], show: (value) => (value === null ? "–" : value < 1 ? `${number(1000 * value)} ms` : seconds(value)) },
-  { key: "steps", title: "B_k, steps of its task", value: (run, row) => row[COLUMNS.steps] ?? row[COLUMNS.seconds], show: (value, run, row) => (row[COLUMNS.steps] === null && row[COLUMNS.seconds] !== null ? `what fits ${seconds(row[COLUMNS.seconds])}` : number(value)) },
+  { key: "steps", title: "B_k (steps)", value: (run, row) => row[COLUMNS.steps] ?? row[COLUMNS.seconds], show: (value, run, row) => (row[COLUMNS.steps] === null && row[COLUMNS.seconds] !== null ? `what fits ${seconds(row[COLUMNS.seconds])}` : number(value)) },
   { key: "contribution", title: "Contribution", value: (run, row) => row[COLUMNS.contribution], show: number },
   { key: "seen", title: "Last seen", value: (run, row) => row[COLUMNS.seen], show: (value) => (value === null ? "–" : `at ${seconds(value)}`) },
   { key: "bytes", title: "Exchanged", value: (run, row) => row[COLUMNS.bytes], show: (value, run) => (run.head.model_bytes ? bytes(value) : "–") },
@@ -1005,7 +1011,7 @@ function heading() {
 function drawTable() {
   const list = ordered().filter((run) => run.names.length);
   const select = $("run");
-  const options = list.map((run) => [run.id, run.label === run.id ? run.id : `${run.label} (${run.id})`]);
+  const options = list.map((run) => [run.id, titleOf(run, list)]);
   if (JSON.stringify(options) !== select.dataset.options) {
     select.dataset.options = JSON.stringify(options);
     const before = select.value;
