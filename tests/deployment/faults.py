@@ -72,18 +72,25 @@ class _Escapes(logging.Handler):
 
 
 @contextlib.contextmanager
-def nothing_escapes() -> Iterator[None]:
-    """An exception that a handler of the service lets out is logged by gRPC, and fails the test here."""
+def watched() -> Iterator[list[str]]:
+    """What gRPC and asyncio log meanwhile: an exception that a handler of the service has let out, say."""
     escapes = _Escapes()
     loggers = [logging.getLogger(name) for name in ("grpc", "asyncio", "concurrent.futures")]
     for logger in loggers:
         logger.addHandler(escapes)
     try:
-        yield
+        yield escapes.lines
     finally:
         for logger in loggers:
             logger.removeHandler(escapes)
-    assert not escapes.lines, "\n".join(escapes.lines)
+
+
+@contextlib.contextmanager
+def nothing_escapes() -> Iterator[None]:
+    """Fail if there is anything of that kind."""
+    with watched() as lines:
+        yield
+    assert not lines, "\n".join(lines)
 
 
 @contextlib.asynccontextmanager

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -38,7 +40,7 @@ from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.state import StateError
+from metis.deployment.state import State, StateError
 
 TESTS = Path(__file__).parents[1]
 _CODE = grpc.StatusCode
@@ -159,6 +161,37 @@ def test_an_upload_whose_connection_is_cut_never_was(tmp_path: Path) -> None:
                     assert code in (_CODE.UNAVAILABLE, _CODE.INTERNAL)  # as the learner's own gRPC calls it
             await _nothing_came(here, before)
             assert (await learner.hand_in(task.number, model)).verdict == pb.Receipt.COMMITTED
+
+    play(scene())
+
+
+def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1 row 4: the learner dies while its model is given its name on the disk; nobody takes the file away there."""
+    adopt, lost = State._adopt, []
+
+    def slowly(self: State, path: Path, *arguments: Any) -> None:
+        time.sleep(0.1)
+        adopt(self, path, *arguments)
+
+    def failed(path: Path, problem: object) -> None:
+        lost.append((path, problem))
+        raise OSError(f"{path}: {problem}")
+
+    async def scene() -> None:
+        async with federation(tmp_path) as here, Puppet(here) as learner:
+            task = await (await learner.join()).task()
+            monkeypatch.setattr(State, "_adopt", slowly)
+            monkeypatch.setattr("metis.deployment.state._end_process", failed)  # would end this process
+            for delay in (0.02, 0.05, 0.08):
+                call = learner.stub.upload(parts(learner.header(task.number), local_model()), metadata=learner.metadata)
+                await here.until(lambda: any(name.startswith("tmp.") for name in files(here)))
+                await asyncio.sleep(delay)
+                call.cancel()
+                await here.until(lambda: not any(name.startswith("tmp.") for name in files(here)))
+            monkeypatch.undo()
+            assert (await learner.hand_in(task.number)).verdict in (pb.Receipt.COMMITTED, pb.Receipt.ALREADY)
+            assert journaled(here) == [task.number]
+        assert not lost
 
     play(scene())
 

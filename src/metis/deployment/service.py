@@ -33,6 +33,7 @@ _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
 _MOST_UPLOADS = 32  # at the same time; the others wait for their turn
 _MOST_TEXT = 2000
+_UNREADABLE = "a message could not be read: it is none of this protocol"
 
 
 class Refused(Exception):
@@ -187,7 +188,11 @@ class Service:
         with self._host.state.incoming() as incoming:
             numbers = _Numbers(self._host.layout, self._largest_number)
             end = await self._take_in(requests, length, incoming, numbers)
-            return await asyncio.to_thread(self._conclude, learner, header, incoming, numbers, end)
+            concluding = _in_thread(self._conclude, learner, header, incoming, numbers, end)
+            try:
+                return await asyncio.shield(concluding)
+            finally:
+                await _ended(concluding)
 
     async def _take_in(
         self, requests: AsyncIterator[pb.UploadPart | Piece], length: int, incoming: Incoming, numbers: _Numbers
@@ -204,7 +209,7 @@ class Service:
             while True:
                 part = await self._next(requests, _PROGRESS_SECONDS)
                 if taking is not None:
-                    await taking
+                    await asyncio.shield(taking)
                 if part is None:
                     raise Refused(
                         grpc.StatusCode.ABORTED,
@@ -223,7 +228,7 @@ class Service:
                                 grpc.StatusCode.INVALID_ARGUMENT,
                                 f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
                             )
-                        taking = asyncio.ensure_future(asyncio.to_thread(take, offset, data))
+                        taking = _in_thread(take, offset, data)
                         received += len(data)
                     case pb.UploadPart() if part.WhichOneof("part") == "end":
                         if received != length:
@@ -235,8 +240,7 @@ class Service:
                     case _:
                         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
         finally:
-            if taking is not None:  # nobody may close the file under it
-                await asyncio.wait({taking})
+            await _ended(taking)
 
     def _conclude(
         self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: _Numbers, end: pb.UploadEnd
@@ -248,9 +252,10 @@ class Service:
             return Handed(learner, header, None if problem else incoming.sha256, problem)
         return Handed(learner, header, incoming.commit(end.bytes, end.sha256))
 
-    async def download(self, request: pb.ModelRequest, context: Context) -> AsyncIterator[Piece]:
+    async def download(self, content: bytes, context: Context) -> AsyncIterator[Piece]:
         try:
             learner = self._identify(context)
+            request = _read_request(content)
             if request.run != self._host.run:
                 raise Refused(
                     grpc.StatusCode.FAILED_PRECONDITION, f"here runs {self._host.run}, not {request.run[:40]!r}"
@@ -269,14 +274,14 @@ class Service:
             await self._abort(context, refused)
             return
         offset = request.offset
-        reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, CHUNK, offset))
+        reading = _in_thread(os.pread, file, CHUNK, offset)
         try:
-            while data := await reading:  # the next chunk is read while this one travels
-                reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, CHUNK, offset + len(data)))
+            while data := await asyncio.shield(reading):  # the next chunk is read while this one travels
+                reading = _in_thread(os.pread, file, CHUNK, offset + len(data))
                 yield Piece(offset, data)
                 offset += len(data)
         finally:
-            await asyncio.wait({reading})
+            await _ended(reading)
             os.close(file)
 
     # --- what can go wrong ------------------------------------------------------------------------
@@ -293,8 +298,7 @@ class Service:
             self._report("the disk is full: no update is accepted until there is space again")
             await self._abort(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
         except DecodeError:
-            reason = "a message could not be read: it is none of this protocol"
-            await self._abort(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, reason))
+            await self._abort(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
         raise AssertionError("abort raises")
 
     async def _abort(self, context: Context, refused: Refused) -> None:
@@ -310,6 +314,25 @@ class Service:
         except asyncio.TimeoutError:
             reason = f"nothing came for {seconds:g} seconds"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+
+
+def _read_request(content: bytes) -> pb.ModelRequest:
+    try:
+        return pb.ModelRequest.FromString(content)
+    except DecodeError:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE) from None
+
+
+def _in_thread(work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+    """Work with a file, which goes on when the call is cancelled; to be awaited behind a shield and with `_ended`."""
+    return asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+
+
+async def _ended(work: asyncio.Future[Any] | None) -> None:
+    """Wait for it, whatever came of it: nobody may close the file under it."""
+    if work is not None:
+        await asyncio.wait({work})
+        work.exception()  # was seen already, or came after the call had ended
 
 
 # --- who speaks ---------------------------------------------------------------------------------

@@ -183,8 +183,7 @@ def service_handler(
                 servicer.attend, pb.FromLearner.FromString, pb.ToLearner.SerializeToString
             ),
             "Upload": grpc.stream_unary_rpc_method_handler(servicer.upload, read_part, pb.Receipt.SerializeToString),
-            "Download": grpc.unary_stream_rpc_method_handler(
-                servicer.download, pb.ModelRequest.FromString, write_chunk
-            ),
+            # The service reads the request itself: what gRPC cannot read it answers with UNKNOWN.
+            "Download": grpc.unary_stream_rpc_method_handler(servicer.download, None, write_chunk),
         },
     )
