@@ -20,7 +20,7 @@ from metis.experiments.results import MixingTime
 
 NETWORKS = (20, 56, 110, 200)  # ResNet-20 ... ResNet-200
 LEARNERS = (10, 30, 100, 300, 1000)
-_DISTINCT = 16  # models; more learners share them, which bounds memory but is too many for a processor's cache
+_DISTINCT = 10  # models; more learners share them, which bounds memory but is too many for a processor's cache
 _CACHED_REPEATS, _FULL_PASS_REPEATS = 41, 3
 _LEAST_SECONDS = 0.02  # of a measurement
 
@@ -64,8 +64,10 @@ def _cached_request(models: Sequence[Model], learners: int) -> Callable[[], None
     requests = itertools.count()
 
     def request() -> None:
-        number = next(requests)  # each learner hands in another model each time
-        model = models[(7 * number + number // learners) % len(models)]
+        # Each learner hands in another model each time. For any multiple of ten learners its old and its new model
+        # were last read as many requests ago, so that the processor's cache helps all numbers of learners alike.
+        number = next(requests)
+        model = models[(number + number // learners * (len(models) // 2)) % len(models)]
         cache.commit(names[number % learners], model, 100.0, 1, None)
         cache.publish()
 
