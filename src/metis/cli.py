@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_status
+from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_report, cli_status
+from metis.cli_report import COMPARISON, planned
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from metis.runs import Run
 
 USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
-COMPARISON = "comparison.json"
 _RUN_FILES = (
     "events.jsonl",
     "summary.json",
@@ -275,19 +275,6 @@ def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Seq
     return build_federation(config, source=source, division=division, overridden=overridden)
 
 
-def _draw(runs: Sequence[Run], folder: Path, title: str) -> Path:
-    """The figures of each run and of all together, and the report."""
-    from metis.reporting.figures import save_comparison_figures, save_run_figures
-    from metis.reporting.report import write_report
-
-    for run in runs:
-        if run.folder is not None:
-            save_run_figures(run, run.folder)
-    if len(runs) > 1:
-        save_comparison_figures(runs, folder)
-    return write_report(runs, folder, title)
-
-
 def _json_text(document: Any) -> str:
     """Strict JSON: infinities and not-a-numbers, which JSON has not, become null."""
 
@@ -330,7 +317,7 @@ def _choose(config: ExperimentConfig, source: str, wanted: str | None) -> Experi
 def _finish_single(run: Run, folder: Path, as_json: bool) -> None:
     from metis.reporting.console import run_table
 
-    report = _draw([run], folder, f"{run.policy} on {run.setting.facts.get('dataset', 'its data')}")
+    (report,) = cli_report.write([run], folder, cli_report.title_of([run], folder))
     if as_json:
         _print_json({**run.summary(), "directory": folder.as_posix()})
     else:
@@ -483,7 +470,7 @@ def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], fol
         **comparison,
     }
     (folder / COMPARISON).write_text(_json_text(document) + "\n", encoding="utf-8")
-    report = _draw(runs, folder, folder.name)
+    (report,) = cli_report.write(runs, folder, folder.name)
     if as_json:
         _print_json({**document, "directory": folder.as_posix()})
     else:
@@ -523,7 +510,7 @@ def resume(
     _check_folder(folder)
     if (folder / COMPARISON).is_file():
         jobs, federations = [], {}
-        for name in _planned(folder):
+        for name in planned(folder):
             _check_config(folder / name)
             config = _load(folder / name / "config.toml", changes)
             job = Job(config, _stem_of(config), folder / name)
@@ -553,13 +540,6 @@ def _check_folder(folder: Path) -> None:
 def _check_config(folder: Path) -> None:
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} has no config.toml; a run made from Python is resumed from Python")
-
-
-def _planned(folder: Path) -> list[str]:
-    try:
-        return [str(name) for name in json.loads((folder / COMPARISON).read_text("utf-8"))["runs"]]
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder / COMPARISON} does not list the runs of a comparison") from None
 
 
 def _stem_of(config: ExperimentConfig) -> str:
@@ -826,28 +806,7 @@ def init(
     _stdout().print(text, soft_wrap=True, markup=False)
 
 
-@app.command(epilog="[bold]metis report runs/demo[/]\n\n[bold]metis report runs/a runs/b --out runs/both[/]")
-@_guarded
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of runs or comparisons.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the report is written.")] = None,
-) -> None:
-    """Draw the figures and the report of finished runs anew."""
-    from metis.runs import Run
-
-    places: list[Path] = []
-    for folder in folders:
-        _check_folder(folder)
-        planned = [folder / name for name in _planned(folder)] if (folder / COMPARISON).is_file() else [folder]
-        places += [place for place in planned if len(planned) == 1 or (place / "summary.json").exists()]
-    if not places:
-        raise ConfigError(f"{folders[0]} holds no run that has ended; go on with: metis resume {folders[0]}")
-    runs = [Run.load(place) for place in places]
-    target = out or (folders[0] if len(folders) == 1 else folders[0].parent)
-    target.mkdir(parents=True, exist_ok=True)
-    _stdout().print(f"report in {_draw(runs, target, target.name)}", soft_wrap=True, markup=False)
-
-
+app.command(epilog=cli_report.EXAMPLES)(_guarded(cli_report.report))
 app.command(epilog=cli_learner.EXAMPLES)(_guarded(cli_learner.learner))
 app.command(epilog=cli_status.EXAMPLES)(_guarded(cli_status.status))
 app.add_typer(cli_certificates.commands(_guarded), name="certificates")

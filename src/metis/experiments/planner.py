@@ -265,11 +265,7 @@ def _members(
     config: ExperimentConfig, model_bytes: int, timings: Timings | None, notes: list[str]
 ) -> tuple[Member, ...]:
     measured: Mapping[LearnerId, Timing] = {} if timings is None else timings.learners
-    groups = {name: group for group in config.learners for name in group.learner_names}
-    if config.partition.sizes == "natural" or groups.keys() - measured.keys():
-        groups, examples = _seated(config, measured)
-    else:
-        examples = {name: measured[name].examples for name in groups}
+    groups, examples = _seated(config, measured)
     members = tuple(
         _member(name, group, examples[name], model_bytes, measured.get(name)) for name, group in groups.items()
     )

@@ -128,7 +128,10 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
         "policy": table,
         "stop": {"rounds": 1},
     }
-    resolved = resolve_config(tables, source, [f"policy.{change}" for change in changes])
+    try:
+        resolved = resolve_config(tables, source, [f"policy.{change}" for change in changes])
+    except ConfigError as problem:
+        raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as it was written here
     return [build_policy(policy) for policy in resolved.policy]
 
 
