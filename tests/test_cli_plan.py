@@ -459,3 +459,16 @@ def test_a_folder_that_is_no_run_is_not_replayed(workplace: Path) -> None:
     assert "line 1 is not an event of a run" in refused("replay", "folder")
     (folder / "events.jsonl").write_text("", encoding="utf-8")
     assert refused("replay", "folder") == "folder cannot be replayed: no task was sent in it"
+
+
+# --- the documentation ------------------------------------------------------------------------------------
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    """Every line of the plan in docs/plan.md is a line of the real one."""
+    page = (SITE.parent.parent / "docs" / "plan.md").read_text("utf-8")
+    shown = page.split("```")[1].strip().splitlines()
+    result = metis("plan", str(SITE.parent / "cifar10_heterogeneous.toml"))
+    assert result.exit_code == 0, result.output
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    assert [line for line in shown if line not in printed] == []

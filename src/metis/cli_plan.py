@@ -187,7 +187,7 @@ def _numbers(text: str | None) -> list[float] | None:
 def _tell(
     name: str,
     document: dict[str, Any],
-    view: Callable[[dict[str, Any]], RenderableType],
+    view: Callable[[dict[str, Any], int], RenderableType],
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -200,14 +200,15 @@ def _tell(
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.json").write_text(cli._json_text(document) + "\n", encoding="utf-8")
         text = StringIO()
-        Console(file=text, width=_WIDTH, highlight=False, emoji=False).print(view(document))
+        Console(file=text, width=_WIDTH, highlight=False, emoji=False).print(view(document, _WIDTH))
         lines: Sequence[str] = [line.rstrip() for line in text.getvalue().splitlines()]
         (out / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if as_json:
         cli._print_json(document)
         return
     console = cli._stdout()
-    console.print(view(document), width=min(console.width, _WIDTH))
+    width = min(console.width, _WIDTH)
+    console.print(view(document, width), width=width)
     if out is not None:
         console.print(f"written to {out}", soft_wrap=True, markup=False)
 

@@ -22,15 +22,16 @@ _JUDGED = {"sensible": ("✓", "green"), "too small": ("low", "yellow"), "too la
 Row = Mapping[str, Any]
 
 
-def plan_view(plan: Row) -> Group:
+def plan_view(plan: Row, width: int = WIDTH) -> Group:
     """All of a plan: learners, policies, what each learner does under each, and advice."""
-    parts: list[RenderableType] = [_learners(plan), "", _policies(plan), Text(_legend(plan), style="dim"), ""]
+    parts: list[RenderableType] = [_learners(plan), ""]
+    parts += [*_policies(plan, width), Text(_legend(plan), style="dim"), ""]
     for title, show in (
         ("B_k: batches between two mixings", lambda row: number(row["steps"])),
         ("Local epochs between two mixings", lambda row: number(row["local_epochs"])),
         ("Idle share of the time", lambda row: _percent(row["idle_share"])),
     ):
-        parts += [*_matrix(plan, title, show), ""]
+        parts += [*_matrix(plan, title, show, width), ""]
     parts += _advice(plan)
     return Group(*parts)
 
@@ -78,31 +79,54 @@ def _learners(plan: Row) -> Table:
     return table
 
 
-def _policies(plan: Row) -> Table:
-    unit = "Wh" if plan["energy_unit"] == "watt hour" else "ε s"
-    table = _table("Policies, in the steady state; requests, bytes and energy an hour")
-    table.add_column("policy", overflow="fold", max_width=14)
-    headings = (
-        "round", "idle", "trans-\nfer", "update\nrequests", "bytes", f"{unit}\nequation", f"{unit}\nactive",
-        f"{unit}\n+ idle", "local\nepochs", "λ",
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in plan["policies"]:
-        energy = row["energy_per_hour"]
-        word, style = _JUDGED.get(row["lambda_is"], ("", ""))
-        table.add_row(
-            Text(row["label"]),
-            "–" if row["round_seconds"] is None else _seconds(row["round_seconds"]),
-            _percent(row["idle_share"]),
-            _percent(row["transfer_share"]),
-            number(row["update_requests_per_hour"]),
-            _bytes(row["bytes_per_hour"]),
-            *(_short(energy[key]) for key in ("equation", "active", "idle_charged")),
-            number(row["mean_local_epochs"]),
-            Text(word, style=style),
-        )
+_Column = tuple[str, Callable[[Row], "str | Text"]]
+
+
+def _apart(
+    title: str, first: _Column, work: Sequence[_Column], energy: Sequence[_Column], rows: Sequence[Row], width: int
+) -> list[RenderableType]:
+    """One table, or where it would be too wide a second one for the energy."""
+    whole = _costs(title, [first, *work, *energy], rows)
+    if _width(whole) <= width:
+        return [whole]
+    return [_costs(title, [first, *work], rows), "", _costs("", [first, *energy], rows)]
+
+
+def _costs(title: str, columns: Sequence[_Column], rows: Sequence[Row]) -> Table:
+    table = _table(title)
+    for place, (heading, _) in enumerate(columns):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(show(row) for _, show in columns))
     return table
+
+
+def _energies(unit: str, key: str) -> list[_Column]:
+    unit = "Wh" if unit == "watt hour" else "ε s"
+    return [
+        (f"{unit}\nequation", lambda row: _short(row[key]["equation"])),
+        (f"{unit}\nactive", lambda row: _short(row[key]["active"])),
+        (f"{unit}\n+ idle", lambda row: _short(row[key]["idle_charged"])),
+    ]
+
+
+def _width(table: Table) -> int:
+    return Console(width=1000).measure(table).maximum
+
+
+def _policies(plan: Row, width: int) -> list[RenderableType]:
+    work: list[_Column] = [
+        ("round", lambda row: "–" if row["round_seconds"] is None else _seconds(row["round_seconds"])),
+        ("idle", lambda row: _percent(row["idle_share"])),
+        ("trans-\nfer", lambda row: _percent(row["transfer_share"])),
+        ("update\nrequests", lambda row: number(row["update_requests_per_hour"])),
+        ("bytes", lambda row: _bytes(row["bytes_per_hour"])),
+        ("local\nepochs", lambda row: number(row["mean_local_epochs"])),
+        ("λ", lambda row: Text(*_JUDGED.get(row["lambda_is"], ("", "")))),
+    ]
+    title = "Policies, in the steady state; requests, bytes and energy an hour"
+    energy = _energies(plan["energy_unit"], "energy_per_hour")
+    return _apart(title, ("policy", lambda row: Text(row["label"])), work, energy, plan["policies"], width)
 
 
 def _legend(plan: Row) -> str:
@@ -115,7 +139,7 @@ def _legend(plan: Row) -> str:
     return "\n".join(lines)
 
 
-def _matrix(plan: Row, title: str, show: Callable[[Row], str]) -> list[RenderableType]:
+def _matrix(plan: Row, title: str, show: Callable[[Row], str], width: int) -> list[RenderableType]:
     """A row a learner, a column a policy; several tables if one would be too wide."""
     policies = plan["policies"]
     rows = [
@@ -130,7 +154,7 @@ def _matrix(plan: Row, title: str, show: Callable[[Row], str]) -> list[Renderabl
     while first < len(policies):
         count = len(policies) - first
         table = _some_columns(title, grouped, policies, first, count)
-        while count > 1 and Console(width=1000).measure(table).maximum > WIDTH:
+        while count > 1 and _width(table) > width:
             count -= 1
             table = _some_columns(title, grouped, policies, first, count)
         tables.append(table)
@@ -199,34 +223,26 @@ def _advice(plan: Row) -> list[RenderableType]:
 # --- what-if ----------------------------------------------------------------------------------------
 
 
-def replay_view(comparison: Row) -> Group:
+def replay_view(comparison: Row, width: int = WIDTH) -> Group:
     """The recorded run and what other policies would have cost in the same time."""
     rows = [comparison["recorded"], *comparison["what_if"]]
-    unit = "Wh" if comparison["energy_unit"] == "watt hour" else "ε s"
-    table = _table(f"{comparison['directory']}: the same {_seconds(comparison['seconds'])}, the same learners")
-    table.add_column("policy", overflow="fold", max_width=24)
-    headings = (
-        "rounds", "update\nrequests", "refused", "bytes", "steps", "idle", "trans-\nfer", f"{unit}\nequation",
-        f"{unit}\nactive", f"{unit}\n+ idle",
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for place, row in enumerate(rows):
-        energy = row["energy"]
-        name = Text(row["label"], style="bold" if place == 0 else "")
-        name.append("\nrecorded" if place == 0 else "\nwhat if", style="dim")
-        table.add_row(
-            name,
-            number(row["rounds"]),
-            number(row["update_requests"]),
-            number(row["refused_updates"]),
-            "–" if row["bytes_exchanged"] is None else _bytes(row["bytes_exchanged"]),
-            _short(row["steps"]),
-            _percent(row["idle_share"]),
-            _percent(row["transfer_share"]),
-            *(_short(energy[key]) for key in ("equation", "active", "idle_charged")),
-        )
-    parts: list[RenderableType] = [table, ""]
+
+    def name(row: Row) -> Text:
+        recorded = row is comparison["recorded"]
+        text = Text(row["label"], style="bold" if recorded else "")
+        return text.append("\nrecorded" if recorded else "\nwhat if", style="dim")
+
+    work: list[_Column] = [
+        ("rounds", lambda row: number(row["rounds"])),
+        ("update\nrequests", lambda row: number(row["update_requests"])),
+        ("refused", lambda row: number(row["refused_updates"])),
+        ("bytes", lambda row: "–" if row["bytes_exchanged"] is None else _bytes(row["bytes_exchanged"])),
+        ("steps", lambda row: _short(row["steps"])),
+        ("idle", lambda row: _percent(row["idle_share"])),
+        ("trans-\nfer", lambda row: _percent(row["transfer_share"])),
+    ]
+    title = f"{comparison['directory']}: the same {_seconds(comparison['seconds'])}, the same learners"
+    parts = [*_apart(title, ("policy", name), work, _energies(comparison["energy_unit"], "energy"), rows, width), ""]
     parts += [_replayed_learners(rows, first) for first in range(1, len(rows), 2)]
     if comparison["recorded_course_reproduced"] is True:
         parts.append(Text("The recorded policy gave the recorded tasks and versions again.", style="green"))
