@@ -175,10 +175,10 @@ class RunView:
                 self.damage = f"line {self.events + 1} of its events cannot be understood; what came before is shown"
 
     def record(self, now: float, item: Event | Action) -> None:
-        self.events += 1
         self._ledger.record(now, item)
         for span in self._timeline.record(now, item):
             self._add_span(span)
+        self.events += 1
         self.now = max(self.now, now)
         match item:
             case UpdateRequest() | TaskFailed():
@@ -493,20 +493,22 @@ class RunView:
             say("warn", f"{name} is late: the task that it was given at {_at(sent_at)} is still not handed in.")
         if len(late) > _NAMED:
             say("warn", f"{_all(late)} are late with their tasks.")
-        gone = [(learner, self._state(learner)) for learner in self._order]
-        for state, verb in (("away", "is away"), ("withdrawn", "has withdrawn for good")):
-            those = [(learner, since) for learner, (found, since) in gone if found == state]
-            for name, since in _few([learner for learner, _ in those], [since for _, since in those]):
-                say("note", f"{name} {verb} since {_at(since)}.")
-            if len(those) > _NAMED:
-                plural = verb.replace("is ", "are ").replace("has ", "have ")
-                say("note", f"{_all([learner for learner, _ in those])} {plural}.")
-        expected = [learner for learner, (found, _) in gone if found == "expected"]
-        if expected:
-            say(
-                "note",
-                f"{_all(expected)} of {len(self._order)} {'has' if len(expected) == 1 else 'have'} not joined yet.",
-            )
+        states = {learner.name: self._state(learner) for learner in self._order}
+        away = [learner for learner in self._order if states[learner.name][0] == "away"]
+        for name, since in _few(away, [states[learner.name][1] for learner in away]):
+            say("note", f"{name} is away since {_at(since)}.")
+        if len(away) > _NAMED:
+            say("note", f"{_all(away)} are away.")
+        withdrawn = [learner for learner in self._order if learner.withdrawn is not None]
+        for name, at in _few(withdrawn, [learner.withdrawn for learner in withdrawn]):
+            say("note", f"{name} withdrew for good at {_at(at)}.")
+        if len(withdrawn) > _NAMED:
+            say("note", f"{_all(withdrawn)} withdrew for good.")
+        expected = [learner for learner in self._order if not learner.joined]
+        for name, _ in _few(expected, expected):
+            say("note", f"{name} has not joined yet.")
+        if len(expected) > _NAMED:
+            say("note", f"{_all(expected)} have not joined yet.")
         return said
 
 
