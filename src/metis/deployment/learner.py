@@ -25,7 +25,7 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, Piece
 from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
 
@@ -87,15 +87,17 @@ async def _own(work: Coroutine[Any, Any, _T]) -> _T:
 class _Backoff:
     """How long to wait before the next attempt: 0.2 s, doubling to 15 s, and a part of it at random."""
 
+    shortest, longest = 0.2, 15.0
+
     def __init__(self) -> None:
-        self._seconds = 0.2
+        self._seconds = self.shortest
 
     def next(self) -> float:
-        seconds, self._seconds = self._seconds, min(15.0, 2 * self._seconds)
+        seconds, self._seconds = self._seconds, min(self.longest, 2 * self._seconds)
         return seconds * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        self._seconds = 0.2
+        self._seconds = self.shortest
 
 
 class _Session:
@@ -194,6 +196,7 @@ class LearnerProcess:
         self._deaths = 0
         self._set_aside = False
         self._stopping = False
+        self._parting = False  # goodbye is said: no more dialling
         self._skew_told = False
         self._trouble: tuple[str, float] = ("", 0.0)
 
@@ -248,6 +251,7 @@ class LearnerProcess:
         self._end(0, "info", f"{cause}: the learner has left the federation")
 
     async def _say_goodbye(self, reason: str) -> None:
+        self._parting = True
         if self._session is not None:
             self._session.send(leaving=pb.Leaving(reason=reason[:500]))
             with contextlib.suppress(asyncio.TimeoutError):
@@ -282,7 +286,7 @@ class LearnerProcess:
 
     async def _keep_attending(self) -> None:
         backoff = _Backoff()
-        while not self._ending.done():
+        while not (self._ending.done() or self._parting):
             began, wait = time.monotonic(), None
             try:
                 wait = await _own(self._attend())
@@ -839,7 +843,7 @@ class LearnerProcess:
             raise
         return await asyncio.wait_for(_answer(call), _RECEIPT_SECONDS)
 
-    async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart]:
+    async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart | Piece]:
         """Header, chunks, end; the next chunk is read while the last one travels."""
         header = pb.UploadHeader(
             run=update.run,
@@ -859,7 +863,7 @@ class LearnerProcess:
             offset = 0
             while data := await reading:
                 reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, size, offset + len(data)))
-                yield pb.UploadPart(chunk=pb.Chunk(offset=offset, data=data))
+                yield Piece(offset, data)
                 offset += len(data)
             yield pb.UploadPart(end=pb.UploadEnd(bytes=update.bytes, sha256=update.sha256))
         finally:

@@ -162,7 +162,7 @@ class Incoming:
         if self.received > length:
             self.restart()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._digest.update(data)
         view = memoryview(data)
         while view:  # an unbuffered file may take a part only

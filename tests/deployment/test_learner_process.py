@@ -1,0 +1,868 @@
+"""A learner process with its real child, against a server that is cut, killed, slow and wrong on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from deployment.counterpart import UNAVAILABLE, Counterpart, Stream
+from deployment.tiny import settings, write_site
+from metis.core.model import Layout, TensorSpec
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.learner import LearnerProcess, _Backoff
+from metis.errors import ConfigError
+from metis.experiments.site import build_silo
+from metis.storage import load_model
+
+TRAINER = [sys.executable, "-m", "metis.cli_trainer"]
+LIGHT = [sys.executable, str(Path(__file__).with_name("light_trainer.py"))]  # the same, but it trains without torch
+CODE = grpc.StatusCode
+
+
+class Site:
+    """A learner that runs in the test's own loop, and what it reported."""
+
+    def __init__(
+        self,
+        counterpart: Counterpart,
+        folder: Path,
+        site: Path | None = None,
+        child: Sequence[str] = LIGHT,
+        **options: Any,
+    ) -> None:
+        self.folder, self.lines = folder, []  # type: tuple[Path, list[tuple[str, str]]]
+        self.process = LearnerProcess(
+            counterpart.address,
+            work=folder,
+            child=child,
+            report=lambda kind, text: self.lines.append((kind, text)),
+            name="zurich",
+            site=site or folder.parent / "site.py",
+            **options,
+        )
+        self.running = asyncio.ensure_future(self.process.run())
+
+    def said(self, kind: str) -> list[str]:
+        return [text for known, text in self.lines if known == kind]
+
+    @property
+    def child(self) -> int:
+        pid = self.process._child.pid
+        assert pid is not None
+        return pid
+
+    async def end(self) -> int:
+        return await self.running
+
+    async def stop(self) -> None:
+        """End it, wherever it is."""
+        if not self.running.done():
+            self.process.stop()
+        with contextlib.suppress(Exception):
+            await self.running
+
+
+class Command:
+    """A learner as a process of its own, so that it can be killed."""
+
+    def __init__(self, counterpart: Counterpart, folder: Path, pace: float = 0.0) -> None:
+        lone = Path(__file__).with_name("lone_learner.py")
+        self.arguments = [sys.executable, str(lone), counterpart.address, str(folder), str(pace)]
+        self.lines: list[tuple[str, str]] = []
+
+    @staticmethod
+    def metis(counterpart: Counterpart, folder: Path, python: Sequence[str] = ("-m", "metis.cli")) -> Command:
+        """The real command, with the real trainer."""
+        command = Command(counterpart, folder)
+        command.arguments = [
+            sys.executable, *python, "learner", "--controller", counterpart.address, "--insecure", "--name", "zurich",
+            "--site", str(folder.parent / "site.py"), "--work", str(folder), "--json",
+        ]  # fmt: skip
+        return command
+
+    async def __aenter__(self) -> Command:
+        self.process = await asyncio.create_subprocess_exec(*self.arguments, stdout=asyncio.subprocess.PIPE)
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            document = json.loads(line)
+            self.lines.append((document["kind"], document["text"]))
+
+    def said(self, kind: str) -> list[str]:
+        return [text for known, text in self.lines if known == kind]
+
+    async def end(self) -> int:
+        await self._reading
+        return await self.process.wait()
+
+    async def kill(self, number: int = signal.SIGKILL) -> int:
+        self.process.send_signal(number)
+        return await self.end()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.end()
+
+
+Play = Callable[[Callable[[Counterpart], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Runs a coroutine with a counterpart that serves the tiny federation; attempts follow each other quickly."""
+    monkeypatch.setattr(_Backoff, "longest", 0.4)
+
+    def run(story: Callable[[Counterpart], Coroutine[Any, Any, None]]) -> None:
+        if not (tmp_path / "site.py").exists():
+            write_site(tmp_path)
+        plain = write_site(tmp_path, name="plain.py")
+
+        async def main() -> None:
+            async with Counterpart(plain, settings(tmp_path / "site.py"), tmp_path) as counterpart:
+                await story(counterpart)  # pytest's time-out is the guard
+
+        asyncio.run(main())
+
+    return run
+
+
+@contextlib.asynccontextmanager
+async def learner(counterpart: Counterpart, folder: Path, **options: Any) -> AsyncIterator[Site]:
+    site = Site(counterpart, folder, **options)
+    try:
+        yield site
+    finally:
+        await site.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what must come; the test's time-out is the guard."""
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
+async def trained(counterpart: Counterpart, stream: Stream, number: int, **changes: Any) -> bytes:
+    """Give a task and wait until its update is there."""
+    stream.send(task=counterpart.task(number, **changes))
+    await counterpart.receipts.get()
+    return counterpart.committed[number]
+
+
+# --- a whole life -----------------------------------------------------------------------------------
+
+
+def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Play, tmp_path: Path) -> None:
+    """From Hello to community.safetensors; the local model is that of a simulation."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", child=TRAINER, out=tmp_path / "out") as site:
+            stream = await counterpart.stream()
+            assert (stream.hello.protocol, stream.hello.run, stream.task) == (1, "", None)
+            counterpart.welcome(stream)
+            ready = await stream.expect("ready")
+            assert (ready.examples, ready.batch_size, ready.evaluation_examples) == (40, 10, 20)
+            assert ready.layout == counterpart.layout.fingerprint
+
+            update = await trained(counterpart, stream, 7, evaluate=True)
+
+            silo = build_silo(json.loads(counterpart.settings), tmp_path / "site.py", "zurich", 0)
+            assert silo.learner is not None and silo.evaluation is not None
+            initial = silo.engine.initial_model(1990)
+            expected = silo.learner.train(silo.engine, initial, 7, 5).model
+            assert update == expected.vector.tobytes()
+            (header,) = counterpart.headers
+            assert (header.run, header.task, header.steps, header.bytes) == ("run-1", 7, 5, 200)
+            assert header.seconds > 0 < header.time_per_batch
+            evaluation = await stream.expect("evaluation")
+            assert (evaluation.version, evaluation.examples) == (4, 20)
+            assert dict(evaluation.metrics) == pytest.approx(silo.engine.evaluate(initial, silo.evaluation))
+
+            await trained(counterpart, stream, 9)
+            assert counterpart.offsets == [0]  # the second task is based on a model that is here already
+            stream.send(notice=pb.Notice(kind=pb.Notice.COMMITTED, text="the update of task 9 counts"))
+            stream.send(farewell=counterpart.farewell())
+
+            assert await site.end() == 0
+            final = load_model(tmp_path / "out" / "community.safetensors")
+            assert final.sha256() == initial.sha256()
+            assert [kind for kind, _ in site.lines if kind not in ("info", "warning")] == [
+                "connected", "ready", "task", "trained", "handed_in", "evaluated", "task", "trained", "handed_in",
+                "committed", "finished",
+            ] or site.said("evaluated")  # fmt: skip
+            assert site.said("task")[0] == "task 7: 5 batches from community model 4"
+            await until(lambda: empty(tmp_path / "work" / "spool"))
+
+    play(story)
+
+
+def test_the_seconds_of_a_task_count_from_its_receipt(play: Play, tmp_path: Path) -> None:
+    """A download that takes longer than the budget leaves the one batch that is always done."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
+            stream = await counterpart.ready()
+            counterpart.may_download.clear()
+            stream.send(task=counterpart.task(1, steps=None, seconds=0.3))
+            await counterpart.downloading.wait()
+            await asyncio.sleep(0.4)
+            counterpart.may_download.set()
+            await counterpart.receipts.get()
+            assert counterpart.headers[0].steps == 1
+            stream.send(task=counterpart.task(2, steps=1000, seconds=0.5))
+            await counterpart.receipts.get()
+            assert 1 <= counterpart.headers[1].steps < 1000
+            assert site.said("task")[1] == "task 2: 1000 batches or 0.5 s from community model 4"
+
+    play(story)
+
+
+def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: Path) -> None:
+    """The controller gave this learner up for lost and begins anew with it; the old training is abandoned."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", pace=0.2) as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=100_000))
+            await asyncio.wait_for(counterpart.downloading.wait(), 30)
+            while not any(beat.task == 1 for beat in await stream.beats(1)):
+                pass
+            stream.send(task=counterpart.task(1, steps=100_000))  # said twice: nothing happens
+            stream.send(task=counterpart.task(2))
+            await counterpart.receipts.get()
+            assert list(counterpart.committed) == [2]
+            assert "task 1: given up, the controller has another one" in site.said("info")
+
+    play(story)
+
+
+# --- lost connections -------------------------------------------------------------------------------
+
+
+def test_an_upload_that_is_cut_anywhere_is_sent_again_and_counts_once(play: Play, tmp_path: Path) -> None:
+    """Before the header, at several offsets, and after the commit when only the receipt was lost."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.upload_faults = [
+            UNAVAILABLE, 16, (CODE.RESOURCE_EXHAUSTED, "the disk is full"), 64, 112, (CODE.DATA_LOSS, "send again"),
+            200, (CODE.ABORTED, "no end"), "late",
+        ]  # fmt: skip
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            receipt = await counterpart.receipts.get()
+
+            assert counterpart.upload_faults == []
+            assert receipt.verdict == pb.Receipt.ALREADY
+            (content,) = counterpart.committed.values()
+            assert [len(attempt) for attempt in counterpart.attempts] == [16, 64, 112, 200, 200, 200]
+            assert all(content.startswith(attempt) for attempt in counterpart.attempts)
+            await trained(counterpart, stream, 2)  # and life goes on
+            assert site.said("handed_in")[0] == "task 1: the controller had the update already"
+            await until(lambda: empty(tmp_path / "work" / "spool"))
+
+    play(story)
+
+
+def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None:
+    """And begins anew when what came is not what was announced."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.download_faults = [48, UNAVAILABLE, 112, None, "wrong", None]
+        async with learner(counterpart, tmp_path / "work"):
+            stream = await counterpart.ready()
+            await trained(counterpart, stream, 1)
+            assert counterpart.offsets == [0, 48, 48, 112]
+            counterpart.model = counterpart.model[:-4] + counterpart.model[:4]
+            await trained(counterpart, stream, 2)
+            assert counterpart.offsets[4:] == [0, 0]
+            assert len(list((tmp_path / "work" / "models").iterdir())) == 1
+
+    play(story)
+
+
+def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Path) -> None:
+    """After three attempts; and a model that the controller no longer has fails it at once."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work"):
+            stream = await counterpart.ready()
+            counterpart.download_faults = ["wrong"] * 3
+            stream.send(task=counterpart.task(1))
+            failed = await stream.expect("failed")
+            assert (failed.task, failed.reason) == (1, "community model 4 did not arrive as it was announced")
+            counterpart.download_faults = [(CODE.NOT_FOUND, "no task that is based on it")]
+            stream.send(task=counterpart.task(2))
+            failed = await stream.expect("failed")
+            assert failed.reason == "community model 4 cannot be fetched: no task that is based on it"
+            stream.send(task=counterpart.task(3, sha256="../../../etc/passwd"))
+            failed = await stream.expect("failed")
+            assert failed.reason == "the controller names a model by something that is no SHA-256"
+            await trained(counterpart, stream, 4)
+
+    play(story)
+
+
+def test_a_lost_connection_does_not_lose_the_training(play: Play, tmp_path: Path) -> None:
+    """The learner dials again, says what it has in hand, and hands it in; a new epoch is no other run."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", pace=0.1) as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=12))
+            while not any(beat.task == 1 for beat in await stream.beats(1)):
+                pass
+            stream.cut()
+            again = await counterpart.stream()
+            assert (again.task, again.hello.run) == (1, "run-1")
+            assert again.hello.instance == stream.hello.instance
+            counterpart.welcome(again, epoch=2, task=1)
+            await again.expect("ready")
+            await counterpart.receipts.get()
+            assert counterpart.headers[0].steps == 12
+            assert len(site.said("trained")) == 1
+
+    play(story)
+
+
+def test_a_controller_that_is_down_is_waited_for(play: Play, tmp_path: Path) -> None:
+    """Trained meanwhile, handed in when it is back, on the same address, with nothing lost."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=40))
+            while not any(beat.steps for beat in await stream.beats(1)):
+                pass
+            await counterpart.server.stop(0)
+            await until(lambda: site.said("trained"))
+            assert counterpart.committed == {}
+            await counterpart.start(counterpart.address)
+            stream = await counterpart.stream()
+            while stream.task is None and stream.ended.is_set():  # a dial that the old server took with it
+                stream = await counterpart.stream()
+            assert stream.task == 1
+            counterpart.welcome(stream, epoch=2, task=1)
+            await counterpart.receipts.get()
+            assert list(counterpart.committed) == [1]
+            assert any("trying again" in text for text in site.said("warning"))
+
+    play(story)
+
+
+def test_a_farewell_for_a_while_is_no_end(play: Play, tmp_path: Path) -> None:
+    """The controller is upgraded; the learner stays away as long as it is told."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            farewell = pb.Farewell(kind=pb.Farewell.RETRY, reason="upgrade", retry_seconds=0.2)
+            stream.send(farewell=farewell)
+            again = await counterpart.ready()
+            assert again.hello.run == "run-1"
+            assert "the controller says goodbye for a while: upgrade; back in 0 s" in site.said("info")
+            again.send(farewell=counterpart.farewell())
+            assert await site.end() == 0
+
+    play(story)
+
+
+def test_an_evaluation_that_nobody_heard_is_sent_after_the_next_hello(play: Play, tmp_path: Path) -> None:
+    """Measured while the connection was down."""
+
+    async def story(counterpart: Counterpart) -> None:
+        write_site(
+            tmp_path,
+            "import time\ndef loss(o, t):\n    time.sleep(0.3)\n    return nn.functional.cross_entropy(o, t)\n",
+        )
+        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=2, evaluate=True))
+            await counterpart.receipts.get()
+            await counterpart.server.stop(0)
+            await until(lambda: site.said("evaluated"))
+            await counterpart.start(counterpart.address)
+            stream = await counterpart.ready()
+            assert (await stream.expect("evaluation")).version == 4
+
+    play(story)
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "sentence"),
+    [
+        ((CODE.PERMISSION_DENIED, "learner 'zurich' does not belong to this federation"), 2,
+         "the controller refuses: learner 'zurich' does not belong to this federation"),
+        ((CODE.FAILED_PRECONDITION, "install the same version"), 2, "the controller refuses: install the same version"),
+        ((CODE.UNAUTHENTICATED, "who are you?"), 2, "the controller refuses: who are you?"),
+        (pb.Farewell(kind=pb.Farewell.REFUSED, reason="another process with this certificate"), 2,
+         "the controller refuses this learner: another process with this certificate"),
+        (pb.Farewell(kind=pb.Farewell.FINISHED, reason="done", version=3, sha256="0" * 64, bytes=4), 0,
+         "the federation has ended: done; this learner took no part in it and has no model of it"),
+    ],
+)  # fmt: skip
+def test_a_refusal_ends_the_learner_with_its_reason(
+    play: Play, tmp_path: Path, answer: Any, code: int, sentence: str
+) -> None:
+    """Not an endless loop: somebody has to do something about it."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.stream()
+            stream.cut(*answer) if isinstance(answer, tuple) else stream.send(farewell=answer)
+            assert await site.end() == code
+            assert site.lines[-1] == ("error" if code else "finished", sentence)
+
+    play(story)
+
+
+def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_path: Path) -> None:
+    """By the receipt, by a status, and by the notices that come beside it."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            counterpart.upload_faults = [(CODE.INVALID_ARGUMENT, "a chunk does not fit")]
+            stream.send(task=counterpart.task(1))
+            failed = await stream.expect("failed")
+            assert (failed.task, failed.reason, failed.steps) == (1, "a chunk does not fit", 5)
+            counterpart.upload_faults = [(CODE.ALREADY_EXISTS, "handed in before with other bytes")]
+            stream.send(task=counterpart.task(2))
+            assert (await stream.expect("failed")).reason == "handed in before with other bytes"
+            await until(lambda: empty(tmp_path / "work" / "spool"))
+            stream.send(notice=pb.Notice(kind=pb.Notice.REFUSED, text="late: rebase onto community model 5", task=2))
+            stream.send(notice=pb.Notice(text="the next round begins at noon"))
+            await trained(counterpart, stream, 3)
+            assert site.said("refused") == ["refused: late: rebase onto community model 5"]
+            assert "the next round begins at noon" in site.said("info")
+
+    play(story)
+
+
+def test_an_update_that_the_controller_never_allows_ends_the_learner(play: Play, tmp_path: Path) -> None:
+    """The stream is opened anew to see whether the refusal was meant; the second one is believed."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            counterpart.upload_faults = [(CODE.PERMISSION_DENIED, "task 1 is not yours")] * 2
+            stream.send(task=counterpart.task(1))
+            await counterpart.ready()
+            assert await site.end() == 2
+            assert site.lines[-1] == ("error", "the controller refuses the update of task 1: task 1 is not yours")
+
+    play(story)
+
+
+def test_a_learner_that_was_set_aside_waits_for_its_operator(play: Play, tmp_path: Path) -> None:
+    """A mere reconnection does not bring it back; the end of the federation still reaches it."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            stream.send(notice=pb.Notice(kind=pb.Notice.SET_ASIDE, text="3 updates in a row were refused"))
+            await stream.beats(1)
+            stream.cut()
+            again = await counterpart.welcomed()
+            await again.beats(5)
+            assert again.inbox.empty()
+            assert site.said("set_aside") == [
+                "set aside: 3 updates in a row were refused; restart this learner to join again"
+            ]
+            again.send(farewell=counterpart.farewell())
+            assert await site.end() == 0
+
+    play(story)
+
+
+def test_a_controller_that_was_begun_anew_drops_what_was_trained_for_the_old_run(play: Play, tmp_path: Path) -> None:
+    """With a notice; the learner joins the new run."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.upload_faults = [UNAVAILABLE] * 3
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            await until(lambda: site.said("trained"))
+            stream.cut()
+            counterpart.run = "run-2"
+            again = await counterpart.stream()
+            assert (again.hello.run, again.task) == ("run-1", 1)
+            counterpart.upload_faults = []
+            counterpart.welcome(again)
+            await again.expect("ready")
+            await trained(counterpart, again, 1)
+            assert counterpart.headers[-1].run == "run-2"
+            assert "the update of task 1 is dropped: it belongs to run run-1" in site.said("warning")
+
+    play(story)
+
+
+def test_clocks_that_disagree_are_told_once(play: Play, tmp_path: Path) -> None:
+    """Nothing depends on them but the certificates, so it is a warning."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work") as site:
+            stream = await counterpart.welcomed(unix_time=0.0)
+            stream.cut()
+            await counterpart.ready(unix_time=0.0)
+            told = [text for text in site.said("warning") if "clock" in text]
+            assert len(told) == 1 and "the clock of this machine is off by +" in told[0]
+
+    play(story)
+
+
+def test_a_site_that_cannot_be_prepared_ends_the_learner_and_tells_the_controller(play: Play, tmp_path: Path) -> None:
+    """Its file is wrong, or its network is not the federation's: mending it is the operator's."""
+
+    async def story(counterpart: Counterpart) -> None:
+        broken = write_site(tmp_path, "raise OSError('no data here')", "broken.py")
+        async with learner(counterpart, tmp_path / "a", child=TRAINER, site=broken) as site:
+            stream = await counterpart.welcomed()
+            assert "OSError: no data here" in (await stream.expect("leaving")).reason
+            assert await site.end() == 2
+            assert site.lines[-1][1].startswith("this learner cannot take part: the site file cannot be used: broken.p")
+        async with learner(counterpart, tmp_path / "b", child=TRAINER) as site:
+            counterpart.layout = Layout(counterpart.layout.tensors[:-1])
+            stream = await counterpart.welcomed()
+            await stream.expect("leaving")
+            assert await site.end() == 2
+            assert "the network here is not the federation's" in site.lines[-1][1]
+        async with learner(counterpart, tmp_path / "c", child=TRAINER) as site:
+            await counterpart.welcomed(settings='{"experiment": {}, "policy": 0}')
+            assert await site.end() == 2
+            assert "the controller's settings: learners: missing" in site.lines[-1][1]
+
+    play(story)
+
+
+# --- the child --------------------------------------------------------------------------------------
+
+
+def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Path) -> None:
+    """kill -9 in the middle of a training, as the kernel does when memory is short."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", child=TRAINER, pace=0.05) as site:
+            stream = await counterpart.ready()
+            first = site.child
+            stream.send(task=counterpart.task(1, steps=100_000))
+            while not any(beat.task == 1 for beat in await stream.beats(1)):
+                pass
+            os.kill(first, signal.SIGKILL)
+            failed = await stream.expect("failed")
+            assert failed.task == 1
+            assert failed.reason == "the training process was killed (SIGKILL): out of memory?"
+            await trained(counterpart, stream, 2)
+            assert site.child != first
+            os.kill(site.child, signal.SIGSEGV)  # between two tasks: nobody need know
+            await until(lambda: not site.process._child.alive)
+            await trained(counterpart, stream, 3)
+
+    play(story)
+
+
+def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp_path: Path) -> None:
+    """With the cause in words, for the operator and for the controller."""
+
+    async def story(counterpart: Counterpart) -> None:
+        write_site(tmp_path, "import os\ndef loss(o, t):\n    os._exit(7)\n")
+        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
+            stream = await counterpart.ready()
+            for number in (1, 2, 3):
+                stream.send(task=counterpart.task(number))
+                assert (await stream.expect("failed")).reason == "the training process ended with exit code 7"
+            reason = (await stream.expect("leaving")).reason
+            assert reason == "the training process ended with exit code 7, 3 times in a row"
+            assert await site.end() == 1
+            assert site.lines[-1][1].endswith("3 times in a row; mend that and start the learner again")
+
+    play(story)
+
+
+def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play, tmp_path: Path) -> None:
+    """Told with file and line; the child lives and the next task trains."""
+
+    async def story(counterpart: Counterpart) -> None:
+        write_site(
+            tmp_path,
+            "calls = []\ndef loss(o, t):\n    calls.append(1)\n"
+            "    if len(calls) == 3:\n        raise RuntimeError('no GPU today')\n"
+            "    return nn.functional.cross_entropy(o, t)\n",
+        )
+        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
+            stream = await counterpart.ready()
+            child = site.child
+            stream.send(task=counterpart.task(1))
+            failed = await stream.expect("failed")
+            assert (failed.reason, failed.steps) == ("site.py:22: RuntimeError: no GPU today", 2)
+            await trained(counterpart, stream, 2)
+            assert site.child == child
+
+    play(story)
+
+
+def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_path: Path) -> None:
+    """C code that never lets Python run: the parent does not train, so it is alive, and says so."""
+
+    async def story(counterpart: Counterpart) -> None:
+        (tmp_path / "go").unlink(missing_ok=True)
+        write_site(
+            tmp_path,
+            "import ctypes, os\nbusy = ctypes.PyDLL(None)\ndef loss(o, t):\n"
+            f"    while not os.path.exists({str(tmp_path / 'go')!r}):\n        busy.usleep(900_000)\n"
+            "    return nn.functional.cross_entropy(o, t)\n",
+        )
+        async with learner(counterpart, tmp_path / "work", child=TRAINER):
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            await counterpart.downloading.wait()
+            beats = await stream.beats(25)  # two and a half seconds of them
+            assert beats[-1].task == 1
+            (tmp_path / "go").touch()
+            await counterpart.receipts.get()
+
+    play(story)
+
+
+def test_a_stopped_child_is_waited_for(play: Play, tmp_path: Path) -> None:
+    """SIGSTOP and SIGCONT: heartbeats go on in between, the task is not lost."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=40))
+            while not any(beat.steps for beat in await stream.beats(1)):
+                pass
+            os.kill(site.child, signal.SIGSTOP)
+            held = await stream.beats(10)
+            assert {beat.task for beat in held} == {1}
+            os.kill(site.child, signal.SIGCONT)
+            await counterpart.receipts.get()
+            assert counterpart.headers[0].steps == 40
+
+    play(story)
+
+
+# --- the process itself -----------------------------------------------------------------------------
+
+
+def test_a_learner_killed_in_training_gets_its_task_again(play: Play, tmp_path: Path) -> None:
+    """kill -9 of the parent: the child goes with it, nothing is in hand, and the task is trained anew."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with Command(counterpart, tmp_path / "work", pace=0.05) as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=100_000))
+            while not any(beat.steps for beat in await stream.beats(1)):
+                pass
+            await command.kill()
+        async with Command.metis(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.stream()
+            assert (stream.hello.run, stream.task) == ("run-1", None)
+            counterpart.welcome(stream, task=1)
+            await stream.expect("ready")
+            stream.send(task=counterpart.task(1))
+            await counterpart.receipts.get()
+            assert counterpart.committed.keys() == {1}
+            assert counterpart.offsets == [0]  # the model was here
+            stream.send(farewell=counterpart.farewell())
+            assert await command.end() == 0
+            assert command.lines[-1][1].endswith(f"community model 9 is in {tmp_path}/work/community.safetensors")
+
+    play(story)
+
+
+def test_a_learner_killed_in_its_upload_hands_in_the_same_bytes_first(play: Play, tmp_path: Path) -> None:
+    """kill -9 of the parent between two chunks: the update is in the spool, and goes before anything else."""
+
+    async def story(counterpart: Counterpart) -> None:
+        never = asyncio.Event()
+        counterpart.upload_faults = [never]
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            await counterpart.uploading.wait()
+            await command.kill()
+        assert len(list((tmp_path / "work" / "spool").iterdir())) == 2
+        async with Command(counterpart, tmp_path / "work"):
+            stream = await counterpart.stream()
+            assert (stream.hello.run, stream.task) == ("run-1", 1)
+            counterpart.welcome(stream, task=1)
+            await counterpart.receipts.get()
+            assert stream.inbox.empty()  # it does not wait until network and data are ready
+            (content,) = counterpart.committed.values()
+            assert content.startswith(counterpart.attempts[0])
+            assert len(counterpart.attempts[0]) < len(content) == 200
+            await until(lambda: empty(tmp_path / "work" / "spool"))
+
+    play(story)
+
+
+def test_a_signal_ends_a_training_learner_at_once(play: Play, tmp_path: Path) -> None:
+    """It says goodbye, so that nobody waits for its lease; exit code 0."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with Command(counterpart, tmp_path / "work", pace=0.05) as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1, steps=100_000))
+            while not any(beat.task == 1 for beat in await stream.beats(1)):
+                pass
+            command.process.send_signal(signal.SIGTERM)
+            assert (await stream.expect("leaving")).reason == "stopped by its operator (SIGTERM)"
+            assert await command.end() == 0
+            assert stream.inbox.empty()  # a goodbye, no failure
+            assert command.lines[-1] == ("info", "SIGTERM: the learner has left the federation")
+
+    play(story)
+
+
+def test_a_signal_lets_a_trained_update_be_handed_in(play: Play, tmp_path: Path) -> None:
+    """For some seconds; what cannot be handed in stays in the work folder for the next start."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.upload_faults = [UNAVAILABLE] * 3
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            await until(lambda: command.said("trained"))
+            command.process.send_signal(signal.SIGINT)
+            assert await command.end() == 0
+            assert list(counterpart.committed) == [1]
+        counterpart.upload_faults = [UNAVAILABLE] * 1000
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(2))
+            await until(lambda: command.said("trained"))
+            command.process.send_signal(signal.SIGTERM)
+            assert await command.end() == 0
+            assert any("the update of task 2 stays in" in text for text in command.said("warning"))
+        counterpart.upload_faults = []
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.welcomed()
+            assert stream.task == 2
+            await counterpart.receipts.get()
+
+    play(story)
+
+
+def test_the_second_signal_ends_it_without_waiting(play: Play, tmp_path: Path) -> None:
+    """Nothing is lost by that: the update is on disk."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.upload_faults = [UNAVAILABLE] * 1000
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            await until(lambda: command.said("trained"))
+            command.process.send_signal(signal.SIGTERM)
+            await until(lambda: any("once more to end at once" in text for text in command.said("info")))
+            command.process.send_signal(signal.SIGTERM)
+            assert await command.end() == 130
+            assert len(list((tmp_path / "work" / "spool").iterdir())) == 2
+
+    play(story)
+
+
+def test_two_learners_cannot_work_in_one_folder(play: Play, tmp_path: Path) -> None:
+    """They would hand in each other's updates."""
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work"):
+            await counterpart.stream()
+            second = Site(counterpart, tmp_path / "work")
+            with pytest.raises(ConfigError, match=rf"another learner \(process {os.getpid()}\) works in .*/work"):
+                await second.running
+
+    play(story)
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play: Play, tmp_path: Path) -> None:
+    """No file may be larger than 3,000 bytes: neither a model of 4,200 nor, then, its update can be kept."""
+
+    async def story(counterpart: Counterpart) -> None:
+        launcher = tmp_path / "launch.py"
+        launcher.write_text(
+            "import resource, runpy, sys\n"
+            "sys.dont_write_bytecode = True\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+            "sys.argv = ['metis', *sys.argv[1:]]\n"
+            "runpy.run_module('metis.cli', run_name='__main__')\n"
+        )
+        wide = tmp_path / "site.py"
+        write_site(
+            tmp_path, "def network():\n    return nn.Sequential(nn.Linear(3, 175), nn.ReLU(), nn.Linear(175, 2))\n"
+        )
+        silo = build_silo(json.loads(counterpart.settings), wide, "zurich", 0)
+        counterpart.layout = silo.engine.layout
+        counterpart.model = silo.engine.initial_model(1990).vector.tobytes()
+        assert len(counterpart.model) == 4208
+        async with Command.metis(counterpart, tmp_path / "work", [str(launcher)]):
+            stream = await counterpart.ready()
+            stream.send(task=counterpart.task(1))
+            failed = await stream.expect("failed")
+            assert failed.reason == f"the community model cannot be kept in {tmp_path}/work (File too large)"
+            assert list((tmp_path / "work" / "models").iterdir()) == []
+            # Somebody puts the model there by hand, so that only the update does not fit.
+            (tmp_path / "work" / "models" / counterpart.sha256).write_bytes(counterpart.model)
+            stream.send(task=counterpart.task(2))
+            failed = await stream.expect("failed")
+            assert failed.reason == f"the model cannot be written to {tmp_path}/work/spool: File too large"
+            await stream.beats(2)
+            await until(lambda: empty(tmp_path / "work" / "spool"))
+
+    play(story)
+
+
+@pytest.mark.slow
+def test_a_large_model_never_lies_in_the_parents_memory(play: Play, tmp_path: Path) -> None:
+    """64 MB down, 64 MB up and 64 MB saved at the end cost the parent a few chunks."""
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.layout = Layout((TensorSpec("weights", (4000, 4000)),))
+        counterpart.model = np.ones(16_000_000, "<f4").tobytes()
+        counterpart.chunk_bytes, counterpart.heartbeat_seconds = 1 << 20, 1.0
+        async with Command(counterpart, tmp_path / "work") as command:
+            stream = await counterpart.ready()
+            before = _peak_memory(command.process.pid)
+            stream.send(task=counterpart.task(1, steps=1))
+            await counterpart.receipts.get()
+            stream.send(farewell=counterpart.farewell())
+            while not (tmp_path / "work" / "community.safetensors").exists():
+                grown = _peak_memory(command.process.pid) - before
+                await asyncio.sleep(0.05)
+            assert await command.end() == 0
+            assert grown < 32 << 20
+
+    play(story)
+
+
+def _peak_memory(pid: int) -> int:
+    """In bytes, as Linux counts it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
