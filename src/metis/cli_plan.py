@@ -92,7 +92,7 @@ def plan(
 
 def probe(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The experiment; not needed with a site file.")
+        Path | None, typer.Argument(metavar="FILE", help="The experiment; not needed with a site file.")
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", "--learner", metavar="NAME", help="Which learner this machine is.")
@@ -142,7 +142,7 @@ def probe(
 
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run, or a controller's state folder.")],
-    changes: Annotated[list[str], typer.Argument(metavar="[KEY=VALUE]...", help="Parameters of the policy.")] = [],  # noqa: B006
+    changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Parameters of the policy.")] = [],  # noqa: B006
     policy: Annotated[
         str | None,
         typer.Option("--policy", metavar="NAME|FILE", help="Another policy, or a file with some; else the recorded."),
