@@ -48,6 +48,7 @@ HOMES: dict[str, set[str] | None] = {
     "tomli": None,
     "tomlkit": None,
     "pandas": None,
+    "pyarrow": {"reporting"},
     "torch": {"learning"},
     "grpc": {"deployment"},
     "google": {"deployment"},  # protobuf
@@ -296,7 +297,7 @@ def test_relative_imports_are_resolved_from_a_package_too() -> None:
     assert not violations("from ..model import Model", "metis.core.protocols", is_package=True)
 
 
-HEAVY = ("torch", "matplotlib", "pandas", "grpc", "cryptography", "starlette", "uvicorn")
+HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "grpc", "cryptography", "starlette", "uvicorn")
 
 
 @pytest.mark.parametrize(

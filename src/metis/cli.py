@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_report, cli_status
-from metis.cli_report import COMPARISON, planned
+from metis.cli_report import COMPARISON, check_folder, planned
 from metis.errors import ConfigError, InternalError, MetisError
 
 if TYPE_CHECKING:
@@ -507,7 +507,7 @@ def resume(
 ) -> None:
     """Go on with a run or a comparison that was interrupted; it ends in the same bits."""
     changes = _overrides([], workers)
-    _check_folder(folder)
+    check_folder(folder)
     if (folder / COMPARISON).is_file():
         jobs, federations = [], {}
         for name in planned(folder):
@@ -527,14 +527,6 @@ def resume(
     # Cut off before the first checkpoint: nothing is lost that a fresh start would not bring back.
     started = (folder / "checkpoint.safetensors").exists()
     _finish_single(_execute(federation, job, resume=started, quiet=as_json), folder, as_json)
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.is_file():
-        raise ConfigError(f"{folder} is a file; give the directory of a run")
-    if not folder.is_dir():
-        again = shlex.quote(str(folder))
-        raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}")
 
 
 def _check_config(folder: Path) -> None:

@@ -60,8 +60,27 @@ class HistoryPoint:
     steps: int
     cumulative_time: float
     idle_time: float
+    models_exchanged: int
+    bytes_exchanged: int
     energy: Energy
     metrics: dict[str, float]
+
+    def to_record(self) -> dict[str, Any]:
+        """As one plain row, the metrics by their own names."""
+        return {
+            "parallel_time": self.at,
+            "version": self.version,
+            "update_requests": self.update_requests,
+            "steps": self.steps,
+            "cumulative_time": self.cumulative_time,
+            "idle_time": self.idle_time,
+            "models_exchanged": self.models_exchanged,
+            "bytes_exchanged": self.bytes_exchanged,
+            "energy_equation": self.energy.equation,
+            "energy_active": self.energy.active,
+            "energy_idle_charged": self.energy.idle_charged,
+            **self.metrics,
+        }
 
 
 SpanKind: TypeAlias = Literal["training", "transfer", "idle", "away"]
@@ -91,6 +110,7 @@ class Setting:
     higher_is_better: bool = True
     target: Target | None = None
     class_names: tuple[str, ...] = ()
+    real_time: bool = False  # learners are real sites and the clock is the wall's
     facts: dict[str, Any] = field(default_factory=dict)  # dataset, network, versions: shown in reports
 
     def to_json(self) -> dict[str, Any]:
@@ -101,6 +121,7 @@ class Setting:
             "higher_is_better": self.higher_is_better,
             "target": None if self.target is None else self.target.value,
             "class_names": list(self.class_names),
+            "real_time": self.real_time,
             "facts": self.facts,
             "learners": [
                 {
@@ -140,6 +161,7 @@ class Setting:
             higher_is_better=higher,
             target=None if setting["target"] is None else Target(metric, setting["target"], higher),
             class_names=tuple(setting["class_names"]),
+            real_time=setting.get("real_time", False),
             facts=setting["facts"],
         )
 
@@ -159,6 +181,7 @@ class RunFold:
         self.now = 0.0
         self.version = 0
         self.history: list[HistoryPoint] = []
+        self.evaluations = 0  # taken into the history; more than its points where one model is measured twice
         self.costs_at_target: Costs | None = None
         self.refused: list[tuple[float, UpdateRefused]] = []
         self.set_aside: list[tuple[float, LearnerSetAside]] = []
@@ -209,10 +232,13 @@ class RunFold:
                     costs.steps,
                     costs.cumulative_time,
                     costs.idle_time,
+                    costs.models_exchanged,
+                    costs.bytes_exchanged,
                     costs.energy,
                     item.metrics,
                 )
             )
+        self.evaluations += 1
         if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
             self.costs_at_target = costs
 
@@ -335,22 +361,7 @@ class Run:
 
     def to_records(self) -> list[dict[str, Any]]:
         """The history as plain rows."""
-        return [
-            {
-                "policy": self.policy,
-                "parallel_time": point.at,
-                "version": point.version,
-                "update_requests": point.update_requests,
-                "steps": point.steps,
-                "cumulative_time": point.cumulative_time,
-                "idle_time": point.idle_time,
-                "energy_equation": point.energy.equation,
-                "energy_active": point.energy.active,
-                "energy_idle_charged": point.energy.idle_charged,
-                **point.metrics,
-            }
-            for point in self.history
-        ]
+        return [{"policy": self.policy, **point.to_record()} for point in self.history]
 
     def to_pandas(self) -> Any:
         """The history as a pandas table; needs the extra `metis[tables]`."""
@@ -358,16 +369,22 @@ class Run:
 
         return pandas.DataFrame(self.to_records())
 
-    def learners_to_pandas(self) -> Any:
-        """One row a learner: steps, active, idle, transfer and away time, energy."""
-        import pandas
-
-        return pandas.DataFrame(
-            [
+    def learners_to_records(self) -> list[dict[str, Any]]:
+        """One plain row a learner: what it holds, how it spent its time, its energy."""
+        known = {learner.name: learner for learner in self.setting.learners}
+        rows = []
+        for name, costs in self.costs.by_learner.items():
+            learner = known.get(name)
+            rows.append(
                 {
+                    "policy": self.policy,
                     "learner": name,
+                    "examples": None if learner is None else learner.examples,
+                    "batch_size": None if learner is None else learner.batch_size,
+                    "time_per_batch": None if learner is None else learner.time_per_batch,
                     "steps": costs.steps,
                     "update_requests": costs.update_requests,
+                    "refused_updates": costs.refused,
                     "active": costs.active,
                     "transfer": costs.transfer,
                     "idle": costs.idle,
@@ -376,9 +393,14 @@ class Run:
                     "energy_active": costs.energy.active,
                     "energy_idle_charged": costs.energy.idle_charged,
                 }
-                for name, costs in self.costs.by_learner.items()
-            ]
-        )
+            )
+        return rows
+
+    def learners_to_pandas(self) -> Any:
+        """`learners_to_records` as a pandas table; needs the extra `metis[tables]`."""
+        import pandas
+
+        return pandas.DataFrame(self.learners_to_records())
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The metric over parallel time and over update requests; saved if a path is given."""

@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import math
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -525,8 +526,14 @@ def _facts(config: ExperimentConfig, material: Material) -> dict[str, Any]:
     return {
         **material.facts,
         **shared,
-        "versions": {
-            "Python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", "torch")},
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Metis and of what its results depend on, here and now."""
+    return {
+        "metis": sys.modules["metis"].__version__,
+        "Python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("numpy", "torch")},
     }

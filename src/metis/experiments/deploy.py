@@ -11,7 +11,7 @@ from metis.core.controller import StopRule, Target
 from metis.core.model import Model
 from metis.deployment.controller import Plan, Terms, make_core
 from metis.errors import ConfigError
-from metis.experiments.build import build_policy, build_power
+from metis.experiments.build import build_policy, build_power, versions
 from metis.experiments.config import ExperimentConfig
 from metis.runs import LearnerInfo, Setting
 
@@ -76,6 +76,7 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
         "network": config.network.name if config.site is None else config.site.file,
         "learners are": "real sites; time is the wall clock's",
         **chosen.training.model_dump(exclude_none=True),
+        "versions": versions(),  # the controller's
     }
     setting = Setting(
         policy=policy.name,
@@ -87,6 +88,7 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
         metric=metric,
         higher_is_better=higher_is_better,
         target=target,
+        real_time=True,
         facts=facts,
     )
     make = make_core(policy, rule, terms, config.run.refusals_allowed)

@@ -111,8 +111,8 @@ _STYLE: dict[str, Any] = {
 # --- files --------------------------------------------------------------------------------------
 
 
-def save_run_figures(run: Run, folder: Path) -> list[Path]:
-    """Write curves, active and idle time, timeline and distribution of data of one run as PNG and SVG."""
+def save_run_figures(run: Run, folder: Path, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write curves, active and idle time, timeline and distribution of data of one run, as PNG and SVG if not told."""
     with house_style():
         figures = {
             "curves": _curves_figure([run]),
@@ -120,10 +120,12 @@ def save_run_figures(run: Run, folder: Path) -> list[Path]:
             "timeline": _timeline_figure([run]),
             "data": _distribution_figure(*distribution_of(run)),
         }
-        return [path for name, figure in figures.items() for path in save_both(figure, folder, name)]
+        return [path for name, figure in figures.items() for path in save_both(figure, folder, name, suffixes)]
 
 
-def save_comparison_figures(runs: Sequence[Run], folder: Path, *, inset: bool = False) -> list[Path]:
+def save_comparison_figures(
+    runs: Sequence[Run], folder: Path, suffixes: Sequence[str] = ("png", "svg"), *, inset: bool = False
+) -> list[Path]:
     """Write the paper's two curves of all policies, active and idle time and timelines as PNG and SVG.
 
     With `inset` the curve over time carries a small picture of the distribution of data, as the paper's do.
@@ -137,7 +139,7 @@ def save_comparison_figures(runs: Sequence[Run], folder: Path, *, inset: bool = 
             "timelines": _timeline_figure(runs),
             "data": _distribution_figure(*distribution_of(runs[0])),
         }
-        return [path for name, figure in figures.items() for path in save_both(figure, folder, name)]
+        return [path for name, figure in figures.items() for path in save_both(figure, folder, name, suffixes)]
 
 
 def partition_figure(
@@ -168,8 +170,8 @@ def _check_format(path: Path) -> None:
         raise ConfigError(f"{path}: a figure is written as one of {allowed}; name the file accordingly")
 
 
-def save_both(figure: Figure, folder: Path, name: str) -> list[Path]:
-    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+def save_both(figure: Figure, folder: Path, name: str, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
+    paths = [folder / f"{name}.{suffix}" for suffix in suffixes]
     for path in paths:
         _save(figure, path)
         figure.set_layout_engine("none")  # laid out once is enough

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.reporting import figures
 from metis.runs import CONFIG, Run, Span
 
-REPORT = "report.html"
+REPORT, MARKDOWN = "report.html", "report.md"
 
 # Beyond these the page says how many more there are and where to find them.
 _MOST_LEARNERS = 200
@@ -82,9 +84,14 @@ def write_report(runs: Sequence[Run], folder: Path, title: str, command: str | N
     )
     environment.filters["svg"] = Markup  # only for pictures of our own making; their texts are escaped
     page = environment.get_template("report.html.jinja").render(_contents(list(runs), folder, title, command))
-    folder.mkdir(parents=True, exist_ok=True)
-    path, fresh = folder / REPORT, folder / (REPORT + ".new")
-    fresh.write_text(page, encoding="utf-8")
+    return _write(folder / REPORT, page)
+
+
+def _write(path: Path, text: str) -> Path:
+    """As a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
     return path
 
@@ -120,7 +127,8 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "provenance": _provenance(runs, names),
         "versions": _versions(runs[0]),
         "configurations": _configurations(files, names),
-        "command": _repeating(files, folder) if command is None else command,
+        "command": _repeating(runs, files, folder) if command is None else command,
+        "exactly": not any(run.setting.real_time for run in runs),
         "several": len(runs) > 1,
     }
 
@@ -586,10 +594,75 @@ def _configurations(files: Sequence[Path | None], names: list[str]) -> list[tupl
     return [("all runs" if len(sharing) == len(names) else _listed(sharing), text) for text, sharing in texts.items()]
 
 
-def _repeating(files: Sequence[Path | None], folder: Path) -> str | None:
+def _repeating(runs: Sequence[Run], files: Sequence[Path | None], folder: Path) -> str | None:
     """The command that runs these configurations again, as seen from the directory of the report."""
     known = list(dict.fromkeys(file for file in files if file is not None))
     if not known or None in files:
         return None
     paths = [shlex.quote(Path(os.path.relpath(file, folder)).as_posix()) for file in known]
+    if all(run.setting.real_time for run in runs):
+        return "\n".join(f"metis controller {path} --state ANOTHER-FOLDER --identity KIT" for path in paths)
     return f"metis {'simulate' if len(files) == 1 else 'compare'} {' '.join(paths)}"
+
+
+# --- as text that a repository shows ------------------------------------------------------------
+
+_HEADINGS = ("iterations", "PT (s)", "CT (s)", "CC", "EC, equation", "EC, active", "EC, idle charged", "idle share")
+_LEGEND = (
+    "PT parallel time, CT cumulative time, CC update requests, EC energy in {unit} by three definitions (the paper's "
+    "equation, active time only, idle time charged)."
+)
+
+
+def write_markdown(
+    runs: Sequence[Run], folder: Path, title: str, pictures: Sequence[Path] = (), command: str | None = None
+) -> Path:
+    """Write `report.md`: the same findings, tables and provenance, with links to pictures that lie elsewhere."""
+    if not runs:
+        raise ConfigError("a report needs at least one run")
+    runs = list(runs)
+    names = figures.labels(runs)
+    files = [_configuration_file(run, folder) for run in runs]
+    command = _repeating(runs, files, folder) if command is None else command
+    lines = [f"# {_plain(title)}", "", _plain(_lead(runs)), ""]
+    lines += [f"- {_plain(finding)}" for finding in _findings(runs, names)]
+    lines += ["", "## What it cost", ""]
+    headings = [*_HEADINGS, *(f"{runs[0].setting.metric}, {which}" for which in ("final", "best"))]
+    for table in _cost_tables(runs, names):
+        lines += [f"{_plain(table['caption'])}:", "", *_markdown_table("policy", headings, map(_cells, table["rows"]))]
+        if table["first"]:
+            lines += ["", f"× is the cost of {_plain(table['first'])} over the cost of the row: above 1 is cheaper."]
+        lines.append("")
+    lines += [_LEGEND.format(unit=_unit(runs[0])), ""]
+    for picture in pictures:
+        place = quote(Path(os.path.relpath(picture, folder)).as_posix())
+        lines += [f"![{picture.stem.replace('_', ' ')}]({place})", ""]
+    lines += ["## How to repeat it", ""]
+    if command:
+        lines += ["```", command, "```", ""]
+    told = [
+        (row[0], [f"`{row[1]}`", row[2], row[3], _plain(row[4]), f"`{row[6]}`"]) for row in _provenance(runs, names)
+    ]
+    columns = ["policy", "seed", "community models", "ended because", "SHA-256 of the final community model"]
+    lines += [*_markdown_table("run", columns, told), ""]
+    lines += [
+        f"- {_plain(name)}: {_plain(value)}" for name, value in [*_facts(runs[0]), ("versions", _versions(runs[0]))]
+    ]
+    return _write(folder / MARKDOWN, "\n".join(lines) + "\n")
+
+
+def _cells(row: Row) -> tuple[str, list[str]]:
+    missing = [row.note, *[""] * (len(_HEADINGS) - 1)] if row.note else []
+    told = [f"**{cell.value}**" if cell.best else cell.value for cell in row.cells]
+    factors = [f" {cell.factor}" if cell.factor else "" for cell in row.cells]
+    return row.label, [*missing, *(value + factor for value, factor in zip(told, factors, strict=True))]
+
+
+def _markdown_table(first: str, headings: Sequence[str], rows: Iterable[tuple[str, list[str]]]) -> list[str]:
+    lines = [f"| {first} | {' | '.join(headings)} |", f"| --- |{' ---: |' * len(headings)}"]
+    return [*lines, *(f"| {_plain(name)} | {' | '.join(cells)} |" for name, cells in rows)]
+
+
+def _plain(text: str) -> str:
+    """Text in which no letter means anything to Markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>|#$])", r"\\\1", " ".join(text.split()))
