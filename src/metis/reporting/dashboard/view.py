@@ -156,7 +156,7 @@ class RunView:
         self._new_spans: dict[int, list[float]] = {}
         self._new_versions: list[float] = []
         self._problems_sent: list[dict[str, str]] | None = None
-        self._told = -1  # events
+        self._told: tuple[int, str | None] | None = None  # events and damage
         for learner in setting.learners:
             known = self._learner(learner.name)
             known.examples = learner.examples or None
@@ -290,7 +290,7 @@ class RunView:
     @property
     def changed(self) -> bool:
         """Whether an increment would tell anything but the time."""
-        return self._first or self._told != self.events or bool(self._touched)
+        return self._first or self._told != (self.events, self.damage) or bool(self._touched)
 
     def skip(self) -> None:
         """Nobody looks: what is new need not be told to anybody. Whoever comes gets a snapshot."""
@@ -327,7 +327,7 @@ class RunView:
         problems = self.problems()
         if problems != self._problems_sent:
             told["problems"] = self._problems_sent = problems
-        self._told = self.events
+        self._told = (self.events, self.damage)
         return told
 
     def snapshot(self, now: float | None = None) -> Iterator[Increment]:
