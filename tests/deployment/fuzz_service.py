@@ -281,7 +281,8 @@ async def _assault(here: Served, tally: Tally, seed: int, worker: int, until: fl
             task = here.process._durable.open_task(name)
             scene = Scene(here.process.run)
             if task is not None:
-                scene.task, scene.sha256 = task.number, here.process._durable.hashes[task.based_on.version]
+                scene.task = task.number
+                scene.sha256 = here.process._durable.hashes.get(task.based_on.version, scene.sha256)
             method = mutator.rng.choice(["attend", "upload", "upload", "download", "port"])
             if method == "port":
                 if mutator.rng.random() < 0.1:

@@ -44,7 +44,7 @@ def _scene(here: Served) -> Scene:
     task = here.process._durable.open_task(NAME)
     if task is None:
         return Scene(here.process.run)
-    return Scene(here.process.run, task.number, here.process._durable.hashes[task.based_on.version])
+    return Scene(here.process.run, task.number, here.process._durable.hashes.get(task.based_on.version, "0" * 64))
 
 
 # --- valid messages with any values, bytes that are nearly messages, and noise ------------------------------

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from pathlib import Path
 
+import grpc
 import pytest
 
-from deployment.faults import Puppet, busy_writer, course, federation, finish, journaled, play
+from deployment.faults import HANG, Puppet, busy_writer, course, federation, finish, journaled, play
 from deployment.federations import Served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerJoined, LearnerLeft, UpdateCommitted
 from metis.deployment import wire_pb2 as pb
+from metis.deployment.durable import DurableController
 
 LEASE = {"lease": 1.0, "heartbeat": 0.1}
 
@@ -143,6 +146,47 @@ def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path
             assert not course(here, UpdateCommitted)
 
     play(scene())
+
+
+def test_a_learner_that_comes_back_while_a_model_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1 row 5: its next task is there before the file of the model is; it gets both when they are."""
+    keep, publishing, go_on = DurableController._keep_version, threading.Event(), threading.Event()
+
+    def slowly(self: DurableController, action: CommunityPublished) -> None:
+        publishing.set()
+        assert go_on.wait(HANG)
+        keep(self, action)
+
+    async def scene() -> None:
+        async with (
+            federation(tmp_path, policy=policies.sync_fedavg(1), expected=2) as here,
+            Puppet(here, "l0") as waiting,
+            Puppet(here, "l1") as last,
+        ):
+            await waiting.join()
+            await last.join()
+            await waiting.hand_in((await waiting.task()).number)
+            task = await last.task()
+            await waiting.vanish()
+            monkeypatch.setattr(DurableController, "_keep_version", slowly)
+            with busy_writer(here):
+                await waiting.join()
+                session = here.process._sessions["l0"]
+                await here.until(lambda: session.ready is not None)
+                handing_in = asyncio.create_task(last.hand_in(task.number))
+                await here.until(lambda: here.process._uploads == 1)
+            await here.until(publishing.is_set)
+            request = pb.ModelRequest(run=here.process.run, sha256=task.sha256)
+            download = waiting.stub.download(request, metadata=waiting.metadata)
+            assert await download.code() == grpc.StatusCode.NOT_FOUND
+            go_on.set()
+            await handing_in
+            assert (await waiting.task()).version == (await last.task()).version == 1
+
+    try:
+        play(scene())
+    finally:
+        go_on.set()
 
 
 # --- row 35: all learners vanish ----------------------------------------------------------------------------

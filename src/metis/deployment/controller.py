@@ -472,8 +472,10 @@ class ControllerProcess:
         session, task = self._sessions.get(learner), self._durable.open_task(learner)
         if session is None or session.ready is None or task is None or session.held_task == task.number:
             return
+        blob = self._durable.hashes.get(task.based_on.version)
+        if blob is None:
+            return  # the writer is about to publish that model; its actions offer the task
         record = self._durable.controller.roster[learner]
-        blob = self._durable.hashes[task.based_on.version]
         seconds = task.budget.seconds - max(0.0, self._clock.now() - record.task_sent_at)
         session.held_task, session.steps = task.number, 0
         session.send(
@@ -704,7 +706,7 @@ class ControllerProcess:
     def downloadable(self, learner: LearnerId, sha256: str) -> bool:
         hashes = self._durable.hashes
         task = self._durable.open_task(learner)
-        if task is not None and hashes[task.based_on.version] == sha256:
+        if task is not None and hashes.get(task.based_on.version) == sha256:
             return True
         return self.finished and hashes[self._durable.controller.community.stamp.version] == sha256
 
