@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from metis.deployment import wire_pb2 as pb
+from metis.deployment.identity import peer_of
 from metis.deployment.trainer import write_model
 from metis.deployment.wire import SERVER_OPTIONS, service_handler
 from metis.experiments.site import build_silo
@@ -79,6 +80,7 @@ class Counterpart:
         self.model = (folder / "served.model").read_bytes()
         self.settings = json.dumps(settings)
         self.run = "run-1"
+        self.credentials: grpc.ServerCredentials | None = None
         self.heartbeat_seconds = 0.1
         self.chunk_bytes = 16
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
@@ -107,7 +109,11 @@ class Counterpart:
     async def start(self, address: str) -> None:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
         self.server.add_generic_rpc_handlers((service_handler(self),))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port(address)}"
+        if self.credentials is None:
+            port = self.server.add_insecure_port(address)
+        else:
+            port = self.server.add_secure_port(address, self.credentials)
+        self.address = f"127.0.0.1:{port}"
         await self.server.start()
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,7 +158,11 @@ class Counterpart:
 
     async def attend(self, requests: AsyncIterator[pb.FromLearner], context: Any) -> None:
         first = await requests.__anext__()
-        stream = Stream(first.hello, dict(context.invocation_metadata())["metis-learner"])
+        if self.credentials is None:
+            name = dict(context.invocation_metadata())["metis-learner"]
+        else:
+            name = peer_of(context.auth_context()).name
+        stream = Stream(first.hello, name)
         self.streams.put_nowait(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:

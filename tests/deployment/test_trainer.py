@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("grpc")
+
 from deployment.tiny import settings, write_site
 from metis.deployment.trainer import _Pace, write_model
 from metis.deployment.wire import read_model

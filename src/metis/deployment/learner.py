@@ -733,6 +733,8 @@ class LearnerProcess:
             if writing is not None:
                 await writing
             return await asyncio.to_thread(incoming.commit)
+        except asyncio.TimeoutError:  # nothing came; since Python 3.11 it is an OSError too
+            raise
         except OSError as problem:
             self._work.forget_models(set())  # half a model on a full disk helps nobody
             raise _TaskFailed(self._no_room(problem)) from problem

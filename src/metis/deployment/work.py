@@ -80,6 +80,8 @@ class WorkFolder:
 
     def begin(self, run: str, learner: str, layout: str) -> None:
         """Take part in this run from now on; what is here of another one is dropped."""
+        if (run, learner, layout) == (self.run, self.learner, self.layout):
+            return
         if (run, learner) != (self.run, self.learner):
             for folder in ("spool", "models", "memory"):
                 for path in (self.folder / folder).iterdir():
