@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from deployment import killed_controller
 from deployment.faults import (
+    HANG,
     Proxy,
     Puppet,
     chunk,
@@ -40,6 +42,7 @@ from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
+from metis.deployment.service import _ended, _in_thread
 from metis.deployment.state import State, StateError
 
 TESTS = Path(__file__).parents[1]
@@ -192,6 +195,26 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
             assert (await learner.hand_in(task.number)).verdict in (pb.Receipt.COMMITTED, pb.Receipt.ALREADY)
             assert journaled(here) == [task.number]
         assert not lost
+
+    play(scene())
+
+
+def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -> None:
+    """C1 row 4: a call that is cancelled again while it waits still does not take the file away."""
+
+    async def scene() -> None:
+        free = threading.Event()
+        writing = _in_thread(free.wait, HANG)
+        call = asyncio.create_task(_ended(writing))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            call.cancel()
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        free.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert writing.done()
 
     play(scene())
 

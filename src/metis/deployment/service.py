@@ -330,9 +330,16 @@ def _in_thread(work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T
 
 async def _ended(work: asyncio.Future[Any] | None) -> None:
     """Wait for it, whatever came of it: nobody may close the file under it."""
+    cancelled: asyncio.CancelledError | None = None
+    while work is not None and not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as again:  # a call may be cancelled more than once
+            cancelled = again
     if work is not None:
-        await asyncio.wait({work})
         work.exception()  # was seen already, or came after the call had ended
+    if cancelled is not None:
+        raise cancelled
 
 
 # --- who speaks ---------------------------------------------------------------------------------
