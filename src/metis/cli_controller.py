@@ -19,6 +19,7 @@ from metis import __version__
 from metis.core.model import Layout
 from metis.deployment.child import Child
 from metis.deployment.controller import ControllerProcess
+from metis.deployment.durable import initial_model
 from metis.deployment.identity import Revocations, check_kit, load_kit, server_credentials, warnings
 from metis.deployment.preflight import is_loopback, serving_problem
 from metis.deployment.service import Context, identify_by_certificate, identify_by_name
@@ -148,7 +149,7 @@ async def _serve(
         else:
             check_same_run(config, facts["experiment"])
         layout = Layout.from_json(facts["layout"])
-        initial = read_model(state.blob_path(facts["initial"]), layout)
+        initial = initial_model(state, facts["initial"], layout)
         plan = make_plan(config, initial, facts["metric"], facts["higher_is_better"])
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from metis.deployment.controller import _RunClock
+from metis.deployment.controller import _RunClock, read_tick, write_tick
 
 
 class Wall:
@@ -56,3 +57,20 @@ def test_a_model_that_comes_before_the_first_tick_after_a_stop_is_not_late(wall:
     lost = clock.tick()
     assert handed_in <= 0.5 and lost == pytest.approx(60.0, abs=0.5)
     assert clock.now() >= handed_in
+
+
+def test_a_damaged_note_of_the_clock_is_none(tmp_path: Path) -> None:
+    """No flipped bit and no cut makes the run older than it is: that could end it."""
+    path = tmp_path / "clock"
+    write_tick(path, "run", 12.5)
+    whole = path.read_bytes()
+    assert read_tick(path, "run")[0] == 12.5
+    assert read_tick(path, "another run") == (0.0, 0.0)
+    for place in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        assert read_tick(path, "run")[0] in (0.0, 12.5)
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_tick(path, "run")[0] in (0.0, 12.5)

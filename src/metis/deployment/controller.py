@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -46,7 +48,7 @@ from metis.core.timing import MOST_STEPS
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.durable import DurableController, MakeController
 from metis.deployment.service import Context, Handed, Refused, Service, Session, plausible
-from metis.deployment.state import DiskFull, Entry, State
+from metis.deployment.state import EXHAUSTED, DiskFull, Entry, State
 from metis.deployment.wire import CHUNK, SERVER_OPTIONS, model_bytes, read_model, read_part, service_handler
 from metis.errors import ConfigError, DataError
 from metis.runs import EVENTS, LearnerInfo, Run, RunFold, Setting
@@ -55,7 +57,7 @@ from metis.trace import read_trace, to_line
 
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest
-_CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick
+_CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick, and a checksum
 _STALL = 1.0  # a longer gap between ticks means that this process did not run
 _LARGEST_METRIC = 1e100
 _CODE = grpc.StatusCode
@@ -143,6 +145,54 @@ class _RunClock:
         return moment
 
 
+def write_tick(path: Path, run: str, seconds: float) -> None:
+    """Note how far the run's clock has come. Not synced: after a loss of power the journal alone says it."""
+    text = f"{run} {seconds!r} {time.time()!r}"
+    with contextlib.suppress(OSError):
+        path.write_text(f"{text} {_checksum(text)}\n", "utf-8")
+
+
+def read_tick(path: Path, run: str) -> tuple[float, float]:
+    """Where the clock of the last process on this folder ended, and for how long there has been none."""
+    try:
+        *words, checksum = path.read_text("utf-8").split()
+        if words[0] == run and checksum == _checksum(" ".join(words)):
+            return float(words[1]), max(0.0, time.time() - float(words[2]))
+    except (OSError, ValueError, IndexError):
+        pass  # there was none, or it is damaged
+    return 0.0, 0.0
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class _Trace:
+    """The lines of events.jsonl; what finds no room on the disk is written when there is some."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self._unwritten = bytearray()
+
+    def write(self, line: str) -> None:
+        self._unwritten += line.encode() + b"\n"
+        with contextlib.suppress(DiskFull):
+            self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError as problem:
+            if problem.errno not in EXHAUSTED:
+                raise
+            raise DiskFull(f"no room to write {self._path}: {problem.strerror}") from problem
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class ControllerProcess:
     """One federation from the first learner to the final model; `run` may be called once."""
 
@@ -163,16 +213,18 @@ class ControllerProcess:
         self._terms = plan.terms
         folder.mkdir(parents=True, exist_ok=True)
         plan.setting.save(folder)
-        self._events = (folder / EVENTS).open("w", encoding="utf-8", buffering=1)
+        self._events = _Trace(folder / EVENTS)
         self._fold = RunFold(plan.setting)
         try:
             self._durable = DurableController(plan.make, plan.initial_model, state, self._record)
         except BaseException:
             self._events.close()
             raise
-        ticked, self._away_for = self._last_tick()
+        ticked, self._away_for = read_tick(state.folder / _CLOCK, state.run)
         self._clock = _RunClock(max(self._durable.now, ticked))
         self._writer = ThreadPoolExecutor(1, "metis-writer")
+        self._unapplied: deque[tuple[Entry, asyncio.Future[Entry] | None]] = deque()  # journaled; the writer's
+        self._full_told = -math.inf
         self._service = Service(
             self, identify, largest_number=self._terms.largest_number, report=lambda text: report("warning", text)
         )
@@ -245,21 +297,6 @@ class ControllerProcess:
             self._draining = reason
             self._stopping.set()
 
-    def _last_tick(self) -> tuple[float, float]:
-        """Where the clock of the last process on this folder ended, and for how long there has been none."""
-        try:
-            run, seconds, moment = (self.state.folder / _CLOCK).read_text("utf-8").split()
-            if run == self.run:
-                return float(seconds), max(0.0, time.time() - float(moment))
-        except (OSError, ValueError):
-            pass
-        return 0.0, 0.0
-
-    def _note_tick(self) -> None:
-        # Not synced: after a loss of power the journal alone says how far the run has come.
-        with contextlib.suppress(OSError):
-            (self.state.folder / _CLOCK).write_text(f"{self.run} {self._clock.now()!r} {time.time()!r}\n", "utf-8")
-
     def _let_the_clock_go(self) -> None:
         if self._durable.controller.started and not self._awaited:
             self._clock.go()
@@ -298,15 +335,14 @@ class ControllerProcess:
         if self._awaited and moment - self._began > self._terms.lease:
             self._awaited.clear()
         self._let_the_clock_go()
-        self._note_tick()
+        write_tick(self.state.folder / _CLOCK, self.run, self._clock.now())
         for learner, heard in list(self._heard.items()):
             stream = self._sessions.get(learner)
             if moment - (heard if stream is None else max(heard, stream.last_heard)) > self._terms.lease:
-                del self._heard[learner]
                 if stream is not None:
                     stream.close()
                 self._report("warning", f"learner '{learner}' was silent for {self._terms.lease:g} s and has left")
-                self._post(LearnerLeft(learner))
+                self._let_go(learner)
         if not controller.started:
             self._wait_for_learners(moment)
         if self._clock.now() >= controller.deadline and not controller.finished:
@@ -321,7 +357,16 @@ class ControllerProcess:
         if waited >= self._terms.wait_seconds and joined >= self._terms.minimum:
             self._report("info", f"beginning with {joined} of {self._terms.expected} learners")
             self._waiting_since = math.inf
-            self._in_writer(lambda: self._apply_later(self._durable.start_with(joined, self._clock.now())))
+
+            def wait_again() -> None:
+                self._waiting_since = moment
+
+            self._in_writer(lambda: self._apply_later(self._durable.start_with(joined, self._clock.now())), wait_again)
+
+    def _let_go(self, learner: LearnerId) -> None:
+        """The learner has left; if that cannot be written down now, it leaves after another lease."""
+        del self._heard[learner]
+        self._post(LearnerLeft(learner), lambda: self._heard.setdefault(learner, time.monotonic()))
 
     async def _drain(self) -> None:
         reason = self._draining or "the controller stops"
@@ -330,8 +375,12 @@ class ControllerProcess:
             session.send(farewell=farewell)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_for_uploads(), 10.0)
-        await asyncio.wrap_future(self._writer.submit(self._durable.snapshot))
+        await self._snapshot()
         self._report("info", "stopped; the same command goes on with the run")
+
+    async def _snapshot(self) -> None:
+        with contextlib.suppress(DiskFull):  # then more is replayed
+            await asyncio.wrap_future(self._writer.submit(self._durable.snapshot))
 
     async def _wait_for_uploads(self) -> None:
         while self._uploads:
@@ -343,7 +392,7 @@ class ControllerProcess:
         last = self._fold.history[-1].version if self._fold.history else None
         if self._judge is not None and last != version:
             await self._judge_one(version)
-        await asyncio.wrap_future(self._writer.submit(self._durable.snapshot))
+        await self._snapshot()
         self.result = await asyncio.to_thread(self._save)
         self._report("finished", f"the federation has ended: {self._fold.finish_reason}")
         for session in list(self._sessions.values()):
@@ -391,39 +440,60 @@ class ControllerProcess:
 
     # --- events: journaled, then applied, in one order ----------------------------------------------
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: Event, or_else: Callable[[], object] | None = None) -> None:
         """Let an event happen of which nobody waits to hear that it is durable."""
-        self._in_writer(lambda: self._apply_later(self._durable.journal(event, self._clock.now())))
+        self._in_writer(lambda: self._apply_later(self._durable.journal(event, self._clock.now())), or_else)
 
-    def _in_writer(self, job: Callable[[], object]) -> None:
-        self._writer.submit(self._guard, job)
+    def _in_writer(self, job: Callable[[], object], or_else: Callable[[], object] | None = None) -> None:
+        """Do the job in the writer; `or_else`, in the event loop, if the disk was full."""
+        self._writer.submit(self._guard, job, or_else)
 
-    def _guard(self, job: Callable[[], object]) -> None:
+    def _guard(self, job: Callable[[], object], or_else: Callable[[], object] | None) -> None:
         try:
             job()
         except DiskFull:
-            # The journal could not take it. What matters is asked for again: deadlines and leases at the next tick,
-            # a learner's messages when it connects again.
-            self._loop.call_soon_threadsafe(self._report, "warning", "the disk is full: the federation stands still")
-            time.sleep(0.5)
+            # The journal could not take it. A deadline is asked for again at the next tick.
+            self._loop.call_soon_threadsafe(self._tell_of_full_disk)
+            if or_else is not None:
+                self._loop.call_soon_threadsafe(or_else)
+            time.sleep(0.2)
         except BaseException as problem:  # nobody else would hear of it
             self._loop.call_soon_threadsafe(self._fail, problem)
+
+    def _tell_of_full_disk(self) -> None:
+        if time.monotonic() - self._full_told > 30:
+            self._full_told = time.monotonic()
+            self._report("warning", "the disk is full: the federation stands still until there is room")
 
     def _fail(self, problem: BaseException) -> None:
         self.failure = self.failure or problem
         self._woken.set()
 
-    def _apply_later(self, entry: Entry) -> None:
-        """Behind whatever was journaled before; a receipt need not wait for it."""
-        self._in_writer(lambda: self._apply(entry))
+    def _apply_later(self, entry: Entry, done: asyncio.Future[Entry] | None = None) -> None:
+        """In the writer: behind whatever was journaled before; a receipt need not wait for it."""
+        self._unapplied.append((entry, done))
+        self._in_writer(self._apply_first)
 
-    def _apply(self, entry: Entry) -> None:
-        actions = self._durable.apply(entry)
+    def _apply_first(self) -> None:
+        entry, done = self._unapplied[0]
+        try:
+            actions = self._durable.apply(entry)
+        except DiskFull:
+            with contextlib.suppress(RuntimeError):  # the process ends: the next one applies it
+                self._in_writer(self._apply_first)
+            raise
+        except BaseException as problem:
+            if done is not None:
+                self._loop.call_soon_threadsafe(_answer, done, problem)
+            raise
+        self._unapplied.popleft()
         self._let_the_clock_go()
         self._loop.call_soon_threadsafe(self._perform, entry, actions)
+        if done is not None:
+            self._loop.call_soon_threadsafe(_answer, done, entry)
 
     def _record(self, now: float, item: Event | Action) -> None:
-        self._events.write(to_line(now, item) + "\n")
+        self._events.write(to_line(now, item))
         self._fold.record(now, item)
 
     # --- actions ------------------------------------------------------------------------------------
@@ -552,14 +622,13 @@ class ControllerProcess:
             case "ready":
                 self._ready(session, message.ready)
             case "failed":
-                self._failed(session.learner, message.failed)
+                self._failed(session, message.failed)
             case "evaluation":
                 self._evaluated_at(session, message.evaluation)
             case "leaving":
                 if session.learner in self._heard:
-                    del self._heard[session.learner]
                     self._report("info", f"learner '{session.learner}' leaves: {message.leaving.reason[:200]}")
-                    self._post(LearnerLeft(session.learner))
+                    self._let_go(session.learner)
             case _:
                 raise Refused(_CODE.INVALID_ARGUMENT, "a message of a kind that this controller does not know")
 
@@ -588,7 +657,8 @@ class ControllerProcess:
             )
         session.ready = ready
         # Behind the effects of what was journaled before: a lease that has just ended must not end this stay too.
-        self._in_writer(lambda: self._in_writer(lambda: self._join(session, ready)))
+        # If it cannot be written down, the learner comes again.
+        self._in_writer(lambda: self._in_writer(lambda: self._join(session, ready), session.close))
 
     def _join(self, session: Session, ready: pb.Ready) -> None:
         """In the writer: a learner that is new or was away joins; one that only lost its connection goes on."""
@@ -615,7 +685,9 @@ class ControllerProcess:
         self._let_the_clock_go()
         self._offer(session.learner)
 
-    def _failed(self, learner: LearnerId, failed: pb.Failed) -> None:
+    def _failed(self, session: Session, failed: pb.Failed) -> None:
+        learner = session.learner
+
         def job() -> None:
             task = self._durable.open_task(learner)
             if task is not None and task.number == failed.task and not self._durable.controller.finished:
@@ -624,7 +696,7 @@ class ControllerProcess:
                 event = TaskFailed(learner, failed.task, failed.reason[:1000], steps, max(0.0, seconds))
                 self._apply_later(self._durable.journal(event, self._clock.now()))
 
-        self._in_writer(job)
+        self._in_writer(job, session.close)  # it comes again, without this task, and is given it anew
 
     def check_upload(self, learner: LearnerId, header: pb.UploadHeader) -> pb.Receipt | None:
         known = self.state.find(header.task)
@@ -740,18 +812,24 @@ class ControllerProcess:
         await self._evaluated(version, metrics)
 
     async def _evaluated(self, version: int, metrics: dict[str, float]) -> None:
-        entry = await self._entry_of(Evaluated(version, metrics))
+        try:
+            entry = await self._entry_of(Evaluated(version, metrics))
+        except DiskFull:
+            return  # a later one will be
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self._report("evaluation", f"community model {version}: {values} at {entry.at:.1f} s")
         self._durable.pinned = self._pinned()
 
     async def _entry_of(self, event: Event) -> Entry:
+        """Journal and apply an event, and wait for both."""
         done: asyncio.Future[Entry] = self._loop.create_future()
 
         def job() -> None:
-            entry = self._durable.journal(event, self._clock.now())
-            self._apply(entry)
-            self._loop.call_soon_threadsafe(_answer, done, entry)
+            try:
+                self._apply_later(self._durable.journal(event, self._clock.now()), done)
+            except BaseException as problem:
+                self._loop.call_soon_threadsafe(_answer, done, problem)
+                raise
 
         self._in_writer(job)
         return await done
@@ -898,9 +976,13 @@ class ControllerProcess:
         self._post(StopRequested(reason, publish=True))
 
 
-def _answer(done: asyncio.Future[Entry], entry: Entry) -> None:
-    if not done.done():  # whoever asked may have been cancelled meanwhile
-        done.set_result(entry)
+def _answer(done: asyncio.Future[Entry], answer: Entry | BaseException) -> None:
+    if done.done():  # whoever asked may have been cancelled meanwhile
+        return
+    if isinstance(answer, BaseException):
+        done.set_exception(answer)
+    else:
+        done.set_result(answer)
 
 
 def make_core(policy: Any, stop: Any, terms: Terms, refusals_allowed: int) -> Callable[[Model, Any], Controller]:

@@ -29,7 +29,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, Vector
-from metis.deployment.state import DiskFull, Entry, Snapshot, State, StateError
+from metis.deployment.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
 from metis.deployment.wire import let_go, model_parts, payload_sha256, read_model
 from metis.errors import DataError, LearnerError
 from metis.trace import from_record, to_record
@@ -38,6 +38,14 @@ Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
 _LEAST_REPLAY = 10  # updates between two snapshots at least; a restart replays at most twice as many models
+
+
+def initial_model(state: State, sha256: str, layout: Layout) -> Model:
+    """The model that the run was begun with; a StateError if it is not what it was."""
+    if not state.verify_blob(sha256):
+        path = state.folder / "blobs" / sha256
+        raise StateError(f"the initial model {path} is damaged or missing; {RESTORE}")
+    return read_model(state.blob_path(sha256), layout)
 
 
 class _FileRow:
@@ -224,10 +232,7 @@ class DurableController:
                 return
             except DataError as problem:
                 problems.append(str(problem))
-        raise StateError(
-            f"the state cannot be recovered: {'; '.join(dict.fromkeys(problems))}. Put the file back from a backup, "
-            "or begin a new run in another folder"
-        )
+        raise StateError(f"the state cannot be recovered: {'; '.join(dict.fromkeys(problems))}; {RESTORE}")
 
     def _replay(self, snapshot: Snapshot | None) -> None:
         self.versions: dict[int, str] = {}

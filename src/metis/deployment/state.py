@@ -52,9 +52,9 @@ _TABLES = (
 _PAGE = 256  # entries read at once
 _CHECKPOINT_EVERY = 256  # changes; keeps the WAL at a few MB
 _HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _SHA256 = re.compile("[0-9a-f]{64}")
-_ELSE = "restore the folder from a copy, or begin a new run in another folder"
+RESTORE = "restore the folder from a copy, or begin a new run in another folder"
 
 
 class StateError(ConfigError):
@@ -126,7 +126,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.errno not in _EXHAUSTED:
+        if problem.errno not in EXHAUSTED:
             _end_process(path, problem.strerror)
         raise DiskFull(f"no room to write {path}: {problem.strerror}") from problem
     except sqlite3.Error as problem:
@@ -134,7 +134,7 @@ def _writing(path: Path) -> Iterator[None]:
             raise DiskFull(f"no room to write {path}: {problem}") from problem
         if "disk I/O error" in str(problem):
             _end_process(path, problem)
-        raise StateError(f"{path} cannot be written: {problem}; {_ELSE}") from problem
+        raise StateError(f"{path} cannot be written: {problem}; {RESTORE}") from problem
 
 
 def _sync(path: Path) -> None:
@@ -158,6 +158,7 @@ class State:
         self._snapshots, self._quarantine = folder / "snapshots", folder / "quarantine"
         self._db: sqlite3.Connection | None = None
         self._lock = threading.RLock()
+        self._collecting = threading.Lock()  # a second collection would forget what is fresh to the first
         self._descriptors: list[int] = []  # of LOCK and ACKNOWLEDGED
         self._marks = [0, 0, 0, 0]  # epoch, whether begun, number of the newest snapshot, last entry: none ever falls
         self._changes = 0
@@ -204,7 +205,7 @@ class State:
         acknowledged = self.folder / "ACKNOWLEDGED"
         begun = acknowledged.exists() or (self._blobs.is_dir() and any(self._blobs.iterdir()))
         if begun and not (self._journal.exists() and self._journal.stat().st_size):
-            raise StateError(f"{self._journal} is missing or empty, but {self.folder} holds a run: {_ELSE}")
+            raise StateError(f"{self._journal} is missing or empty, but {self.folder} holds a run: {RESTORE}")
         for folder in (self._blobs, self._snapshots, self._quarantine):
             folder.mkdir(exist_ok=True)
         self._db = sqlite3.connect(self._journal, timeout=1, isolation_level=None, check_same_thread=False)
@@ -222,8 +223,8 @@ class State:
         if any(have < once for have, once in zip(marks, seen, strict=True)):
             raise StateError(
                 f"{self._journal} has lost what was acknowledged: it ends with entry {entries} of epoch {epoch}, and "
-                f"once ended with entry {seen[3]} of epoch {seen[0]}; {_ELSE}, or delete {acknowledged} to go on with "
-                "what is left"
+                f"once ended with entry {seen[3]} of epoch {seen[0]}; {RESTORE}, or delete {acknowledged} to go on "
+                "with what is left"
             )
         for path in [*self._blobs.glob("tmp.*"), *(p for p in self._snapshots.iterdir() if p.name not in listed)]:
             path.unlink()
@@ -255,7 +256,7 @@ class State:
                 raise self._damaged("its tables are missing")
             application, version = pragma("application_id"), pragma("user_version")
             if application != _APPLICATION:
-                raise StateError(f"{self._journal} is not the journal of a controller: {_ELSE}")
+                raise StateError(f"{self._journal} is not the journal of a controller: {RESTORE}")
             if version != _FORMAT:
                 age = "a newer" if version > _FORMAT else "an older"
                 raise StateError(
@@ -309,7 +310,7 @@ class State:
 
     def _damaged(self, what: object) -> StateError:
         reason = str(what).strip().splitlines()[-1]  # SQLite has a heading
-        return StateError(f"{self._journal} is damaged ({reason}); {_ELSE}")
+        return StateError(f"{self._journal} is damaged ({reason}); {RESTORE}")
 
     def _select(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -504,6 +505,10 @@ class State:
         replaying may have to start, those that came since the last collection, and, for a time, those that were
         received and are not yet journaled.
         """
+        with self._collecting:
+            return self._collect(keep)
+
+    def _collect(self, keep: Collection[str]) -> int:
         with self._lock:
             waiting = time.monotonic() - _HOLD_SECONDS
             self._held = {name: since for name, since in self._held.items() if since > waiting}

@@ -18,6 +18,7 @@ from metis.core.controller import Controller
 from metis.core.events import (
     Action,
     Budget,
+    ControllerAway,
     DeadlinePassed,
     Evaluated,
     Event,
@@ -188,8 +189,8 @@ def _again(task: RecordedTask, action: SendTask, now: float) -> Happening:
 
 
 def _happenings(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[int] = ()) -> list[Happening]:
-    """What came from outside: who came and went, what was measured, and that somebody stopped it."""
-    kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, Evaluated, StopRequested)
+    """What came from outside: who came and went, the controller too, what was measured, that somebody stopped it."""
+    kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested)
     wanted = set(also)
     return [
         Happening(at, item, place)

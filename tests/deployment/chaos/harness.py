@@ -198,6 +198,29 @@ def until(condition: Callable[[], object], what: str, seconds: float = HANG, eve
     return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[bool]:
+    """A disk of this size, if this user may mount one."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
+    try:
+        yield done.returncode == 0
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no room; removing the file makes it again."""
+    ballast = folder / "ballast"
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    return ballast
+
+
 # --- a federation -----------------------------------------------------------------------------------
 
 SITE = """
@@ -426,6 +449,7 @@ class Crowd:
 
     def __exit__(self, *reason: object) -> None:
         self.go()
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result(HANG)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(HANG)
         self._loop.close()

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from deployment.chaos.harness import Federation, Outcome, Process, Tally, events, percentile, until
+from deployment.chaos.harness import (
+    Federation,
+    Outcome,
+    Process,
+    Tally,
+    events,
+    fill,
+    percentile,
+    small_disk,
+    until,
+)
 
 QUICK_LEASE = "lease = 4\nheartbeat = 0.5\n"
 
@@ -233,29 +241,6 @@ def _with_a_full_disk(tally: Tally, here: Federation, order: Path, disk: Path) -
 
 
 # --- what they share --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[bool]:
-    """A disk of this size, if this user may mount one."""
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
-    try:
-        yield done.returncode == 0
-    finally:
-        if done.returncode == 0:
-            subprocess.run(["umount", "-l", str(folder)], capture_output=True)
-
-
-def fill(folder: Path) -> Path:
-    """Leave no room; removing the file makes it again."""
-    ballast = folder / "ballast"
-    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (1 << 16, 1 << 12, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"x" * size)
-    return ballast
 
 
 def _pause(process: Process, seconds: float) -> None:
