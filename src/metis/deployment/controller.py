@@ -49,7 +49,15 @@ from metis.deployment import wire_pb2 as pb
 from metis.deployment.durable import DurableController, MakeController
 from metis.deployment.service import Context, Handed, Refused, Service, Session, plausible
 from metis.deployment.state import EXHAUSTED, DiskFull, Entry, State
-from metis.deployment.wire import CHUNK, SERVER_OPTIONS, model_bytes, read_model, read_part, service_handler
+from metis.deployment.wire import (
+    CHUNK,
+    SERVER_OPTIONS,
+    keep_buffers,
+    model_bytes,
+    read_model,
+    read_part,
+    service_handler,
+)
 from metis.errors import ConfigError, DataError
 from metis.runs import EVENTS, LearnerInfo, Run, RunFold, Setting
 from metis.storage import save_model
@@ -254,6 +262,7 @@ class ControllerProcess:
     async def serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> bool:
         """Run until the federation has ended (True) or `drain` was called (False)."""
         self._loop = asyncio.get_running_loop()
+        keep_buffers()
         self._stopping = asyncio.Event()
         self._judge_wanted = asyncio.Event()
         self._woken = asyncio.Event()

@@ -25,7 +25,7 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, Piece
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, Piece, keep_buffers
 from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
 
@@ -205,6 +205,7 @@ class LearnerProcess:
     async def run(self) -> int:
         """Take part until the federation ends, the controller refuses, or a signal; returns the exit code."""
         loop = asyncio.get_running_loop()
+        keep_buffers()
         self._ending: asyncio.Future[int] = loop.create_future()
         with self._work:
             self._work.tidy()
