@@ -42,7 +42,7 @@ def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]
     try:
         yield dashboard.url
     finally:
-        problem = dashboard.close()
+        problem = dashboard.end()
         if problem is not None:
             console.print(f"[yellow]note:[/] the dashboard failed: {escape(problem)}")
 

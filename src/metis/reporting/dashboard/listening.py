@@ -91,16 +91,33 @@ class DashboardProcess:
                 start_new_session=True,  # Ctrl-C is for the run; the dashboard shows how it ended
             )
 
-    def close(self) -> str | None:
-        """End it; what went wrong with it, if something did."""
+    def end(self) -> str | None:
+        """Ask it to end, and do not wait for that; what went wrong with it before, if something did."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        if self._process.poll() is None:
+            _ENDING.add(self)  # a moment later it is gone; until then it is not forgotten
+            return None
+        return self._complaint()
+
+    def close(self) -> str | None:
+        """The same, and wait for it."""
+        complaint = self.end()
+        if self not in _ENDING:
+            return complaint
+        _ENDING.discard(self)
         try:
             self._process.wait(8.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        return self._complaint()
+
+    def _complaint(self) -> str | None:
         with self._complaints as file:
             file.seek(0)
             said = file.read().decode("utf-8", "replace").strip().splitlines()
         return None if self._process.returncode == 0 else (said[-1] if said else "it was killed")
+
+
+_ENDING: set[DashboardProcess] = set()

@@ -48,6 +48,7 @@ _SLICE = 0.05  # seconds of folding after which readers get their turn
 _SEARCH = 2.0  # seconds between two searches for new runs
 _KEEP_ALIVE = 15.0
 _LINGER = 30.0  # seconds for which increments are kept for a page that lost its connection
+_AT_LEAST = 2.0  # seconds that a dashboard beside a run is there
 _MOST_CLIENTS = 32
 _MOST_WAITING = 120  # increments that a slow page may fall behind before it must begin anew
 _SECURITY = {
@@ -203,6 +204,7 @@ class Hub:
         for old in self._missed(last_id) or self._snapshot():
             queue.put_nowait(old)
         if self._ended:
+            queue.put_nowait(self._framed({}, "end"))
             queue.put_nowait(None)
         self._listeners.add(queue)
         try:
@@ -417,5 +419,8 @@ def serve_until_stdin_ends(folder: Path, descriptor: int) -> None:
         os.nice(10)
     bound = socket.socket(fileno=descriptor)
     with DashboardServer(folder, bound):
+        begun = time.monotonic()
         while os.read(0, 4096):
             pass
+        # The run was over before we were there: whoever knocks already gets to see it.
+        time.sleep(max(0.0, begun + _AT_LEAST - time.monotonic()))
