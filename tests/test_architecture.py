@@ -64,6 +64,9 @@ HOMES: dict[str, set[str] | None] = {
     "jinja2": {"reporting"},
     "starlette": {"reporting"},
     "uvicorn": {"reporting"},
+    "tensorboard": {"reporting"},
+    "mlflow": {"reporting"},
+    "wandb": {"reporting"},
     "rich": {"reporting", "cli"},
     "typer": {"cli"},
     "click": {"cli"},
@@ -297,7 +300,10 @@ def test_relative_imports_are_resolved_from_a_package_too() -> None:
     assert not violations("from ..model import Model", "metis.core.protocols", is_package=True)
 
 
-HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "grpc", "cryptography", "starlette", "uvicorn")
+HEAVY = (
+    "torch", "matplotlib", "pandas", "pyarrow", "grpc", "cryptography", "starlette", "uvicorn", "tensorboard", "mlflow",
+    "wandb",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from metis.errors import MetisError
     from metis.experiments.federation import Federation, SimulatedLearner
     from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD
+    from metis.reporting.trackers import Tracking
     from metis.runs import Run
     from metis.simulation.availability import RandomAvailability, RecordedAvailability
     from metis.simulation.network import Link
@@ -55,6 +56,7 @@ _HOMES = {
     "Speed": "metis.simulation.speed",
     "StopRule": "metis.core.controller",
     "Target": "metis.core.controller",
+    "Tracking": "metis.reporting.trackers",
     "VanillaSGD": "metis.learning.solvers",
     "async_fedavg": "metis.core.policies",
     "fedasync": "metis.core.policies",
@@ -82,6 +84,7 @@ __all__ = [
     "Speed",
     "StopRule",
     "Target",
+    "Tracking",
     "VanillaSGD",
     "__version__",
     "async_fedavg",

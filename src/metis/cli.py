@@ -12,6 +12,7 @@ import json
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_report, cli_status
+from metis import __version__, cli_certificates, cli_dashboard, cli_learner, cli_plan, cli_report, cli_status, cli_track
 from metis.cli_report import COMPARISON, check_folder, planned
 from metis.errors import ConfigError, InternalError, MetisError
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from metis.experiments.build import Division
     from metis.experiments.config import ExperimentConfig, PolicyConfig
     from metis.experiments.federation import Federation
-    from metis.runs import Run
+    from metis.runs import Run, RunFold
 
 USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
 _RUN_FILES = (
@@ -39,6 +40,7 @@ _RUN_FILES = (
     "checkpoint.safetensors",
     "config.toml",
     "setting.json",
+    "trackers.json",
 )
 
 app = typer.Typer(
@@ -167,6 +169,7 @@ class Job:
     config: ExperimentConfig  # with this policy only
     source: str
     out: Path
+    group: str | None = None  # of which comparison it is
 
     @property
     def policy(self) -> PolicyConfig:
@@ -230,7 +233,15 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
     config, stop = job.config, build_stop(job.config)
     policy = build_policy(job.policy)
     console = _stderr()
-    with RunProgress(console if not quiet else Console(quiet=True), policy.label, stop) as watch:
+
+    def watch(fold: RunFold) -> None:
+        progress(fold)
+        tracking(fold)
+
+    with (
+        cli_track.following(config, job.out, job.out.resolve().name, job.group, console) as tracking,
+        RunProgress(console if not quiet else Console(quiet=True), policy.label, stop) as progress,
+    ):
         run = federation.simulate(
             policy,
             stop,
@@ -275,7 +286,7 @@ def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Seq
     return build_federation(config, source=source, division=division, overridden=overridden)
 
 
-def _json_text(document: Any) -> str:
+def _json_text(document: Any, indent: int | None = 2) -> str:
     """Strict JSON: infinities and not-a-numbers, which JSON has not, become null."""
 
     def plain(value: Any) -> Any:
@@ -285,7 +296,7 @@ def _json_text(document: Any) -> str:
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    return json.dumps(plain(document), indent=2, ensure_ascii=False)
+    return json.dumps(plain(document), indent=indent, ensure_ascii=False)
 
 
 def _print_json(document: Any) -> None:
@@ -314,11 +325,14 @@ def _choose(config: ExperimentConfig, source: str, wanted: str | None) -> Experi
     return config.model_copy(update={"policy": [config.policy[found[0]]]})
 
 
-def _finish_single(run: Run, folder: Path, as_json: bool) -> None:
+def _finish_single(run: Run, folder: Path, as_json: bool, *, one_line: bool = False) -> None:
     from metis.reporting.console import run_table
 
     (report,) = cli_report.write([run], folder, cli_report.title_of([run], folder))
-    if as_json:
+    if as_json and one_line:  # the last of the lines that tell what happened
+        document = {"at": time.time(), "kind": "result", **run.summary(), "directory": folder.as_posix()}
+        sys.stdout.write(_json_text(document, indent=None) + "\n")
+    elif as_json:
         _print_json({**run.summary(), "directory": folder.as_posix()})
     else:
         console = _stdout()
@@ -343,6 +357,7 @@ def simulate(
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
+    track: cli_track.TrackOption = [],  # noqa: B006
     dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run one policy of an experiment in virtual time.
@@ -352,7 +367,7 @@ def simulate(
     goes on with it.
     """
     changes = _overrides(set_, workers)
-    config = _choose(_load(file, changes), file.name, policy)
+    config = cli_track.tracked(_choose(_load(file, changes), file.name, policy), track)
     (job,) = _jobs(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
     federation = _federation(config, file.name, as_json, changes)
     _make_room(job.out, force)
@@ -378,6 +393,7 @@ def compare(
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
+    track: cli_track.TrackOption = [],  # noqa: B006
     dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run every policy of one or several files and compare what they cost.
@@ -392,7 +408,9 @@ def compare(
     changes = _overrides(set_, workers)
     if target is not None:
         changes.append(f"evaluation.target={target}")
-    configs = [(name, _load(file, changes)) for name, file in zip(_names(files), files, strict=True)]
+    configs = [
+        (name, cli_track.tracked(_load(file, changes), track)) for name, file in zip(_names(files), files, strict=True)
+    ]
     check_comparable(configs)
     folder = out or Path("runs") / "-".join(file.stem for file in files)
     jobs: list[Job] = []
@@ -401,6 +419,8 @@ def compare(
         prefix = f"{stem}-" if len(files) > 1 else ""
         jobs += _jobs(config, name, lambda label, prefix=prefix: folder / f"{prefix}{label}")  # type: ignore[misc]
     _tell_apart(jobs)
+    for job in jobs:
+        job.group = folder.resolve().name
     if (folder / COMPARISON).exists() and not force:
         raise ConfigError(
             f"{folder} holds a comparison; choose another --out, overwrite it with --force, or go on with one "
@@ -514,7 +534,7 @@ def resume(
         for name in planned(folder):
             _check_config(folder / name)
             config = _load(folder / name / "config.toml", changes)
-            job = Job(config, _stem_of(config), folder / name)
+            job = Job(config, _stem_of(config), folder / name, folder.resolve().name)
             jobs.append(job)
             if job.source not in federations and not _finished(job.out):
                 federations[job.source] = _federation(config, str(job.out / "config.toml"), as_json)
@@ -573,6 +593,7 @@ def controller(
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy, if the file has several.")] = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    track: cli_track.TrackOption = [],  # noqa: B006
     dashboard: cli_dashboard.DashboardOption = False,
 ) -> None:
     """Run a real federation: wait for its learners, train, and end with the community model.
@@ -583,11 +604,15 @@ def controller(
     from metis.experiments.config import load_config
 
     cli_controller = _deployed("metis.cli_controller")
-    config = _choose(load_config(file, set_), file.name, policy)
+    config = cli_track.tracked(_choose(load_config(file, set_), file.name, policy), track)
     if site is None and config.site is not None:
         site = file.parent / config.site.file
     report = cli_controller.Reporter(_stderr(), as_json)
-    with cli_dashboard.beside(state, dashboard, _stderr()):
+    name = state.resolve().name
+    with (
+        cli_dashboard.beside(state, dashboard, _stderr()),
+        cli_track.following(config, state / "run", name, None, _stderr()) as tracking,
+    ):
         run = cli_controller.run_controller(
             config,
             state,
@@ -598,9 +623,10 @@ def controller(
             site=site,
             device=device,
             report=report,
+            watch=tracking,
         )
     if run is not None:
-        _finish_single(run, state / "run", as_json)
+        _finish_single(run, state / "run", as_json, one_line=True)
 
 
 def _deployed(module: str) -> Any:

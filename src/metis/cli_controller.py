@@ -28,7 +28,7 @@ from metis.deployment.status import StatusServer, announce, withdraw
 from metis.deployment.wire import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.deploy import check_same_run, make_plan, settings_document
-from metis.runs import CONFIG, Run
+from metis.runs import CONFIG, Run, RunFold
 
 if TYPE_CHECKING:
     from metis.experiments.config import ExperimentConfig
@@ -89,6 +89,7 @@ def run_controller(
     site: Path | None,
     device: str | None,
     report: Reporter,
+    watch: Callable[[RunFold], None] | None = None,
 ) -> Run | None:
     """Run the federation of this file until its end; None if it was asked to stop before."""
     listen = listen or config.deployment.listen
@@ -121,7 +122,9 @@ def run_controller(
     if problem is not None:
         raise ConfigError(problem)
     with State.open(folder, config.deployment.durability) as state:
-        return asyncio.run(_serve(config, state, folder, identify, credentials, listen, http, site, device, report))
+        return asyncio.run(
+            _serve(config, state, folder, identify, credentials, listen, http, site, device, report, watch)
+        )
 
 
 async def _serve(
@@ -135,6 +138,7 @@ async def _serve(
     site: Path | None,
     device: str | None,
     report: Reporter,
+    watch: Callable[[RunFold], None] | None,
 ) -> Run | None:
     child = Child(TRAINER)
     prepare = {
@@ -162,6 +166,7 @@ async def _serve(
             judge=judge if facts["evaluation_examples"] else None,
             identify=identify,
             report=report,
+            watch=watch,
         )
         report("info", f"one durable commit takes {state.measure_commit() * 1000:.2f} ms on this disk")
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from metis.experiments.schema import (
     POLICIES,
     REPLACED_BY_SITE,
     SOLVER_SETTINGS,
+    TRACKERS,
     AvailabilityConfig,
     Count,
     ExperimentConfig,
@@ -143,6 +144,10 @@ def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: 
             ["training", "threads"], f"is {config.training.threads}, but this machine has {processors} processors"
         )
     _check_stop(config, complaints)
+    for place, tracker in enumerate(config.run.trackers):
+        name = tracker.partition(":")[0]
+        if name not in TRACKERS:
+            complaints.add(["run", "trackers", place], f"there is no tracker '{name}'; {did_you_mean(name, TRACKERS)}")
 
 
 def _check_examples(config: ExperimentConfig, train: int, test: int, complaints: Complaints) -> None:

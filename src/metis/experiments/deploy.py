@@ -22,7 +22,8 @@ _FREE = ("deployment", "stop", "run")
 def settings_document(config: ExperimentConfig) -> dict[str, Any]:
     """What must be equal at all sites, as it is sent to them; the file has one policy."""
     document = config.to_dict()
-    del document["deployment"]  # how the controller is run is its own affair
+    del document["deployment"]  # how the controller is run is its own affair, and so is who follows it
+    document["run"].pop("trackers", None)
     return {"experiment": document, "policy": 0}
 
 

@@ -241,6 +241,9 @@ class EvaluationConfig(Table):
     every_seconds: Seconds = Field(default=0.0, description="of virtual time; 0 is every published community model")
 
 
+TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
+
+
 class RunConfig(Table):
     """How it is run; apart from `refusals_allowed` none of it changes the result."""
 
@@ -250,6 +253,10 @@ class RunConfig(Table):
         default=3, description="refused updates in a row after which a learner is set aside"
     )
     checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
+    trackers: list[str] = Field(
+        default=[],
+        description="csv, tensorboard, mlflow, wandb, each also as NAME:PLACE: where else the run is followed",
+    )
 
 
 class DeploymentConfig(Table):
