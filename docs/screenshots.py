@@ -1,0 +1,82 @@
+"""Makes the pictures of the dashboard in docs/images from a real run of examples/demo.toml.
+
+    python docs/screenshots.py [--runs DIR]
+
+The first two policies of the file, Sync and SemiSync, are run into DIR (runs/screenshots/demo by default; what is
+there is used again), and a headless Chromium (METIS_CHROMIUM, or one that is found) looks at them. It needs the extra
+`dashboard`, and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from metis.reporting.dashboard.listening import bind
+from metis.reporting.dashboard.server import DashboardServer
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+
+
+def two_policies(folder: Path) -> None:
+    """The demo, but Sync and SemiSync only: two timelines, one under the other."""
+    demo = tomlkit.parse((ROOT / "examples" / "demo.toml").read_text("utf-8"))
+    demo["policy"] = [demo["policy"][0], demo["policy"][1]]
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "demo.toml"
+        file.write_text(tomlkit.dumps(demo), encoding="utf-8")
+        subprocess.run([sys.executable, "-m", "metis.cli", "compare", str(file), "--out", str(folder)], check=True)
+
+
+def look(browser: Any, url: str, name: str, width: int, theme: str, *, section: str | None = None) -> None:
+    """One picture of the page, or of one of its sections."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+    page.goto(url)
+    page.locator("#shown", has_text="10 learners").wait_for()
+    page.locator("#energy-2 canvas").wait_for()
+    page.wait_for_timeout(1500)  # whatever is drawn once a second is drawn
+    path = IMAGES / f"dashboard-{name}.png"
+    if section is None:
+        page.screenshot(path=path, full_page=True)
+    else:
+        page.locator("section", has=page.locator(section)).screenshot(path=path)
+    page.close()
+    # A palette is enough for a page of few colours, and a third of the size.
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1000} kB")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--runs", type=Path, default=ROOT / "runs" / "screenshots" / "demo")
+    folder = arguments.parse_args().runs
+    program = os.environ.get("METIS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        sys.exit("there is no Chromium; name one in METIS_CHROMIUM")
+    if not (folder / "report.html").is_file():
+        two_policies(folder)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with DashboardServer(folder, bind("127.0.0.1:0")) as server, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        look(browser, server.url, "light", 1280, "light")
+        look(browser, server.url, "dark", 1280, "dark")
+        look(browser, server.url, "narrow", 700, "light")
+        look(browser, server.url, "timeline", 1280, "light", section="#timelines")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
