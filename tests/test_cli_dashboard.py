@@ -196,3 +196,25 @@ def test_a_page_can_follow_a_run_to_its_end(workplace: Path, arguments: list[str
         assert (totals["version"], totals["steps"]) == (summary["rounds"], summary["steps"])
         assert totals["bytes"] == summary["bytes_exchanged"]
         assert totals["energy"] == pytest.approx(list(summary["energy"].values()))
+
+
+@pytest.mark.slow
+def test_beside_a_controller_that_waits_for_its_learners(workplace: Path) -> None:
+    """A real federation, before anybody has come; the page ends with the controller."""
+    pytest.importorskip("grpc")
+    arguments = ("two.toml", "--policy", "sync", "--state", "state", "--insecure", "--listen", "127.0.0.1:0")
+    with running("controller", *arguments, "--http", "", "--dashboard") as process:
+        assert process.stderr is not None
+        page = Listener(process.stderr.readline().split()[1])
+        while not (page.runs.get("state") and page.runs["state"].names):
+            assert page.next(), process.stderr.read()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        page.rest()
+        page.close()
+
+    assert page.kinds[-1] == "end"
+    assert page.runs["state"].names == ["fast-1", "fast-2", "slow-1", "slow-2"]
+    assert page.runs["state"].told == [
+        "4 learners ('fast-1', 'fast-2', 'slow-1' and 1 more) have not joined yet."
+    ]  # fmt: skip
