@@ -33,7 +33,8 @@ from metis.errors import DataError
 from metis.storage import load_model, save_model
 from metis.trace import plain_number, read_trace
 
-_UNMEASURED = 100  # published models whose costs are remembered until they are measured
+_UNMEASURED = 100  # published models whose costs are remembered until they are measured, at most
+_REMEMBERED = 2000  # of all learners together: with many learners fewer models
 EVENTS, SUMMARY, COMMUNITY, CONFIG = "events.jsonl", "summary.json", "community.safetensors", "config.toml"
 SETTING = "setting.json"
 
@@ -201,8 +202,10 @@ class RunFold:
             case CommunityPublished():
                 self.version = item.stamp.version
                 # Before the tasks that follow are sent: what this model has cost.
-                self._at_publication[item.stamp.version] = self._ledger.costs(now)
-                self._at_publication.pop(item.stamp.version - _UNMEASURED, None)
+                costs = self._at_publication[item.stamp.version] = self._ledger.costs(now)
+                most = min(_UNMEASURED, max(2, _REMEMBERED // max(1, len(costs.by_learner))))
+                while len(self._at_publication) > most:
+                    del self._at_publication[next(iter(self._at_publication))]
             case Evaluated():
                 self._evaluated(item)
             case UpdateRefused():
@@ -215,9 +218,9 @@ class RunFold:
                 pass
 
     def _evaluated(self, item: Evaluated) -> None:
-        costs, target = self._at_publication.get(item.version), self.setting.target
-        if costs is None:  # measured so late that nobody knows any more what it had cost
-            return
+        # Measured so late that its own costs are forgotten: those of the next that is remembered, which is a bit more.
+        version = next((version for version in self._at_publication if version >= item.version), self.version)
+        costs, target = self._at_publication[version], self.setting.target
         recent = [point.version for point in self.history[-_UNMEASURED:]]
         if item.version in recent:  # measured before at another place: at the controller and at the learners, say
             place = recent.index(item.version) - len(recent)

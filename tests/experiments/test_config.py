@@ -58,6 +58,7 @@ def test_defaults_are_written_out() -> None:
         "budget": "steps",
         "grace": 0.1,
         "weighting": "examples",
+        "longest_period": math.inf,
     }
     assert policy.label == "SemiSync (λ=2)"
     assert policy.training.solver == "vanilla"
