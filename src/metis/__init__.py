@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from metis.errors import MetisError
     from metis.experiments.federation import Federation, SimulatedLearner
     from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD
+    from metis.reporting.notebook import Comparison
     from metis.reporting.trackers import Tracking
     from metis.runs import Run
     from metis.simulation.availability import RandomAvailability, RecordedAvailability
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from metis.simulation.speed import Speed
 
 _HOMES = {
+    "Comparison": "metis.reporting.notebook",
     "Dataset": "metis.data.datasets",
     "FedProx": "metis.learning.solvers",
     "Federation": "metis.experiments.federation",
@@ -68,6 +70,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "Dataset",
     "FedProx",
     "Federation",
@@ -103,6 +106,13 @@ def draw(runs: list[Any], path: Any = None) -> Any:
     from metis.reporting import figures
 
     return figures.draw(runs, path)
+
+
+def show(run: Any) -> str:
+    """A run as a notebook shows it: HTML that needs nothing from outside."""
+    from metis.reporting import notebook
+
+    return notebook.run_html(run)
 
 
 def __getattr__(name: str) -> Any:

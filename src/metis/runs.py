@@ -410,6 +410,10 @@ class Run:
         # A layer above this one can draw; the package itself, which is always loaded, knows it.
         return sys.modules["metis"].draw([self], path)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the costs and the curves."""
+        return str(sys.modules["metis"].show(self))
+
     def __repr__(self) -> str:
         final = "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"
         costs = self.costs

@@ -13,7 +13,7 @@ import math
 import re
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -155,10 +155,19 @@ def partition_figure(
 
 def draw(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
     """The metric over parallel time and over update requests; saved if a path is given."""
+    return _drawn(_curves_figure, runs, path)
+
+
+def draw_timelines(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
+    """What every learner did in the first few rounds, one panel a run; saved if a path is given."""
+    return _drawn(_timeline_figure, runs, path)
+
+
+def _drawn(make: Callable[[Sequence[Run]], Figure], runs: Sequence[Run], path: str | Path | None) -> Figure:
     if path is not None:
         _check_format(Path(path))
     with house_style():
-        figure = _curves_figure(runs)
+        figure = make(runs)
         if path is not None:
             _save(figure, Path(path))
     return figure
@@ -182,7 +191,7 @@ def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # What says when a file was made would make each one different.
     undated: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with _any_alphabet():
+    with any_alphabet():
         figure.savefig(path, metadata=undated.get(path.suffix.lower()))
 
 
@@ -196,7 +205,7 @@ def house_style() -> Iterator[None]:
 
 
 @contextmanager
-def _any_alphabet() -> Iterator[None]:
+def any_alphabet() -> Iterator[None]:
     """A name in letters that the font lacks shows boxes; it is no reason to warn at each of them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -212,8 +221,8 @@ def _figure_class() -> type[Figure]:
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
-            with house_style(), _any_alphabet():
-                self.savefig(buffer, format="png")
+            with house_style(), any_alphabet():
+                self.savefig(buffer, format="png", dpi=110)  # a notebook is stored with its pictures in it
             return buffer.getvalue()
 
     return Drawing
@@ -272,7 +281,7 @@ def inline_svg(figure: Figure, identity: str) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}), _any_alphabet():
+    with matplotlib.rc_context({"svg.fonttype": "none"}), any_alphabet():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

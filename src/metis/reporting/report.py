@@ -103,11 +103,11 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
     return {
         "title": title,
         "lead": _lead(runs),
-        "findings": _findings(runs, names),
-        "costs": _cost_tables(runs, names),
+        "findings": findings(runs, names),
+        "costs": cost_tables(runs, names),
         "metric": _titled(runs[0].setting.metric),
-        "unit": _unit(runs[0]),
-        "relative": _unit(runs[0]) != "J",
+        "unit": energy_unit(runs[0]),
+        "relative": energy_unit(runs[0]) != "J",
         "curves": _curves(runs, names),
         "policies": _policies(runs, names),
         "bars": _bars(runs, names),
@@ -156,7 +156,7 @@ def metric(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.5g}"
 
 
-def _unit(run: Run) -> str:
+def energy_unit(run: Run) -> str:
     learners = run.setting.learners
     return "J" if learners and learners[0].power.unit == "watt" else "ε s"
 
@@ -206,7 +206,7 @@ def _lead(runs: list[Run]) -> str:
     return sentence
 
 
-def _findings(runs: list[Run], names: list[str]) -> list[str]:
+def findings(runs: list[Run], names: list[str]) -> list[str]:
     """The result in a few sentences."""
     target = runs[0].setting.target
     said: list[str] = []
@@ -308,7 +308,7 @@ _COSTS: tuple[Callable[[Costs], float], ...] = (
 )
 
 
-def _cost_tables(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
+def cost_tables(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
     """The costs until the target, where there is one, and the costs of the whole run."""
     tables = []
     target = runs[0].setting.target
@@ -625,15 +625,15 @@ def write_markdown(
     files = [_configuration_file(run, folder) for run in runs]
     command = _repeating(runs, files, folder) if command is None else command
     lines = [f"# {_plain(title)}", "", _plain(_lead(runs)), ""]
-    lines += [f"- {_plain(finding)}" for finding in _findings(runs, names)]
+    lines += [f"- {_plain(finding)}" for finding in findings(runs, names)]
     lines += ["", "## What it cost", ""]
     headings = [*_HEADINGS, *(f"{runs[0].setting.metric}, {which}" for which in ("final", "best"))]
-    for table in _cost_tables(runs, names):
+    for table in cost_tables(runs, names):
         lines += [f"{_plain(table['caption'])}:", "", *_markdown_table("policy", headings, map(_cells, table["rows"]))]
         if table["first"]:
             lines += ["", f"× is the cost of {_plain(table['first'])} over the cost of the row: above 1 is cheaper."]
         lines.append("")
-    lines += [_LEGEND.format(unit=_unit(runs[0])), ""]
+    lines += [_LEGEND.format(unit=energy_unit(runs[0])), ""]
     for picture in pictures:
         place = quote(Path(os.path.relpath(picture, folder)).as_posix())
         lines += [f"![{picture.stem.replace('_', ' ')}]({place})", ""]
