@@ -195,8 +195,8 @@ def _lead(runs: list[Run]) -> str:
     )
     if many == 1:
         sentence = f"1 learner trained {network} on {data} with {examples:,} training examples."
-    times = [learner.time_per_batch for learner in setting.learners]
-    if times and max(times) > min(times) > 0:
+    times = [learner.time_per_batch for learner in setting.learners if math.isfinite(learner.time_per_batch)]
+    if times and max(times) >= 1.05 * min(times) > 0:  # what is measured is never quite the same
         sentence += (
             f" They were not equally fast: a batch took between {figures.duration(min(times))} and "
             f"{figures.duration(max(times))}, a ratio of {max(times) / min(times):.3g}."
