@@ -36,7 +36,7 @@ from metis.experiments.results import (
     slowest_learner_epochs,
     solver_of,
 )
-from metis.reporting.console import number, plain_table
+from metis.reporting.console import number, plain_table, waiting
 from metis.reporting.paper import (
     characteristics_sheet,
     cost_sheet,
@@ -510,11 +510,4 @@ def _words(state: CellState) -> str:
 
 def _left(board: Board) -> str:
     left = board.seconds_left
-    return "" if left is None else f"(at most {duration(left)} left)"
-
-
-def duration(seconds: float) -> str:
-    """A time in words: 48 s, 12 min, 3.1 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return "" if left is None else f"(at most {waiting(left)} left)"

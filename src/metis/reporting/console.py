@@ -20,6 +20,7 @@ from metis.core.costs import Costs
 from metis.runs import Run, RunFold
 
 REFRESH_SECONDS = 0.1
+LINE_SECONDS = 60.0  # between two lines where there is no terminal
 
 
 def number(value: float | None) -> str:
@@ -29,6 +30,13 @@ def number(value: float | None) -> str:
     if abs(value) >= 1000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def waiting(seconds: float) -> str:
+    """About how long, in words: 48 s, 12 min, 3.1 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # --- comparison -------------------------------------------------------------------------------
@@ -191,11 +199,13 @@ def complaints(run: Run) -> list[str]:
 
 
 class RunProgress:
-    """Shows a run while it goes on; nothing at all where the console is not a terminal."""
+    """Shows a run while it goes on: live in a terminal, else a plain line a minute, for those who read a log."""
 
     def __init__(self, console: Console, label: str, stop: StopRule) -> None:
-        self._label, self._stop = label, stop
-        self._shown_at = -1.0
+        self._console, self._label, self._stop = console, label, stop
+        self._live = console.is_terminal
+        self._shown_at = time.monotonic()
+        self._first: tuple[float, float] | None = None
         self._task: TaskID | None = None
         # Refreshed from the run itself: a thread of its own would be copied into forked workers.
         self._progress = Progress(
@@ -205,7 +215,7 @@ class RunProgress:
             console=console,
             auto_refresh=False,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._live,
         )
 
     def __enter__(self) -> RunProgress:
@@ -221,7 +231,7 @@ class RunProgress:
 
     def __call__(self, fold: RunFold) -> None:
         now = time.monotonic()
-        if self._task is None or self._progress.disable or now - self._shown_at < REFRESH_SECONDS:
+        if self._task is None or now - self._shown_at < (REFRESH_SECONDS if self._live else LINE_SECONDS):
             return
         self._shown_at = now
         costs = fold.costs
@@ -229,8 +239,17 @@ class RunProgress:
         state = f"round {fold.version}  t={fold.now:.1f} s  update requests {requests:,}"
         if fold.history:
             state += f"  {fold.setting.metric} {fold.history[-1].metrics.get(fold.setting.metric, 0.0):.3f}"
-        self._progress.update(self._task, completed=self._done(fold, costs), state=state)
-        self._progress.refresh()
+        done = self._done(fold, costs)
+        if self._first is None:  # a resumed run has done something before
+            self._first = (now, done)
+        began, before = self._first
+        if done > before and now - began > 5:
+            state += f"  {waiting((now - began) * (1 - done) / (done - before))} left"
+        if self._live:
+            self._progress.update(self._task, completed=done, state=state)
+            self._progress.refresh()
+        else:
+            self._console.print(f"{self._label}: {state}", markup=False)
 
     def _done(self, fold: RunFold, costs: Costs) -> float:
         """The share of the budget that is spent."""
