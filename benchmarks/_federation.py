@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from metis.deployment.controller import ControllerProcess, Plan, Terms, make_cor
 from metis.deployment.identity import Kit, Revocations, channel_credentials, load_kit, now_utc, server_credentials
 from metis.deployment.service import identify_by_certificate, identify_by_name
 from metis.deployment.state import State
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, model_bytes, read_model
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, model_bytes, read_model
 from metis.runs import Setting
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
@@ -276,7 +276,7 @@ class LightLearner:
             run=self._run, task=task.number, steps=steps, seconds=began - received,
             time_per_batch=max(self._pace, 1e-6), loss=0.1, bytes=model_bytes(self._layout),
         )  # fmt: skip
-        receipt = await stub.upload(upload_of(header, self._layout), metadata=self._metadata)
+        receipt = await self._upload(stub, header)
         if receipt.verdict == pb.Receipt.REFUSED:
             self.refused.append(f"{self.name}: task {task.number}: {receipt.reason}")
         self.hand_ins.append((began, time.monotonic() - began))
@@ -285,16 +285,20 @@ class LightLearner:
         if self._held is task:
             self._held = None
 
-
-async def upload_of(header: pb.UploadHeader, layout: Layout) -> AsyncIterator[pb.UploadPart]:
-    """A whole upload of a made-up model."""
-    yield pb.UploadPart(header=header)
-    digest, offset = hashlib.sha256(), 0
-    for block in blocks(layout, header.task + 1):
-        digest.update(block)
-        yield pb.UploadPart(chunk=pb.Chunk(offset=offset, data=bytes(block)))
-        offset += len(block)
-    yield pb.UploadPart(end=pb.UploadEnd(bytes=offset, sha256=digest.hexdigest()))
+    async def _upload(self, stub: FederationStub, header: pb.UploadHeader) -> pb.Receipt:
+        """A made-up model, a block at a time, when its turn has come."""
+        call = stub.upload(metadata=self._metadata)
+        await call.write(pb.UploadPart(header=header))
+        if TURN[0] in tuple(await call.initial_metadata()):  # else it is answered already
+            digest, offset = hashlib.sha256(), 0
+            for block in blocks(self._layout, header.task + 1):
+                digest.update(block)
+                await call.write(Piece(offset, block))
+                offset += len(block)
+            await call.write(pb.UploadPart(end=pb.UploadEnd(bytes=offset, sha256=digest.hexdigest())))
+            await call.done_writing()
+        receipt: pb.Receipt = await call
+        return receipt
 
 
 # --- certificates -------------------------------------------------------------------------------

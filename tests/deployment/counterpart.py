@@ -16,7 +16,7 @@ import grpc
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import peer_of
 from metis.deployment.trainer import write_model
-from metis.deployment.wire import SERVER_OPTIONS, service_handler
+from metis.deployment.wire import SERVER_OPTIONS, TURN, service_handler
 from metis.experiments.site import build_silo
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "cut by the test")
@@ -87,7 +87,7 @@ class Counterpart:
         # Each upload takes the next fault: a number of bytes after which it is cut, "late" to commit without an
         # answer, a status to end with, or an event to wait for after half of the bytes.
         self.upload_faults: list[Any] = []
-        self.attempts: list[bytes] = []  # what each upload brought before its end
+        self.attempts: list[bytearray] = []  # what each upload brought before its end
         self.headers: list[pb.UploadHeader] = []
         self.committed: dict[int, bytes] = {}
         self.receipts: asyncio.Queue[pb.Receipt] = asyncio.Queue()
@@ -182,15 +182,15 @@ class Counterpart:
             await context.abort(*fault)
         header = (await requests.__anext__()).header
         self.headers.append(header)
-        content, place = b"", len(self.attempts)
-        self.attempts.append(b"")
+        await context.send_initial_metadata(TURN)  # without which nothing else is sent
+        content, place = bytearray(), len(self.attempts)
+        self.attempts.append(content)
         async for part in requests:
             if part.HasField("end"):
                 assert (part.end.bytes, part.end.sha256) == (len(content), hashlib.sha256(content).hexdigest())
                 break
             assert part.chunk.offset == len(content)
             content += part.chunk.data
-            self.attempts[place] = content
             self.uploading.set()
             if isinstance(fault, int) and len(content) >= fault:
                 await context.abort(*UNAVAILABLE)
@@ -198,7 +198,7 @@ class Counterpart:
                 await fault.wait()
         else:
             await context.abort(grpc.StatusCode.ABORTED, "no end")
-        known = self.committed.setdefault(header.task, content)
+        known = self.committed.setdefault(header.task, bytes(content))
         assert known == content, "the same update came with other bytes"
         if fault == "late":
             await context.abort(*UNAVAILABLE)

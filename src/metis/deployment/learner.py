@@ -25,7 +25,7 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub, Piece, keep_buffers
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, keep_buffers
 from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
 
@@ -834,20 +834,6 @@ class LearnerProcess:
             return True
 
     async def _upload(self, session: _Session, update: Update) -> pb.Receipt:
-        call = session.stub.upload(metadata=session.metadata)
-        try:
-            async for part in self._parts(session, update):
-                await asyncio.wait_for(call.write(part), _PROGRESS_SECONDS)
-            await call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # it was answered before its end: the answer says why
-        except BaseException:
-            call.cancel()
-            raise
-        return await asyncio.wait_for(_answer(call), _RECEIPT_SECONDS)
-
-    async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart | Piece]:
-        """Header, chunks, end; the next chunk is read while the last one travels."""
         header = pb.UploadHeader(
             run=update.run,
             task=update.task,
@@ -857,12 +843,28 @@ class LearnerProcess:
             loss=update.loss,
             bytes=update.bytes,
         )
+        call = session.stub.upload(metadata=session.metadata)
+        try:
+            await asyncio.wait_for(call.write(pb.UploadPart(header=header)), _PROGRESS_SECONDS)
+            # Its turn, or the answer already; one more write would then hide what the answer is.
+            if TURN[0] in tuple(await asyncio.wait_for(call.initial_metadata(), _RECEIPT_SECONDS)):
+                async for part in self._parts(session, update):
+                    await asyncio.wait_for(call.write(part), _PROGRESS_SECONDS)
+                await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # it was answered before its end: the answer says why
+        except BaseException:
+            call.cancel()
+            raise
+        return await asyncio.wait_for(_answer(call), _RECEIPT_SECONDS)
+
+    async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart | Piece]:
+        """Chunks and end; the next chunk is read while the last one travels."""
         size = session.chunk_bytes
         file = os.open(self._work.update_file(update.task), os.O_RDONLY)
         reading: asyncio.Future[bytes] | None = None
         try:
             reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, size, 0))
-            yield pb.UploadPart(header=header)
             offset = 0
             while data := await reading:
                 reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, size, offset + len(data)))

@@ -23,7 +23,7 @@ from metis.core.model import Layout
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
 from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
-from metis.deployment.wire import CHUNK, PROTOCOL, Piece, model_bytes
+from metis.deployment.wire import CHUNK, PROTOCOL, TURN, Piece, model_bytes
 from metis.errors import ConfigError, LearnerError
 
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
 _MOST_UPLOADS = 32  # at the same time; the others wait for their turn
+_MOST_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
+_SMALLEST_CHUNK = 1 << 16
 _MOST_TEXT = 2000
 _UNREADABLE = "a message could not be read: it is none of this protocol"
 
@@ -110,6 +112,7 @@ class Service:
         self._host, self._identify, self._report = host, identify, report
         self._largest_number = largest_number
         self._uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self._downloads = 0  # in progress
         self.refusals: dict[str, int] = {}  # calls refused, by status
 
     # --- one stream for each learner --------------------------------------------------------------
@@ -161,12 +164,14 @@ class Service:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
             async with self._uploads:
-                received = await self._receive(learner, requests)
+                received = await self._receive(learner, requests, context)
                 return received if isinstance(received, pb.Receipt) else await self._host.hand_in(received)
 
         return await self._guarded(context, receive())
 
-    async def _receive(self, learner: str, requests: AsyncIterator[pb.UploadPart | Piece]) -> Handed | pb.Receipt:
+    async def _receive(
+        self, learner: str, requests: AsyncIterator[pb.UploadPart | Piece], context: Context
+    ) -> Handed | pb.Receipt:
         """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
         first = await self._next(requests, _PROGRESS_SECONDS)
         if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
@@ -185,6 +190,7 @@ class Service:
         answer = self._host.check_upload(learner, header)
         if answer is not None:
             return answer
+        await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
         with self._host.state.incoming() as incoming:
             numbers = _Numbers(self._host.layout, self._largest_number)
             end = await self._take_in(requests, length, incoming, numbers)
@@ -274,15 +280,21 @@ class Service:
             await self._abort(context, refused)
             return
         offset = request.offset
-        reading = _in_thread(os.pread, file, CHUNK, offset)
+        self._downloads += 1
+        reading = _in_thread(os.pread, file, self._chunk(), offset)
         try:
             while data := await asyncio.shield(reading):  # the next chunk is read while this one travels
-                reading = _in_thread(os.pread, file, CHUNK, offset + len(data))
+                reading = _in_thread(os.pread, file, self._chunk(), offset + len(data))
                 yield Piece(offset, data)
                 offset += len(data)
         finally:
+            self._downloads -= 1
             await _ended(reading)
             os.close(file)
+
+    def _chunk(self) -> int:
+        """Bytes to read at once; smaller ones for many learners, so that memory does not grow with them."""
+        return max(_SMALLEST_CHUNK, min(CHUNK, _MOST_OUTGOING // self._downloads))
 
     # --- what can go wrong ------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from metis.deployment import wire_pb2 as pb
 PROTOCOL = 1
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
 MOST_MESSAGE = CHUNK + (1 << 16)
+TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 SERVICE = "metis.Federation"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
