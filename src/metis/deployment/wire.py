@@ -24,22 +24,23 @@ PROTOCOL = 1
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
 MOST_MESSAGE = CHUNK + (1 << 16)
 TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 SERVICE = "metis.Federation"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
 
-# A peer that vanished without a word is found within 15 seconds. The third is needed: without it gRPC's own
-# bandwidth ping masks the others for a minute.
+# A peer that vanished without a word is found within 25 seconds, before the default lease ends. Not sooner: an answer
+# waits behind a chunk or two of a model, which at 1 Mbit/s take up to 17 seconds, and no slow site would ever get one
+# through. The third is needed: without it gRPC's own bandwidth ping masks the others for a minute.
 KEEPALIVE: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *KEEPALIVE,
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
     ("grpc.max_receive_message_length", MOST_MESSAGE),
     ("grpc.max_metadata_size", 16_384),
     ("grpc.so_reuseport", 0),  # a second controller on the port is an error, not a lottery
@@ -87,14 +88,15 @@ def payload_sha256(model: Model) -> str:
 
 
 def keep_buffers() -> None:
-    """Let this process keep the memory of chunks that were freed, at most 32 MB, for the chunks to come.
+    """Let this process keep the memory of chunks that were freed, some 32 MB, for the chunks to come.
 
     glibc would give it back after each chunk and let the system clear new pages for the next: that was half of the
     time that sending took.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library has its own ways
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_TRIM_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 16 << 20)
+        mallopt(_ARENA_MAX, 2)  # of which each keeps as much; there would be one for each of many threads
         mallopt(_MMAP_THRESHOLD, 8 << 20)  # what is larger, a whole model say, comes and goes as before
 
 
