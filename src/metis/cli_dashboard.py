@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shlex
+import signal
 import threading
 import webbrowser
 from collections.abc import Iterator
@@ -96,5 +97,7 @@ def dashboard(
         notes.print("end it with Ctrl-C")
         if open_:
             webbrowser.open(server.url)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):  # also where a script has started it in the background
+            signal.signal(number, lambda *_: asked.set())
+        asked.wait()

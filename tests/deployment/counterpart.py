@@ -178,9 +178,9 @@ class Counterpart:
 
     async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Any) -> pb.Receipt:
         fault = self.upload_faults.pop(0) if self.upload_faults else None
-        if isinstance(fault, tuple):
-            await context.abort(*fault)
         header = (await requests.__anext__()).header
+        if isinstance(fault, tuple):  # behind the header: to one who still sends, gRPC may tell another status
+            await context.abort(*fault)
         self.headers.append(header)
         await context.send_initial_metadata(TURN)  # without which nothing else is sent
         content, place = bytearray(), len(self.attempts)
