@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 # Before numpy and torch are imported: thread pools of several test processes only get in each other's way.
@@ -9,6 +10,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 from hypothesis import settings
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and the processes that they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     import torch
