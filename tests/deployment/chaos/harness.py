@@ -273,7 +273,7 @@ class Federation:
         shown = ", ".join(f'"{name}"' for name in self.names)
         self.file.write_text(
             f'seed = 1\n[site]\nfile = "site.py"\n[[learners]]\nname = "all"\nnames = [{shown}]\n'
-            f"batch_size = {batch_size}\ntime_per_batch = 0.1\n[training]\nlearning_rate = 0.1\n"
+            f"batch_size = {batch_size}\ntime_per_batch = 0.1\n[training]\nlearning_rate = 0.0001\n"
             f"[policy]\n{POLICIES[policy]}\n[stop]\nrounds = {rounds}\n[deployment]\n"
             f'listen = "{self.address}"\nhttp = "127.0.0.1:{self.http_port}"\nminimum = 1\nlinger = 10\n'
             + (deployment or "lease = 20\nheartbeat = 0.5\n")
@@ -426,7 +426,7 @@ class Crowd:
 
     def __init__(
         self, federation: Federation, *, pace: float = 0.01, address: str | None = None, layout: Layout | None = None,
-        credentials: Callable[[str], grpc.ChannelCredentials] | None = None,
+        credentials: Callable[[str], grpc.ChannelCredentials] | None = None, only: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         self.federation, self._pace = federation, pace
         with contextlib.closing(_facts(federation)) as facts:
@@ -437,6 +437,7 @@ class Crowd:
                 credentials=None if credentials is None else credentials(name),
             )
             for index, name in enumerate(federation.names)
+            if only is None or name in only
         ]  # fmt: skip
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
