@@ -7,6 +7,7 @@ import importlib.util
 import math
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,8 @@ def records(path: Path) -> Iterator[bytes]:
             place += block - place % block
             continue
         size, kind = struct.unpack_from("<HB", data, place + 4)
+        if place + 7 + size > len(data):
+            return  # not written to its end yet
         parts += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last part
@@ -378,7 +381,12 @@ def test_wandb_writes_files_where_there_is_no_key(
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    read = [Record.FromString(data) for data in records(path)]
+    until = time.monotonic() + 60
+    while True:  # the process of W&B that writes the file ends a little after the run
+        read = [Record.FromString(data) for data in records(path)]
+        if any(record.WhichOneof("record_type") == "exit" for record in read) or time.monotonic() > until:
+            break
+        time.sleep(0.1)
     started = next(record.run for record in read if record.WhichOneof("record_type") == "run")
     assert (started.project, started.display_name, started.run_group) == ("consortium", "sync", "demo")
     config = {item.key: item.value_json for item in started.config.update}
