@@ -7,17 +7,20 @@ zoomed and its table sorted and scrolled meanwhile. Told are the tasks of the pa
 a person could notice), the longest frame, and the memory of the page before and after. It needs playwright and Chromium
 (METIS_CHROMIUM, or one that is found).
 
-Overhead: the same simulation with and without --dashboard and a reader, by turns; the best of each counts, because
-noise of a shared machine only ever adds.
+Overhead: the same simulation with and without the dashboard and a reader, by turns; the best of each counts, because
+noise of a shared machine only ever adds. The dashboard's own CPU time, in its own process, is what a run would lose if
+there were no free core at all; most of it is for starting, so its share falls with the length of the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import importlib.util
 import json
 import os
 import random
+import resource
 import shutil
 import tempfile
 import threading
@@ -148,15 +151,15 @@ _CATEGORIES = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
 
 
 def measure_page(learners: int, events_a_minute: float, seconds: float) -> None:
+    program = chromium()
+    if program is None or importlib.util.find_spec("playwright") is None:
+        print("page skipped: it needs playwright, and Chromium (name one in METIS_CHROMIUM)")
+        return
     from playwright.sync_api import sync_playwright
 
     from metis.reporting.dashboard.listening import bind
     from metis.reporting.dashboard.server import DashboardServer
 
-    program = chromium()
-    if program is None:
-        print("skipped: there is no Chromium; name one in METIS_CHROMIUM")
-        return
     with tempfile.TemporaryDirectory() as folder:
         setting(learners).save(Path(folder))
         # Ten minutes are there already, as if somebody opened the page of a run on its way.
@@ -206,12 +209,10 @@ def measure_page(learners: int, events_a_minute: float, seconds: float) -> None:
         writer.stopped.set()
 
 
-def measure_overhead(repeats: int) -> None:
-    from rich.console import Console
-
+def measure_overhead(repeats: int, rounds: int) -> None:
     import metis
-    from metis.cli_dashboard import beside
     from metis.learning import mlp
+    from metis.reporting.dashboard.listening import DashboardProcess, bind
 
     digits = metis.load_dataset("digits")
     x, y = digits.x_train.astype("float32") / 16, digits.y_train
@@ -226,27 +227,47 @@ def measure_overhead(repeats: int) -> None:
         solver=metis.MomentumSGD(0.02, 0.9),
     )
 
-    def simulate(folder: Path, looked_at: bool) -> tuple[float, float]:
-        console = Console(quiet=True)
-        with beside(folder, looked_at, console) as url:
-            stream = None if url is None else Reader(url)
-            wall, cpu = time.perf_counter(), time.process_time()
-            federation.simulate(metis.semisync_fedavg(2), rounds=12, out=folder)
-            spent = time.perf_counter() - wall, time.process_time() - cpu
-            if stream is not None:
-                assert stream.received > 0, "nobody has read the stream"
-        return spent
+    def children() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
+
+    def simulate(folder: Path, looked_at: bool) -> tuple[float, float, float]:
+        """Wall time, CPU time of the simulation, CPU time of the dashboard."""
+        before = children()
+        wall, cpu = time.perf_counter(), time.process_time()
+        if looked_at:
+            dashboard = DashboardProcess(folder, bind("127.0.0.1:0"))
+            reader = Reader(dashboard.url)
+        federation.simulate(metis.semisync_fedavg(2), rounds=rounds, out=folder)
+        if looked_at:
+            dashboard.end()
+        spent = time.perf_counter() - wall, time.process_time() - cpu
+        if looked_at:
+            dashboard.close()
+            reader.join()
+            assert reader.received > 1, "nobody has read the stream"
+        return *spent, children() - before
 
     with tempfile.TemporaryDirectory() as folder:
+        starting = []
+        for _ in range(3):
+            before = children()
+            DashboardProcess(Path(folder), bind("127.0.0.1:0")).close()
+            starting.append(children() - before)
         simulate(Path(folder) / "warm", False)
-        times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        times: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
         for number in range(repeats):
             for looked_at in (False, True):
                 times[looked_at].append(simulate(Path(folder) / f"{number}-{looked_at}", looked_at))
-    best = {key: [min(column) for column in zip(*rows, strict=True)] for key, rows in times.items()}
-    print(f"simulation of {best[False][0]:.1f} s, best of {repeats}, with the dashboard and a reader / without:")
-    print(f"wall time                        {best[True][0] / best[False][0]:.4f}")
-    print(f"CPU time of the simulation       {best[True][1] / best[False][1]:.4f}")
+    without, beside = ([min(column) for column in zip(*times[key], strict=True)] for key in (False, True))
+    print(f"a simulation of {without[0]:.1f} s, best of {repeats}, with the dashboard and a reader / without:")
+    print(f"  wall time                        {beside[0] / without[0]:.4f}")
+    print(f"  CPU time of the simulation       {beside[1] / without[1]:.4f}")
+    print(f"  CPU time of the dashboard        {100 * beside[2] / without[1]:.1f} % of that, {beside[2]:.2f} s")
+    print(
+        f"  of which to start                {min(starting):.2f} s; for the rest of the run "
+        f"{100 * max(0.0, beside[2] - min(starting)) / without[1]:.1f} %"
+    )
 
 
 def range_of(k: int, examples: int):
@@ -274,13 +295,14 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=60.0)
     arguments.add_argument("--learners", type=int, default=1000)
     arguments.add_argument("--events", type=float, default=10_000, help="a minute")
-    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--rounds", type=int, default=60, help="of the simulation beside which it runs")
     arguments.add_argument("--only", choices=("page", "overhead"))
     options = arguments.parse_args()
     if options.only != "overhead":
         measure_page(options.learners, options.events, options.seconds)
     if options.only != "page":
-        measure_overhead(options.repeats)
+        measure_overhead(options.repeats, options.rounds)
 
 
 if __name__ == "__main__":
