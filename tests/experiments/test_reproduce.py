@@ -324,6 +324,12 @@ def test_runs_are_kept_refused_and_made_anew(folder: Path, tmp_path: Path) -> No
     again = run_cells(cells, out, 1, nobody)
     assert all(state.kept for state in again.states)
 
+    of_earlier = cell_folder(out, cells[0]) / "config.toml"
+    known = of_earlier.read_text().splitlines(keepends=True)
+    of_earlier.write_text("".join(line for line in known if "round_limit" not in line))
+    assert len(of_earlier.read_text().splitlines()) < len(known)
+    assert kept(cells[0], out), "a key that came into being later has its default"
+
     changed = tiny(folder, "small", "network.name=mlp", "stop.seconds=1").cells[:1]
     with pytest.raises(ConfigError, match=r"sync.*other settings.*network.name was logistic, is mlp.*--force"):
         run_cells(changed, out, 1, nobody)

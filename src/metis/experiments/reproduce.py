@@ -22,7 +22,7 @@ from typing import Any, Literal
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.experiments.build import Division, build_federation, build_policy, build_solver, build_stop, divide
 from metis.experiments.cells import Cell
-from metis.experiments.config import ExperimentConfig, SolverConfig, read_toml
+from metis.experiments.config import ExperimentConfig, SolverConfig, read_toml, resolve_config
 from metis.experiments.plan import dry_run, dry_seats
 from metis.runs import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
@@ -100,7 +100,7 @@ def kept(cell: Cell, out: Path) -> bool:
     """Whether the cell was run to its end with the settings that it has now."""
     folder = cell_folder(out, cell)
     try:
-        same = _essence(read_toml(folder / CONFIG)) == _essence(cell.config.to_dict())
+        same = _settings_of(folder) == _essence(cell.config.to_dict())
     except ConfigError:
         return False
     return same and finished(folder)
@@ -140,7 +140,7 @@ def _planned_steps(cell: Cell) -> int:
 def _check_kept(states: Sequence[CellState], anew: bool) -> None:
     for state in states:
         before, now = state.folder / CONFIG, _essence(state.cell.config.to_dict())
-        if not before.exists() or (then := _essence(read_toml(before))) == now:
+        if not before.exists() or (then := _settings_of(state.folder)) == now:
             continue
         if not anew:
             changed = ", ".join(_differences(then, now))
@@ -152,9 +152,18 @@ def _check_kept(states: Sequence[CellState], anew: bool) -> None:
             (state.folder / name).unlink(missing_ok=True)
 
 
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """What a kept run was made with; keys that came into being since then have what they are by default."""
+    content = read_toml(folder / CONFIG)
+    try:
+        return _essence(resolve_config(content, CONFIG, folder=folder, elsewhere=True).to_dict())
+    except ConfigError:
+        return _essence(content)  # it says something that is no longer understood
+
+
 def _essence(content: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the result of a run: not where its data lies, how it is run, or what its policy says anyway."""
-    essence = {key: value for key, value in content.items() if key != "run"}
+    essence = {key: value for key, value in content.items() if key not in ("run", "deployment")}
     essence["data"] = {key: value for key, value in essence.get("data", {}).items() if key != "folder"}
     shared = {key: value for key, value in essence.get("training", {}).items() if key not in SolverConfig.model_fields}
     essence["training"] = shared
