@@ -127,11 +127,14 @@ def test_files_are_named_relative_to_the_configuration(tmp_path: Path) -> None:
     assert load_config(file).learners[0].speed_trace == str((tmp_path / "speed.csv").resolve())
 
 
-def test_the_schema_names_every_policy() -> None:
-    """The documentation can be made from it."""
+def test_the_schema_names_every_policy_and_says_what_every_key_means() -> None:
+    """The documentation is made from it; what a parameter of a policy means is in schema.py: PARAMETERS."""
     schema = config_schema()
     assert set(schema["policies"]) == set(POLICIES)
     assert "slowest_learner_epochs" in schema["policies"]["semisync_fedavg"]["properties"]
+    tables = {**schema["$defs"], **schema["policies"], **schema["operations"]}
+    keys = {(table, key): rule for table, rules in tables.items() for key, rule in rules["properties"].items()}
+    assert [place for place, rule in keys.items() if not ("description" in rule or "$ref" in rule)] == []
 
 
 def test_labels_make_folder_names() -> None:

@@ -84,11 +84,24 @@ def network_parameters(
     return options
 
 
-_OPERATIONS: dict[str, dict[str, Any]] = {
-    "random_crop": {"size": (Count, ...), "padding": (Annotated[int, Field(ge=0)], 0)},
-    "horizontal_flip": {"probability": (Annotated[float, Field(ge=0, le=1)], 0.5)},
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "random_crop": {
+        "size": (Count, Field(description="pixels a side that are cut out")),
+        "padding": (Annotated[int, Field(ge=0)], Field(default=0, description="black pixels around, before cutting")),
+    },
+    "horizontal_flip": {
+        "probability": (
+            Annotated[float, Field(ge=0, le=1)],
+            Field(default=0.5, description="that an image is mirrored"),
+        )
+    },
     "standardize": {},
 }
+
+
+def operation_model(name: str) -> type[BaseModel]:
+    """A strict table whose keys are the options of one step of an augmentation."""
+    return create_model(name, __base__=Table, **OPERATIONS[name])
 
 
 def check_open_tables(raw: dict[str, Any], complaints: Complaints) -> None:
@@ -106,8 +119,8 @@ def check_open_tables(raw: dict[str, Any], complaints: Complaints) -> None:
     data = raw.get("data")
     augment = data.get("augment") if isinstance(data, dict) else None
     for place, entry in enumerate(augment if isinstance(augment, list) else []):
-        if isinstance(entry, dict) and entry.get("name") in _OPERATIONS:
-            model: type[BaseModel] = create_model("operation", __base__=Table, **_OPERATIONS[entry["name"]])
+        if isinstance(entry, dict) and entry.get("name") in OPERATIONS:
+            model = operation_model(entry["name"])
             given = {key: value for key, value in entry.items() if key != "name"}
             try:
                 model.model_validate(given)

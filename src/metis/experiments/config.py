@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from metis.errors import ConfigError
 from metis.experiments.checks import (
+    OPERATIONS,
     check_files,
     check_open_tables,
     check_policies,
@@ -25,12 +26,14 @@ from metis.experiments.checks import (
     cross_check,
     labelled,
     network_parameters,
+    operation_model,
     signature_model,
     slug,
 )
 from metis.experiments.complaints import Complaints, did_you_mean, shown
 from metis.experiments.schema import (
     METRICS,
+    PARAMETERS,
     POLICIES,
     ExperimentConfig,
     LearnerGroup,
@@ -77,7 +80,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> ExperimentCo
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file as they stand."""
     try:
-        return cast("dict[str, Any]", tomllib.loads(path.read_text("utf-8-sig")))
+        tables: dict[str, Any] = tomllib.loads(path.read_text("utf-8-sig"))
+        return tables
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}; write an example with: metis init {path}") from None
     except UnicodeDecodeError as problem:
@@ -201,7 +205,12 @@ def _toml_value(text: str) -> Any:
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of the file, and under `policies` that of each policy's parameters."""
+    """The JSON schema of the file; under `policies` and `operations` those of the parameters beside a name."""
     schema = ExperimentConfig.model_json_schema()
     schema["policies"] = {name: signature_model(function).model_json_schema() for name, function in POLICIES.items()}
+    for policy in schema["policies"].values():
+        for name, parameter in policy["properties"].items():
+            if name in PARAMETERS:
+                parameter["description"] = PARAMETERS[name]
+    schema["operations"] = {name: operation_model(name).model_json_schema() for name in OPERATIONS}
     return schema

@@ -24,6 +24,24 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "fedbuff": policies.fedbuff,
 }
 
+# What the parameters of the policies mean, by their names.
+PARAMETERS: dict[str, str] = {
+    "local_epochs": "passes over its own data that a learner does in a task; may be a fraction",
+    "slowest_learner_epochs": "lambda: a period is so many epochs of the slowest learner; may be a fraction",
+    "cold_start_limit": "seconds; whoever has not done its first epoch by then hands in what it has",
+    "timings": "every_round measures the time per batch anew; cold_start keeps the first, as the paper does (R13)",
+    "budget": "steps: B_k batches; deadline: whatever a learner gets done in the period",
+    "round_limit": "seconds of training after which a learner hands in what it has",
+    "longest_period": "seconds; no learner, however slow or untruthful, stretches a period beyond",
+    "grace": "share of the period, or of round_limit, that a barrier waits longer before it goes on without the late",
+    "weighting": "what a local model counts by: the learner's examples, or the steps that it did",
+    "rebuild_every": "commits after which the cached sum is computed anew, exactly (R11)",
+    "mixing": "alpha: share of a fresh local model in the community model; above 0, at most 1",
+    "regularization": "rho: pull of local training toward the received model; 0 is none",
+    "buffer_size": "K: updates that make one step of the community model",
+    "server_learning_rate": "factor of that step",
+}
+
 # What each task's evaluation measures; the first is the default. The sign says which way is better.
 METRICS: dict[str, dict[str, bool]] = {
     "classification": {"accuracy": True, "loss": False},
@@ -66,7 +84,9 @@ class OpenTable(BaseModel):
 class Operation(OpenTable):
     """One step of an augmentation."""
 
-    name: Literal["random_crop", "horizontal_flip", "standardize"]
+    name: Literal["random_crop", "horizontal_flip", "standardize"] = Field(
+        description="the options of the operation stand beside it"
+    )
 
 
 class DataConfig(Table):
@@ -103,7 +123,10 @@ class PartitionConfig(Table):
         default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
     )
     explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
-    classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = "iid"
+    classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = Field(
+        default="iid",
+        description="which examples: of all classes alike, of few, or of a range of a regression's target",
+    )
     classes_per_learner: Count | list[Count] | None = Field(
         default=None, description="x of Non-IID(x), or one for each learner"
     )
@@ -117,7 +140,9 @@ class PartitionConfig(Table):
 class AvailabilityConfig(Table):
     """When the learners of a group are there."""
 
-    kind: Literal["always", "random", "trace"] = "always"
+    kind: Literal["always", "random", "trace"] = Field(
+        default="always", description="random: present and away for exponentially distributed times"
+    )
     mean_present: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
     mean_away: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
     file: str | None = Field(
@@ -142,9 +167,11 @@ class LearnerGroup(Table):
     names: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = Field(
         default=None, description="what each learner is called instead; their number is the count"
     )
-    count: Count = 1
-    batch_size: Count
-    time_per_batch: Positive | None = Field(default=None, description="seconds")
+    count: Count = Field(default=1, description="how many learners")
+    batch_size: Count = Field(description="examples in a batch, beta_k")
+    time_per_batch: Positive | None = Field(
+        default=None, description="seconds, t_beta_k; a simulation needs it, or speed_trace; a deployment measures it"
+    )
     jitter: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
         default=0.0, description="standard deviation of the logarithm of a batch's time; above 2 it is no machine"
     )
@@ -174,36 +201,38 @@ class LearnerGroup(Table):
 class NetworkConfig(OpenTable):
     """What is trained: a network by name, with its own options beside the name."""
 
-    name: str = "mlp"
+    name: str = Field(default="mlp", description="one of the built-in networks; its options stand beside the name")
 
 
 class SolverConfig(Table):
     """How one gradient changes the weights; what is not given comes from [training]."""
 
-    solver: Literal["vanilla", "momentum", "fedprox"] | None = None
-    learning_rate: Positive | None = None
-    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = None
+    solver: Literal["vanilla", "momentum", "fedprox"] | None = Field(default=None, description="local update rule")
+    learning_rate: Positive | None = Field(default=None, description="eta")
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="gamma")
     keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5)")
     proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx")
-    weight_decay: NotNegative | None = None
+    weight_decay: NotNegative | None = Field(default=None, description="added to the gradient, times the weights")
 
 
 class TrainingConfig(Table):
     """How learners train; the policies may differ in the solver."""
 
-    solver: Literal["vanilla", "momentum", "fedprox"] = "vanilla"
-    learning_rate: Positive = 0.05
+    solver: Literal["vanilla", "momentum", "fedprox"] = Field(default="vanilla", description="local update rule")
+    learning_rate: Positive = Field(default=0.05, description="eta")
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
         default=None, description="gamma; 0.9 if not given"
     )
     keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
     proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")
-    weight_decay: NotNegative = 0.0
+    weight_decay: NotNegative = Field(default=0.0, description="added to the gradient, times the weights")
     task: Literal["classification", "regression"] | None = Field(
         default=None, description="if not that of the data set"
     )
-    device: str = "cpu"
-    dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
+    device: str = Field(default="cpu", description="of torch, as in cuda or cuda:1")
+    dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
+        default="float32", description="learners compute in it; models are mixed, stored and counted as float32"
+    )
     threads: Count = Field(default=1, description="torch threads of each process; at most its processors")
     buffers: Literal["average", "local"] = Field(
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
@@ -213,7 +242,7 @@ class TrainingConfig(Table):
 class PolicyConfig(OpenTable):
     """A policy by name, with its own parameters beside the name."""
 
-    name: str
+    name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
 
@@ -223,7 +252,7 @@ class StopConfig(Table):
 
     rounds: Count | None = Field(default=None, description="published community models")
     seconds: Positive | None = Field(default=None, description="of virtual time")
-    update_requests: Count | None = None
+    update_requests: Count | None = Field(default=None, description="local models handed in")
     steps: Count | None = Field(default=None, description="local steps of all learners together")
     at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
 
@@ -284,7 +313,9 @@ class DeploymentConfig(Table):
 class ExperimentConfig(Table):
     """Everything that one file says."""
 
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1990
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
+        default=1990, description="all chance comes from it: the same seed gives the same bits"
+    )
     site: SiteConfig | None = Field(default=None, description="in place of [data], [partition] and [network]")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
