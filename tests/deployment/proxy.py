@@ -12,8 +12,9 @@ _BUFFER = 1 << 14
 
 
 def _socket() -> socket.socket:
-    """With a small buffer, as a line has: the kernel's would hold seconds of a slow one."""
+    """As on a line between two sites. On loopback segments and so buffers are huge: megabytes would seem to be sent."""
     made = socket.socket()
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1460)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
     made.setblocking(False)
     return made

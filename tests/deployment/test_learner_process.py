@@ -116,7 +116,9 @@ class Command:
         self.process.send_signal(number)
         return await self.end()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            print(*self.lines, sep="\n")
         if self.process.returncode is None:
             self.process.kill()
         await self.end()
@@ -149,6 +151,9 @@ async def learner(counterpart: Counterpart, folder: Path, **options: Any) -> Asy
     site = Site(counterpart, folder, **options)
     try:
         yield site
+    except BaseException:
+        print(*site.lines, sep="\n")  # what a test that fails or hangs was doing
+        raise
     finally:
         await site.stop()
 
@@ -415,15 +420,19 @@ def test_an_evaluation_that_nobody_heard_is_sent_after_the_next_hello(play: Play
     """Measured while the connection was down."""
 
     async def story(counterpart: Counterpart) -> None:
-        write_site(
-            tmp_path,
-            "import time\ndef loss(o, t):\n    time.sleep(0.3)\n    return nn.functional.cross_entropy(o, t)\n",
+        held = (
+            f"import os, time\ngo = {str(tmp_path / 'go')!r}\n"
+            "def loss(o, t):\n    while len(t) == 20 and not os.path.exists(go):\n"
+            "        time.sleep(0.02)\n    return nn.functional.cross_entropy(o, t)\n"
         )
+        write_site(tmp_path, held)  # it has 20 examples to evaluate on
         async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
             stream = await counterpart.ready()
             stream.send(task=counterpart.task(1, steps=2, evaluate=True))
             await counterpart.receipts.get()
             await counterpart.server.stop(0)
+            await until(lambda: site.process._session is None)
+            (tmp_path / "go").touch()
             await until(lambda: site.said("evaluated"))
             await counterpart.start(counterpart.address)
             stream = await counterpart.ready()

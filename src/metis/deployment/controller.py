@@ -641,6 +641,10 @@ class ControllerProcess:
             case _:
                 raise Refused(_CODE.INVALID_ARGUMENT, "a message of a kind that this controller does not know")
 
+    def alive(self, learner: LearnerId) -> None:
+        if (session := self._sessions.get(learner)) is not None:
+            session.last_heard = time.monotonic()
+
     def part(self, session: Session) -> None:
         if self._sessions.get(session.learner) is session:
             del self._sessions[session.learner]

@@ -90,6 +90,9 @@ class Host(Protocol):
     def hear(self, session: Session, message: pb.FromLearner) -> None:
         """A message of an admitted learner; may raise `Refused`."""
 
+    def alive(self, learner: str) -> None:
+        """Something of the learner came, though not on its stream."""
+
     def part(self, session: Session) -> None:
         """The stream has ended, for whatever reason."""
 
@@ -193,7 +196,7 @@ class Service:
         await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
         with self._host.state.incoming() as incoming:
             numbers = _Numbers(self._host.layout, self._largest_number)
-            end = await self._take_in(requests, length, incoming, numbers)
+            end = await self._take_in(learner, requests, length, incoming, numbers)
             concluding = _in_thread(self._conclude, learner, header, incoming, numbers, end)
             try:
                 return await asyncio.shield(concluding)
@@ -201,7 +204,12 @@ class Service:
                 await _ended(concluding)
 
     async def _take_in(
-        self, requests: AsyncIterator[pb.UploadPart | Piece], length: int, incoming: Incoming, numbers: _Numbers
+        self,
+        learner: str,
+        requests: AsyncIterator[pb.UploadPart | Piece],
+        length: int,
+        incoming: Incoming,
+        numbers: _Numbers,
     ) -> pb.UploadEnd:
         """Everything between header and end; a chunk is hashed, looked at and written while the next one travels."""
         received = 0
@@ -214,6 +222,7 @@ class Service:
         try:
             while True:
                 part = await self._next(requests, _PROGRESS_SECONDS)
+                self._host.alive(learner)  # on a slow line its heartbeats wait behind its model
                 if taking is not None:
                     await asyncio.shield(taking)
                 if part is None:
