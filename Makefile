@@ -12,7 +12,7 @@ RESULTS ?= all
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test check format bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test chaos check format bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; dat
 
 test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+
+chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
+	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)
 
 check: $(STAMP)  ## formatting, lint and types, changing nothing
 	$(BIN)/ruff format --check .

@@ -31,6 +31,15 @@ _T = TypeVar("_T")
 HANG = 60.0  # seconds; only so that a test ends when something hangs
 
 
+attempts = 0  # faults that the tests of this process have tried so far
+
+
+def tried(count: int = 1) -> None:
+    """Another fault was tried; `make chaos` tells how often."""
+    global attempts  # noqa: PLW0603
+    attempts += count
+
+
 def play(scene: Coroutine[Any, Any, _T]) -> _T:
     """Run one test's scene to its end."""
 

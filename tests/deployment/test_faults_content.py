@@ -32,6 +32,7 @@ from deployment.faults import (
     local_model,
     play,
     status_of,
+    tried,
 )
 from deployment.federations import LAYOUT
 from deployment.wire_learner import parts
@@ -80,6 +81,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
             await learner.join()
             for model, problem in WILD.values():
                 for size in (LENGTH, 40, 1004):
+                    tried()
                     task, community, before = await learner.task(), community_hash(here), files(here)
                     receipt = await learner.upload(parts(learner.header(task.number), model, chunk=size))
                     assert (receipt.verdict, receipt.reason) == (pb.Receipt.REFUSED, problem)
@@ -101,6 +103,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_the_verdict_does_not_depend_on_the_chunks(data: st.DataObject) -> None:
     """C1 row 11: what is seen in passing is what a look at the whole model shows."""
+    tried()
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
     layout = Layout(tuple(TensorSpec(f"t{index}", (size,)) for index, size in enumerate(sizes)))
     values = st.sampled_from([0.0, 1.0, math.nan, math.inf, 2e10, -2e10])
@@ -150,6 +153,7 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
         @settings(max_examples=80)
         @given(misfits())
         def attempt(misfit: tuple[int, list[tuple[int, int]], int, bool]) -> None:
+            tried()
             announced, chunks, last, honest = misfit
             sent = b"".join(b"\1" * length for _, length in chunks)
             closing = pb.UploadEnd(bytes=last, sha256=hashlib.sha256(sent).hexdigest() if honest else "0" * 64)
@@ -212,6 +216,7 @@ def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
         @settings(max_examples=25)
         @given(st.composite(_changed)().map(lambda layout: layout.fingerprint) | st.text(max_size=100))
         def attempt(fingerprint: str) -> None:
+            tried()
             stage.play(attempt_with(fingerprint))
 
         attempt()
@@ -242,6 +247,7 @@ def test_what_is_announced_or_sent_without_end_costs_no_memory(tmp_path: Path) -
             before, memory = files(here), psutil.Process().memory_info().rss
             for announced, piece in ((10**10, 1024), (LENGTH, 1000), (LENGTH, 1 << 20), (LENGTH, 0), (2**64 - 1, 4)):
                 sent = 0
+                tried()
                 refusals = here.process._service.refusals["INVALID_ARGUMENT"]
                 code, reason = await status_of(
                     learner.upload(endless(learner.header(task, bytes=announced), b"\1" * piece))
@@ -266,6 +272,7 @@ def test_a_whole_model_in_the_smallest_chunks_is_a_model(tmp_path: Path) -> None
             memory = psutil.Process().memory_info().rss
             model = local_model(layout=layout)
             receipt = await learner.upload(parts(learner.header(task.number), model, chunk=4))
+            tried()
             assert receipt.verdict == pb.Receipt.COMMITTED
             assert psutil.Process().memory_info().rss - memory < MOST_GROWTH
 
@@ -279,6 +286,7 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
         async with federation(tmp_path) as here, Puppet(here) as learner:
             task = await (await learner.join()).task()
             for number in (2**63 - 1, 2**63, 2**64 - 1):
+                tried(5)
                 late = await learner.hand_in(number)
                 assert (late.verdict, "rebase" in late.reason) == (pb.Receipt.REFUSED, True)
                 header = pb.UploadPart(header=learner.header(task.number))
@@ -305,6 +313,7 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
             raw = learner._channel.stream_unary(UPLOAD, None, None)
             code, reason = await status_of(raw(_raw(negative), metadata=learner.metadata))
             assert (code, str(2**64 - 1) in reason) == (_CODE.INVALID_ARGUMENT, True)
+            tried(2)
             too_long = await status_of(
                 learner.upload(in_order(pb.UploadPart(header=learner.header(task.number)), chunk(0, bytes(2 << 20))))
             )
@@ -331,6 +340,7 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
         async with federation(tmp_path, rounds=3) as here, Puppet(here, "liar") as liar:
             await liar.connect()
             await liar.ready(**lie)
+            tried()
             assert await liar.ended() == _CODE.FAILED_PRECONDITION
             assert "both must be 1 to 1000000000 (deployment.most_examples)" in await liar.stream.details()
             await finish(here, "l0")
@@ -360,6 +370,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
         async with federation(tmp_path, policy=policy) as here, Puppet(here, "liar") as liar:
             await liar.join()
             for count, claims in enumerate(IMPOSSIBLE, start=1):
+                tried()
                 task, community = await liar.task(), community_hash(here)
                 await liar.hand_in(task.number, **claims)
                 (claimed,) = claims.values()
@@ -370,6 +381,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
                 if count % 3 == 0:  # a good one, not to be set aside
                     await liar.hand_in((await liar.task()).number)
             for claims in HARMLESS:
+                tried()
                 receipt = await liar.hand_in((await liar.task()).number, **claims)
                 assert receipt.verdict == pb.Receipt.COMMITTED
                 await liar.told(pb.Notice.COMMITTED)
@@ -401,6 +413,7 @@ def test_a_claim_of_slowness_stretches_the_period_no_further_than_what_was_seen(
             tasks = [await honest.task(), await liar.task()]
             await honest.hand_in(tasks[0].number)
             await liar.hand_in(tasks[1].number, time_per_batch=1e9, seconds=1e9)
+            tried()
             following = await honest.task()
             seen = (await here.process.status())["seconds"]
             period = 2 * max(seen, 10 * 0.001)  # lambda epochs: the liar's has one batch, the honest one's ten
@@ -417,6 +430,7 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
         async with federation(tmp_path) as here, Puppet(here, "liar") as liar:
             await liar.join()
             for seconds in (math.nan, math.inf, -1.0):
+                tried()
                 task = await liar.task()
                 await liar.say(
                     failed=pb.Failed(task=task.number, reason="tale " * 20_000, steps=2**64 - 1, seconds=seconds)
@@ -450,6 +464,7 @@ def test_lies_about_an_evaluation(tmp_path: Path) -> None:
             for learner in (honest, liar, unasked):
                 await learner.task()
             for lie in (1e308, -1e308, math.inf, math.nan):
+                tried()
                 await liar.say(evaluation=pb.Evaluation(examples=10**9, metrics={"accuracy": lie, "loss": 1.0}))
                 await unasked.say(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.9}))
                 await honest.say(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.5, "loss": 2.0}))
@@ -478,6 +493,7 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
             async with Puppet(here, "offender") as offender:
                 await offender.join()
                 for _ in range(4):
+                    tried()
                     receipt = await offender.hand_in((await offender.task()).number, local_model(math.nan))
                     assert receipt.verdict == pb.Receipt.REFUSED
                 notice = await offender.told(pb.Notice.SET_ASIDE)

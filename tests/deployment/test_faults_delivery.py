@@ -35,6 +35,7 @@ from deployment.faults import (
     local_model,
     play,
     status_of,
+    tried,
 )
 from deployment.federations import LAYOUT, Served, served
 from deployment.wire_learner import WireLearner, move_towards, parts
@@ -78,6 +79,7 @@ def test_an_update_that_was_committed_but_not_acknowledged_is_there_already(tmp_
         address = (await child.stdout.readline()).decode().strip()
         learning = asyncio.create_task(_three_learners(address, LAYOUT))
         assert await child.wait() == -signal.SIGKILL
+        tried()
         async with served(tmp_path / "killed", policy, stop, terms=terms, listen=address) as here:
             committed = journaled(here)
             assert len(committed) == updates
@@ -113,6 +115,7 @@ def test_an_upload_without_its_end_never_was(tmp_path: Path) -> None:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(17):
+                tried()
                 pieces = [chunk(offset, model[offset : offset + PIECE]) for offset in range(0, count * PIECE, PIECE)]
                 code, reason = await status_of(
                     learner.upload(in_order(pb.UploadPart(header=learner.header(task.number)), *pieces))
@@ -133,6 +136,7 @@ def test_an_upload_that_is_called_off_never_was(tmp_path: Path) -> None:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(17):
+                tried()
                 call = learner.stub.upload(metadata=learner.metadata)
                 await call.write(pb.UploadPart(header=learner.header(task.number)))
                 for offset in range(0, count * PIECE, PIECE):
@@ -152,6 +156,7 @@ def test_an_upload_whose_connection_is_cut_never_was(tmp_path: Path) -> None:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(16):
+                tried()
                 limit = 200 + count * PIECE + (count % 3) * 77
 
                 def cut(seen: int, data: bytes, limit: int = limit) -> bytes:
@@ -186,6 +191,7 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
             monkeypatch.setattr(State, "_adopt", slowly)
             monkeypatch.setattr("metis.deployment.state._end_process", failed)  # would end this process
             for delay in (0.02, 0.05, 0.08):
+                tried()
                 call = learner.stub.upload(parts(learner.header(task.number), local_model()), metadata=learner.metadata)
                 await here.until(lambda: any(name.startswith("tmp.") for name in files(here)))
                 await asyncio.sleep(delay)
@@ -209,6 +215,7 @@ def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -
         for _ in range(3):
             await asyncio.sleep(0.01)
             call.cancel()
+        tried()
         await asyncio.sleep(0.01)
         assert not call.done()
         free.set()
@@ -255,6 +262,7 @@ def test_a_learner_that_is_killed_in_the_middle_of_an_upload(tmp_path: Path) -> 
             await here.until(lambda: any(path.stat().st_size == 128_000 for path in blobs.glob("tmp.*")))
             child.stdin.write(b"now\n")
             assert await child.wait() == -signal.SIGKILL
+            tried()
             await _nothing_came(here, before)
             assert (await learner.hand_in(task.number, local_model(layout=LARGE))).verdict == pb.Receipt.COMMITTED
 
@@ -271,6 +279,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
         async with federation(tmp_path) as here, Puppet(here) as learner:
             task = await (await learner.join()).task()
             receipts = await asyncio.gather(*(learner.hand_in(task.number) for _ in range(100)))
+            tried(len(receipts))
             verdicts = Counter(receipt.verdict for receipt in receipts)
             assert verdicts == {pb.Receipt.COMMITTED: 1, pb.Receipt.ALREADY: 99}
             assert len({receipt.sequence for receipt in receipts}) == 1
@@ -279,6 +288,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
             assert len(course(here, UpdateCommitted)) == len(course(here, CommunityPublished)) == 1
         async with federation(tmp_path) as here, Puppet(here) as learner:
             again = await learner.hand_in(task.number)
+            tried()
             assert (again.verdict, again.sequence) == (pb.Receipt.ALREADY, receipts[0].sequence)
 
     play(scene())
@@ -294,6 +304,7 @@ def test_the_same_task_with_other_bytes_is_refused(tmp_path: Path) -> None:
             await learner.task()
             community, before = community_hash(here), files(here)
             for value in range(3, 23):
+                tried()
                 code, reason = await status_of(learner.hand_in(task.number, local_model(value)))
                 assert code == _CODE.ALREADY_EXISTS
                 assert f"task {task.number}" in reason
@@ -328,6 +339,7 @@ def test_an_update_after_its_round_was_closed_is_told_to_rebase(tmp_path: Path) 
             assert following.version == 1
             community = community_hash(here)
             receipt = await slow.hand_in(late.number, local_model(50.0))
+            tried()
             assert receipt.verdict == pb.Receipt.COMMITTED  # it is safe; whether it counts, the policy says
             notice = await slow.told(pb.Notice.REFUSED)
             assert (notice.task, "rebase onto 1" in notice.text) == (late.number, True)
@@ -350,6 +362,7 @@ def test_an_update_of_a_task_that_is_void_is_told_to_rebase(tmp_path: Path) -> N
             await learner.say(leaving=pb.Leaving(reason="lunch"))
             await here.until(lambda: not here.process._durable.controller.roster["l0"].present)
             receipt = await learner.hand_in(task.number)
+            tried()
             assert receipt.verdict == pb.Receipt.REFUSED
             assert "rebase onto community model 0" in receipt.reason
             await learner.vanish()
@@ -369,6 +382,7 @@ def test_a_chunk_out_of_order_names_the_byte_that_was_expected(tmp_path: Path) -
             header = pb.UploadPart(header=learner.header(task.number))
             pieces = [chunk(offset, model[offset : offset + PIECE]) for offset in range(0, len(model), PIECE)]
             for order, expected, came in (([1, 0], 0, 1), ([0, 2], 1, 2), ([0, 0], 1, 0), ([0, 1, 2, 1], 3, 1)):
+                tried()
                 code, reason = await status_of(
                     learner.upload(in_order(header, *(pieces[which] for which in order), end(model)))
                 )
@@ -408,6 +422,7 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
                         receipt = await unlucky.hand_in(task.number, marker)
                     except grpc.aio.AioRpcError as problem:
                         assert flipped
+                        tried()
                         assert problem.code() == _CODE.DATA_LOSS
                         assert hashlib.sha256(marker).hexdigest() in (problem.details() or "")
                         found += 1
@@ -439,6 +454,7 @@ def test_a_bit_that_flips_on_the_disk_is_found_at_the_restart(tmp_path: Path) ->
     content = bytearray(path.read_bytes())
     content[1234] ^= 1
     path.write_bytes(content)
+    tried()
     with pytest.raises(StateError, match=f"blobs/{blob}.*damaged"):
         play(second())
     assert not path.exists()

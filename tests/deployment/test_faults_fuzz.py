@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployment.faults import Puppet, Stage, local_model
+from deployment.faults import Puppet, Stage, local_model, tried
 from deployment.federations import LAYOUT, Served
 from deployment.fuzz_service import ANSWERS, EXTREME, WILD, Mutator, Scene, knock, strike
 from deployment.wire_learner import WireLearner, move_towards
@@ -34,6 +34,7 @@ async def _goes_on(here: Served) -> None:
 
 
 async def _answered(here: Served, method: str, messages: list[bytes], hang_up: str = "end") -> grpc.StatusCode:
+    tried()
     async with grpc.aio.insecure_channel(here.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         code = await strike(channel, NAME, method, messages, hang_up)
     assert code in ANSWERS, f"{method} {messages}: {code}"
@@ -169,6 +170,7 @@ def test_noise_on_the_port_is_ignored(tmp_path: Path) -> None:
         async def scene() -> None:
             preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
             noise = [preface[: rng.randrange(25)] + rng.randbytes(rng.randrange(200)) for _ in range(15)]
+            tried(len(noise) + 2)
             await asyncio.gather(
                 *(knock(stage.here.address, content) for content in [b"", b"GET / HTTP/1.1\r\n\r\n", *noise])
             )

@@ -16,6 +16,7 @@ from deployment.faults import (
     local_model,
     play,
     status_of,
+    tried,
 )
 from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
@@ -34,6 +35,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
             task = await (await old.join()).task()
             session = here.process._sessions["l0"]
             async with Puppet(here, instance="new") as new:
+                tried()
                 welcome = await new.connect()
                 assert welcome.task == task.number
                 farewell = await old.expect("farewell")
@@ -66,6 +68,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
             await ben.join()
             mine, bens = await anna.task(), await ben.task()
             for _ in range(2):
+                tried()
                 code, reason = await status_of(anna.hand_in(bens.number, local_model(99.0)))
                 assert code == _CODE.PERMISSION_DENIED
                 assert reason == f"task {bens.number} is not a task of learner 'anna'"
@@ -74,6 +77,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
             alarm = f"learner 'anna' tried to hand in task {bens.number}, which is another learner's"
             assert here.told.count(("warning", alarm)) == 2
             await anna.say(failed=pb.Failed(task=bens.number, reason="sabotage"))
+            tried()
             await anna.hand_in(mine.number, local_model(5.0))
             assert (await ben.task()).version == 1
             assert [action.learner for action in course(here, UpdateCommitted)] == ["ben", "anna"]
@@ -97,6 +101,7 @@ def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> 
                 assert (await status_of(eve.hand_in(task.number)))[0] == _CODE.PERMISSION_DENIED
                 request = pb.ModelRequest(run=here.process.run, sha256=task.sha256)
                 assert await eve.stub.download(request, metadata=eve.metadata).code() == _CODE.NOT_FOUND
+                tried(3)
             await finish(here, "anna")
             assert {action.learner for action in course(here, UpdateCommitted)} == {"anna"}
 
@@ -121,11 +126,13 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
             open_task = await learner.task()
             community = community_hash(here)
             for number, model in recorded:
+                tried()
                 assert (await learner.hand_in(number, model)).verdict == pb.Receipt.ALREADY
             assert community_hash(here) == community
         async with federation(tmp_path / "one") as here, Puppet(here) as learner:
             assert here.state.epoch == 2
             for number, model in recorded:
+                tried()
                 assert (await learner.hand_in(number, model)).verdict == pb.Receipt.ALREADY
             assert community_hash(here) == community
             # The task that was open before the restart still is, and is the only one that can be answered.
@@ -140,7 +147,9 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
                 await learner.connect(run=first_run, task=0)
                 await learner.ready()
                 assert (await learner.task()).number == 0
+                tried()
                 for number, model in recorded:
+                    tried()
                     code, reason = await status_of(learner.hand_in(number, model, run=first_run))
                     assert code == _CODE.FAILED_PRECONDITION
                     assert first_run in reason
@@ -148,6 +157,7 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
                 request = pb.ModelRequest(run=first_run, sha256=open_task.sha256)
                 download = learner.stub.download(request, metadata=learner.metadata)
                 assert await download.code() == _CODE.FAILED_PRECONDITION
+                tried()
                 assert journaled(here) == []
             await finish(here, "l0")
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from deployment.faults import HANG, Puppet, busy_writer, course, federation, finish, journaled, play
+from deployment.faults import (
+    HANG,
+    Puppet,
+    busy_writer,
+    chunk,
+    course,
+    end,
+    federation,
+    finish,
+    journaled,
+    local_model,
+    play,
+    tried,
+)
 from deployment.federations import Served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
@@ -187,6 +201,32 @@ def test_a_learner_that_comes_back_while_a_model_is_published(tmp_path: Path, mo
         play(scene())
     finally:
         go_on.set()
+
+
+# --- row 16: a slow line ------------------------------------------------------------------------------
+
+
+def test_an_upload_in_progress_is_a_sign_of_life(tmp_path: Path) -> None:
+    """C1 row 16: on a slow line heartbeats wait behind the model; its pieces count as well."""
+
+    async def scene() -> None:
+        async with federation(tmp_path, **LEASE) as here, Puppet(here) as learner:
+            task = await (await learner.join()).task()
+            model = local_model()
+            tried()
+
+            async def slowly() -> AsyncIterator[pb.UploadPart]:
+                yield pb.UploadPart(header=learner.header(task.number))
+                size = len(model) // 80 * 8
+                for offset in range(0, len(model), size):
+                    await asyncio.sleep(0.25)
+                    yield chunk(offset, model[offset : offset + size])
+                yield end(model)
+
+            assert (await learner.upload(slowly())).verdict == pb.Receipt.COMMITTED  # after two leases and more
+            assert not course(here, LearnerLeft)
+
+    play(scene())
 
 
 # --- row 35: all learners vanish ----------------------------------------------------------------------------

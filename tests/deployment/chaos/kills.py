@@ -20,7 +20,8 @@ from deployment.chaos.harness import (
     percentile,
     recompute,
 )
-from deployment.crash_points import strace_problem
+from deployment.crash_points import enumerate_crash_points, strace_problem
+from deployment.power_loss import enumerate_power_losses
 from metis.deployment.state import EXIT_DISK_FAILED
 
 # Where a running controller is struck, and how deep: receiving, committing, mixing, publishing, taking snapshots,
@@ -108,11 +109,45 @@ def row_01(tmp: Path, times: int) -> Outcome:
     )
 
 
+def crash_points(tmp: Path, times: int) -> Outcome:
+    """state folder: SIGKILL, EIO or ENOSPC at every system call that touches it"""
+    expected = "0 acknowledged updates lost, 0 failed recoveries"
+    if problem := strace_problem():
+        return Outcome.not_tried(expected, problem)
+    tally, lost, failed, ended, acknowledged = Tally(), 0, 0, 0, 0
+    for result in enumerate_crash_points(tmp, 10 * times):
+        tally.tried += 1
+        lost, failed = lost + result.lost, failed + bool(result.problem)
+        ended, acknowledged = ended + result.ended, acknowledged + result.acknowledged
+        tally.check(not (result.lost or result.problem), str(result))
+    return tally.outcome(
+        expected,
+        f"{tally.tried} injections, {ended} ended the process, {acknowledged} acknowledged, {lost} lost, "
+        f"{failed} failed recoveries",
+    )
+
+
+def power_losses(tmp: Path, times: int) -> Outcome:
+    """state folder: power is lost, of what was not synced any part is on the disk"""
+    expected = "0 acknowledged updates lost, 0 failed recoveries"
+    if problem := strace_problem():
+        return Outcome.not_tried(expected, problem)
+    tally, lost, failed, acknowledged = Tally(), 0, 0, 0
+    for result in enumerate_power_losses(tmp, every=max(1, 40 // times)):
+        tally.tried += 1
+        lost, failed = lost + result.lost, failed + bool(result.problem)
+        acknowledged += result.acknowledged
+        tally.check(not (result.lost or result.problem), str(result))
+    return tally.outcome(
+        expected, f"{tally.tried} losses, {acknowledged} acknowledged, {lost} lost, {failed} failed recoveries"
+    )
+
+
 def row_24(tmp: Path, times: int) -> Outcome:
     """controller: fsync, write or commit fails with EIO"""
     expected = f"ends on purpose with {EXIT_DISK_FAILED} and one sentence, the restart recovers, 0 acknowledged lost"
     if problem := strace_problem():
-        return Outcome(expected, f"not tried: {problem}", 0, False)
+        return Outcome.not_tried(expected, problem)
     tally, ended = Tally(), 0
     calls = [("fsync", 1), ("pwrite64", 1), ("fdatasync", 1), ("fsync", 3), ("pwrite64", 4), ("rename", 1),
              ("fdatasync", 2), ("fsync", 5), ("pwrite64", 9), ("unlink", 1), ("rename", 3), ("fsync", 8)]  # fmt: skip
