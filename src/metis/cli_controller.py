@@ -27,7 +27,7 @@ from metis.deployment.state import State
 from metis.deployment.status import StatusServer, announce, withdraw
 from metis.deployment.wire import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
-from metis.experiments.deploy import check_same_run, make_plan, settings_document
+from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document
 from metis.runs import CONFIG, Run, RunFold
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def run_controller(
     watch: Callable[[RunFold], None] | None = None,
 ) -> Run | None:
     """Run the federation of this file until its end; None if it was asked to stop before."""
+    check_deployment(config)
     listen = listen or config.deployment.listen
     http = config.deployment.http if http is None else http
     host, port = _host_and_port(listen)

@@ -10,6 +10,7 @@ from typing import Any
 from metis.core.controller import StopRule, Target
 from metis.core.model import Model
 from metis.deployment.controller import Plan, Terms, make_core
+from metis.deployment.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import build_policy, build_power, versions
 from metis.experiments.config import ExperimentConfig
@@ -44,6 +45,17 @@ def _first_difference(then: Any, now: Any) -> str:
             if then.get(key) != now.get(key):
                 return f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
     return f"was {then!r}, is {now!r}"[:200]
+
+
+def check_deployment(config: ExperimentConfig) -> None:
+    """Refuse what no controller could be run with, before anything is made."""
+    make_terms(config)
+    for group in config.learners:
+        for name in group.learner_names:
+            try:
+                check_name(name)
+            except ConfigError as problem:
+                raise ConfigError(f"learners: {problem}") from None
 
 
 def make_terms(config: ExperimentConfig) -> Terms:
