@@ -6,12 +6,12 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from metis.core.controller import Target
-from metis.core.costs import CostLedger, Costs, Energy, Power
+from metis.core.costs import CostLedger, Costs, Energy, Moment, Power
 from metis.core.events import (
     Action,
     CommunityPublished,
@@ -192,8 +192,8 @@ class RunFold:
             setting.model_bytes,
             setting.fills_the_period,
         )
-        # What each model had cost when it was published; under the wall clock it is measured some time later.
-        self._at_publication: dict[int, Costs] = {0: self._ledger.costs(0.0)}
+        # When each model was published: its bill is made if it is measured, under the wall clock some time later.
+        self._published: dict[int, Moment] = {0: self._ledger.moment(0.0)}
 
     def record(self, now: float, item: Event | Action) -> None:
         self.now = now
@@ -202,10 +202,10 @@ class RunFold:
             case CommunityPublished():
                 self.version = item.stamp.version
                 # Before the tasks that follow are sent: what this model has cost.
-                costs = self._at_publication[item.stamp.version] = self._ledger.costs(now)
-                most = min(_UNMEASURED, max(2, _REMEMBERED // max(1, len(costs.by_learner))))
-                while len(self._at_publication) > most:
-                    del self._at_publication[next(iter(self._at_publication))]
+                self._published[item.stamp.version] = self._ledger.moment(now)
+                most = min(_UNMEASURED, max(2, _REMEMBERED // max(1, self._ledger.learners)))
+                while len(self._published) > most:
+                    del self._published[next(iter(self._published))]
             case Evaluated():
                 self._evaluated(item)
             case UpdateRefused():
@@ -219,14 +219,15 @@ class RunFold:
 
     def _evaluated(self, item: Evaluated) -> None:
         # Measured so late that its own costs are forgotten: those of the next that is remembered, which is a bit more.
-        version = next((version for version in self._at_publication if version >= item.version), self.version)
-        costs, target = self._at_publication[version], self.setting.target
+        version = next((version for version in self._published if version >= item.version), self.version)
+        moment, target = self._published[version], self.setting.target
         recent = [point.version for point in self.history[-_UNMEASURED:]]
         if item.version in recent:  # measured before at another place: at the controller and at the learners, say
             place = recent.index(item.version) - len(recent)
             point = self.history[place]
             self.history[place] = replace(point, metrics={**point.metrics, **item.metrics})
         else:
+            costs = self._ledger.totals(moment)
             self.history.append(
                 HistoryPoint(
                     costs.parallel_time,
@@ -243,7 +244,7 @@ class RunFold:
             )
         self.evaluations += 1
         if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
-            self.costs_at_target = costs
+            self.costs_at_target = self._ledger.costs(moment)
 
     @property
     def costs(self) -> Costs:
@@ -263,11 +264,14 @@ class Run:
     community_model: Model
     wall_seconds: float
     folder: Path | None = None
+    folded: InitVar[RunFold | None] = None  # the events, where somebody has folded them already
 
-    def __post_init__(self) -> None:
-        fold = RunFold(self.setting)
-        for now, item in self.events:
-            fold.record(now, item)
+    def __post_init__(self, folded: RunFold | None) -> None:
+        fold = folded
+        if fold is None:
+            fold = RunFold(self.setting)
+            for now, item in self.events:
+                fold.record(now, item)
         self._fold = fold
 
     # --- what came out ------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.play import Actor, Play, model
 from metis.core.controller import StopRule
-from metis.core.costs import CostLedger, Energy, Power
+from metis.core.costs import CostLedger, Energy, LearnerCosts, Power, Totals
 from metis.core.events import (
     Action,
     Budget,
@@ -241,20 +243,14 @@ actors = st.builds(
 )
 
 
-@settings(max_examples=60)
-@given(
-    policy=st.sampled_from(POLICIES),
-    cast=st.lists(actors, min_size=1, max_size=5),
-    absences=st.lists(
-        st.tuples(st.integers(0, 4), st.floats(0.5, 100), st.floats(0.01, 50), st.booleans()), max_size=5
-    ),
-    end=st.floats(1.0, 200.0),
-)
-def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, end):
-    """Active + transfer + idle + away = parallel time, for any course; the sums agree with the log."""
+absences = st.lists(st.tuples(st.integers(0, 4), st.floats(0.5, 100), st.floats(0.01, 50), st.booleans()), max_size=5)
+
+
+def perform(policy, cast, absences, end, powers=None) -> Play:
+    """A play in which some are away for a while or for good."""
     for k, actor in enumerate(cast):
         actor.name = f"learner-{k}"
-    play = Play(policy, *cast, stop=StopRule(seconds=end, update_requests=60))
+    play = Play(policy, *cast, stop=StopRule(seconds=end, update_requests=60), powers=powers)
     gone: dict[int, float] = {}
     for who, start, length, for_good in sorted(absences, key=lambda absence: absence[1]):
         who %= len(cast)
@@ -262,7 +258,19 @@ def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, 
             (play.withdraw if for_good else play.leave)(cast[who].name, at=start)
             play.join(cast[who].name, at=start + length)
             gone[who] = start + length
-    play.run()
+    return play.run()
+
+
+@settings(max_examples=60)
+@given(
+    policy=st.sampled_from(POLICIES),
+    cast=st.lists(actors, min_size=1, max_size=5),
+    absences=absences,
+    end=st.floats(1.0, 200.0),
+)
+def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, end):
+    """Active + transfer + idle + away = parallel time, for any course; the sums agree with the log."""
+    play = perform(policy, cast, absences, end)
 
     costs = play.costs()
 
@@ -281,6 +289,103 @@ def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, 
     disbelieved = {refused.task for refused in play.refused() if refused.kind == "invalid"}
     believed = [item for item in play.items(UpdateRequest) + play.items(TaskFailed) if item.task not in disbelieved]
     assert costs.steps == sum(item.steps for item in believed)
+
+
+@dataclass
+class SlowAccount:
+    since: float | None = None
+    present: float = 0.0
+    sent: float | None = None
+    active: float = 0.0
+    transfer: float = 0.0
+    steps: int = 0
+    last: int = 0
+    requests: int = 0
+    refused: int = 0
+
+
+def slow_bill(log, now: float, powers: dict[str, Power], fills_the_period: bool) -> dict[str, LearnerCosts]:
+    """The same bill written out one learner and one event after the other."""
+    accounts: dict[str, SlowAccount] = {}
+    for at, item in log:
+        account = accounts.setdefault(item.learner, SlowAccount()) if hasattr(item, "learner") else SlowAccount()
+        match item:
+            case LearnerJoined():
+                account.since = at if account.since is None else account.since
+            case LearnerLeft() | LearnerWithdrawn():
+                account.active += 0.0 if account.sent is None else at - account.sent
+                account.present += 0.0 if account.since is None else at - account.since
+                account.sent = account.since = None
+            case SendTask():
+                account.sent = at
+            case UpdateRequest() | TaskFailed():
+                elapsed, account.sent = at - account.sent, None
+                account.active += min(max(0.0, item.seconds), elapsed)
+                account.transfer += elapsed - min(max(0.0, item.seconds), elapsed)
+                account.steps, account.last = account.steps + item.steps, item.steps
+                account.requests += isinstance(item, UpdateRequest)
+            case UpdateRefused():
+                account.refused += 1
+                account.steps -= account.last if item.kind == "invalid" else 0
+    bill = {}
+    for name, account in accounts.items():
+        power = powers.get(name, Power())
+        present = account.present + (0.0 if account.since is None else now - account.since)
+        active = account.active + (0.0 if account.sent is None else now - account.sent)
+        idle = max(0.0, present - active - account.transfer)
+        energy = Energy(
+            power.active * (present if fills_the_period else active),
+            power.active * active,
+            power.active * active + (power.active if power.idle is None else power.idle) * (idle + account.transfer),
+        )
+        bill[name] = LearnerCosts(
+            active, account.transfer, idle, max(0.0, now - present),
+            account.steps, account.requests, account.refused, energy,
+        )  # fmt: skip
+    return bill
+
+
+@settings(max_examples=40)
+@given(
+    policy=st.sampled_from(POLICIES),
+    cast=st.lists(actors, min_size=1, max_size=5),
+    absences=absences,
+    end=st.floats(1.0, 100.0),
+    power=st.tuples(st.floats(0, 3), st.none() | st.floats(0, 3)),
+    moments=st.lists(st.integers(0, 200), min_size=1, max_size=8),
+)
+def test_a_bill_of_the_past_is_the_bill_of_then(policy, cast, absences, end, power, moments):
+    """Bit for bit: asked for at the moment or at the end, in full or in sums, as the plain sum over the events."""
+    powers = {"learner-0": Power(*power)}
+    play = perform(policy, cast, absences, end, powers)
+    book = CostLedger(powers, MODEL_BYTES, play.controller.protocol.fills_the_period)
+    kept = []
+    for number, (at, item) in enumerate(play.log):
+        book.record(at, item)
+        for _ in range(moments.count(number)):
+            kept.append((number, book.moment(at), book.costs(at), book.totals(at)))
+
+    for number, moment, costs, totals in kept:
+        assert book.costs(moment) == costs
+        assert book.totals(moment) == totals
+        until = play.log[: number + 1]
+        slow = slow_bill(until, moment.at, powers, play.controller.protocol.fills_the_period)
+        assert costs.by_learner == slow
+        assert costs.refused == sum(share.refused for share in slow.values())
+        for name in Totals.__dataclass_fields__:
+            assert getattr(totals, name) == getattr(costs, name)
+
+
+def test_what_is_kept_of_the_past_goes_with_its_last_moment():
+    """A long run does not pile up accounts: a moment that nobody holds is gone, and only later ones stay."""
+    book = fold(ledger(), *ROUND)
+    first, second = (weakref.ref(book.moment(at)) for at in (8.0, 9.0))
+
+    fold(book, (10.0, sent("fast", 2)))
+
+    assert first() is None
+    assert second() is not None, "the latest: an account that changes is kept for whoever may hold it"
+    assert len(second().before) == 1
 
 
 def test_steps_claimed_by_an_invalid_update_do_not_count():

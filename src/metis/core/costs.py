@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from metis.core.events import (
     Action,
@@ -73,6 +76,22 @@ class LearnerCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What `Costs` says of all learners together, bit for bit, without a share for each of them."""
+
+    parallel_time: float
+    update_requests: int
+    refused: int
+    models_exchanged: int
+    bytes_exchanged: int
+    cumulative_time: float
+    idle_time: float
+    transfer_time: float
+    steps: int
+    energy: Energy
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """The bill of a federation up to one moment."""
 
@@ -124,106 +143,194 @@ class Costs:
         }
 
 
-@dataclass(slots=True)
-class _Account:
-    present_since: float | None = None
-    present: float = 0.0
-    task_sent_at: float | None = None
-    active: float = 0.0
-    transfer: float = 0.0
+class _Counts(NamedTuple):
+    """What one learner did, in whole numbers."""
+
     steps: int = 0
     last_steps: int = 0
     update_requests: int = 0
     refused: int = 0
 
 
-@dataclass
-class CostLedger:
-    """Reads the course of a federation and can tell the bill at any moment."""
+_Times: TypeAlias = NDArray[np.float64]
+# The columns of a learner's times, in seconds: present since then (NaN while away), present before that, its task in
+# hand sent then (NaN without one), active and in transfer before that.
+_SINCE, _PRESENT, _SENT, _ACTIVE, _TRANSFER = range(5)
 
-    powers: Mapping[LearnerId, Power]
-    model_bytes: int
-    fills_the_period: bool  # of the protocol: then `equation` charges everybody's whole time
-    _accounts: dict[LearnerId, _Account] = field(default_factory=dict, init=False)
-    _tasks: int = field(default=0, init=False)
-    _updates: int = field(default=0, init=False)
+
+class Moment:
+    """A moment whose bill can be told later; whoever lets go of it lets go of all that is kept for it.
+
+    It keeps the accounts that changed between it and the next moment, as they were before: nothing when it is made,
+    and never more than has happened. Only an earlier moment refers to a later one.
+    """
+
+    def __init__(self, at: float, learners: int, tasks: int, updates: int, refused: int, steps: int) -> None:
+        self.at, self.learners = at, learners
+        self.tasks, self.updates, self.refused, self.steps = tasks, updates, refused, steps
+        self.before: dict[int, tuple[_Times, _Counts]] = {}
+        self.next: Moment | None = None
+
+
+class CostLedger:
+    """Reads the course of a federation and can tell the bill at any moment.
+
+    The learners' times lie in one table, so that a bill is a few operations on columns, however many they are.
+    """
+
+    def __init__(self, powers: Mapping[LearnerId, Power], model_bytes: int, fills_the_period: bool) -> None:
+        self._powers, self._model_bytes = powers, model_bytes
+        self._fills_the_period = fills_the_period  # of the protocol: then `equation` charges everybody's whole time
+        self._places: dict[LearnerId, int] = {}  # in the order of joining: where a learner's account lies
+        self._times: _Times = np.empty((8, 5))
+        self._draws: _Times = np.empty((8, 2))  # power while training, and while idle
+        self._counts: list[_Counts] = []
+        self._tasks = self._updates = self._refused = self._steps = 0
+        self._latest = self._now(-math.inf)
+
+    @property
+    def learners(self) -> int:
+        """How many have an account."""
+        return len(self._counts)
 
     def record(self, now: float, item: Event | Action) -> None:
         """Take the next event or action in."""
         match item:
             case LearnerJoined():
-                account = self._accounts.setdefault(item.learner, _Account())
-                if account.present_since is None:
-                    account.present_since = now
+                place = self._open(item.learner) if item.learner not in self._places else self._change(item.learner)
+                if math.isnan(self._times[place, _SINCE]):
+                    self._times[place, _SINCE] = now
             case LearnerLeft() | LearnerWithdrawn():
-                self._leave(self._accounts[item.learner], now)
+                self._leave(self._times[self._change(item.learner)], now)
             case SendTask():
-                self._accounts[item.learner].task_sent_at = now
+                self._times[self._change(item.learner), _SENT] = now
                 self._tasks += 1
             case UpdateRequest() | TaskFailed():
                 self._hand_in(item, now)
             case UpdateRefused():
-                account = self._accounts[item.learner]
-                account.refused += 1
-                if item.kind == "invalid":  # what it claims is not believed
-                    account.steps -= account.last_steps
+                place = self._change(item.learner)
+                counts = self._counts[place]
+                disbelieved = counts.last_steps if item.kind == "invalid" else 0
+                self._counts[place] = counts._replace(steps=counts.steps - disbelieved, refused=counts.refused + 1)
+                self._refused += 1
+                self._steps -= disbelieved
             case _:
                 pass
 
-    def _leave(self, account: _Account, now: float) -> None:
-        if account.task_sent_at is not None:  # it worked in vain, but it worked
-            account.active += now - account.task_sent_at
-            account.task_sent_at = None
-        if account.present_since is not None:
-            account.present += now - account.present_since
-            account.present_since = None
+    def _open(self, learner: LearnerId) -> int:
+        place = len(self._counts)
+        if place == len(self._times):
+            self._times = np.concatenate([self._times, np.empty_like(self._times)])
+            self._draws = np.concatenate([self._draws, np.empty_like(self._draws)])
+        power = self._powers.get(learner, Power())
+        self._times[place] = (math.nan, 0.0, math.nan, 0.0, 0.0)
+        self._draws[place] = (power.active, power.active if power.idle is None else power.idle)
+        self._counts.append(_Counts())
+        self._places[learner] = place
+        return place
+
+    def _change(self, learner: LearnerId) -> int:
+        """Where the account lies that is about to change; the latest moment keeps it as it is."""
+        place = self._places[learner]
+        if place < self._latest.learners and place not in self._latest.before:
+            self._latest.before[place] = (self._times[place].copy(), self._counts[place])
+        return place
+
+    def _leave(self, times: _Times, now: float) -> None:
+        if not math.isnan(times[_SENT]):  # it worked in vain, but it worked
+            times[_ACTIVE] += now - times[_SENT]
+            times[_SENT] = math.nan
+        if not math.isnan(times[_SINCE]):
+            times[_PRESENT] += now - times[_SINCE]
+            times[_SINCE] = math.nan
 
     def _hand_in(self, item: UpdateRequest | TaskFailed, now: float) -> None:
-        account = self._accounts[item.learner]
-        assert account.task_sent_at is not None
-        elapsed = now - account.task_sent_at
-        account.task_sent_at = None
+        place = self._change(item.learner)
+        times, counts = self._times[place], self._counts[place]
+        elapsed = now - float(times[_SENT])
+        assert not math.isnan(elapsed)
+        times[_SENT] = math.nan
         # A claim is no more than the time that passed; a refused one may even be NaN.
         active = min(max(0.0, item.seconds), elapsed)
-        account.active += active
-        account.transfer += elapsed - active
-        account.steps += item.steps
-        account.last_steps = item.steps
-        if isinstance(item, UpdateRequest):
-            account.update_requests += 1
-            self._updates += 1
-
-    def costs(self, now: float) -> Costs:
-        """The bill at this moment; work in hand counts as active so far, its steps when they are handed in."""
-        by_learner = {}
-        for learner, account in self._accounts.items():
-            present = account.present + (0.0 if account.present_since is None else now - account.present_since)
-            in_hand = 0.0 if account.task_sent_at is None else now - account.task_sent_at
-            active = account.active + in_hand
-            idle = max(0.0, present - active - account.transfer)
-            power = self.powers.get(learner, Power())
-            idle_power = power.active if power.idle is None else power.idle
-            energy = Energy(
-                equation=power.active * (present if self.fills_the_period else active),
-                active=power.active * active,
-                idle_charged=power.active * active + idle_power * (idle + account.transfer),
-            )
-            by_learner[learner] = LearnerCosts(
-                active,
-                account.transfer,
-                idle,
-                max(0.0, now - present),
-                account.steps,
-                account.update_requests,
-                account.refused,
-                energy,
-            )
-        exchanged = self._tasks + self._updates
-        return Costs(
-            parallel_time=now,
-            update_requests=self._updates,
-            refused=sum(account.refused for account in self._accounts.values()),
-            models_exchanged=exchanged,
-            bytes_exchanged=exchanged * self.model_bytes,
-            by_learner=by_learner,
+        times[_ACTIVE] += active
+        times[_TRANSFER] += elapsed - active
+        handed_in = isinstance(item, UpdateRequest)
+        self._counts[place] = _Counts(
+            counts.steps + item.steps, item.steps, counts.update_requests + handed_in, counts.refused
         )
+        self._updates += handed_in
+        self._steps += item.steps
+
+    # --- bills ----------------------------------------------------------------------------------
+
+    def moment(self, now: float) -> Moment:
+        """This moment, for a bill that may be wanted later."""
+        moment = self._now(now)
+        self._latest.next = moment
+        self._latest = moment
+        return moment
+
+    def costs(self, at: float | Moment) -> Costs:
+        """The bill, now or at a moment; work in hand counts as active so far, its steps when they are handed in."""
+        moment, times, counts = self._accounts(at)
+        columns = [column.tolist() for column in self._shares(moment.at, times)]
+        shares = [
+            LearnerCosts(active, transfer, idle, away, own.steps, own.update_requests, own.refused, Energy(*energy))
+            for own, active, transfer, idle, away, *energy in zip(counts, *columns, strict=True)
+        ]
+        exchanged = moment.tasks + moment.updates
+        return Costs(
+            parallel_time=moment.at,
+            update_requests=moment.updates,
+            refused=moment.refused,
+            models_exchanged=exchanged,
+            bytes_exchanged=exchanged * self._model_bytes,
+            by_learner=dict(zip(self._places, shares, strict=False)),
+        )
+
+    def totals(self, at: float | Moment) -> Totals:
+        """The sums of the bill, now or at a moment."""
+        moment, times, _ = self._accounts(at)
+        active, transfer, idle, _, *energies = self._shares(moment.at, times)
+        exchanged = moment.tasks + moment.updates
+        return Totals(
+            parallel_time=moment.at,
+            update_requests=moment.updates,
+            refused=moment.refused,
+            models_exchanged=exchanged,
+            bytes_exchanged=exchanged * self._model_bytes,
+            cumulative_time=math.fsum(active.tolist()),
+            idle_time=math.fsum(idle.tolist()),
+            transfer_time=math.fsum(transfer.tolist()),
+            steps=moment.steps,
+            # Added up one after the other, as `Costs.energy` does, and not by halves, as numpy's sum would.
+            energy=Energy(*(float(np.add.accumulate(column)[-1]) if len(column) else 0.0 for column in energies)),
+        )
+
+    def _now(self, now: float) -> Moment:
+        return Moment(now, len(self._counts), self._tasks, self._updates, self._refused, self._steps)
+
+    def _accounts(self, at: float | Moment) -> tuple[Moment, _Times, list[_Counts]]:
+        """The accounts as they were at the moment, and the moment itself."""
+        if not isinstance(at, Moment):
+            return self._now(at), self._times[: len(self._counts)], self._counts
+        times, counts = self._times[: at.learners].copy(), self._counts[: at.learners]
+        since = [at]
+        while since[-1].next is not None:
+            since.append(since[-1].next)
+        for moment in reversed(since):
+            for place, (row, own) in moment.before.items():
+                if place < at.learners:
+                    times[place], counts[place] = row, own
+        return at, times, counts
+
+    def _shares(self, now: float, times: _Times) -> tuple[_Times, ...]:
+        """Active, transfer, idle and away time of each learner, and its energy in the three definitions."""
+        since, before, sent, active, transfer = times.T
+        present = before + np.where(np.isnan(since), 0.0, now - since)
+        active = active + np.where(np.isnan(sent), 0.0, now - sent)
+        idle = np.maximum(0.0, present - active - transfer)
+        full, least = self._draws[: len(times)].T
+        charged = full * active + least * (idle + transfer)
+        equation = full * (present if self._fills_the_period else active)
+        return active, transfer, idle, np.maximum(0.0, now - present), equation, full * active, charged

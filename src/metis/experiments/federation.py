@@ -415,7 +415,8 @@ class _Session:
             finally:
                 if self._file is not None:
                     self._file.close()
-            run = Run(self._setting, self._events, simulator.controller.community.model, self._wall())
+            model = simulator.controller.community.model
+            run = Run(self._setting, self._events, model, self._wall(), folded=self._fold)
             if self._out is not None:
                 run.save(self._out)
                 if run.finish_reason != "interrupted":
