@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         semisync_fedavg,
         sync_fedavg,
     )
+    from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
     from metis.data.datasets import Dataset, load_dataset
     from metis.errors import MetisError
     from metis.experiments.federation import Federation, SimulatedLearner
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Comparison": "metis.reporting.notebook",
     "Dataset": "metis.data.datasets",
+    "FedAdagrad": "metis.core.server",
+    "FedAdam": "metis.core.server",
+    "FedAvgM": "metis.core.server",
     "FedProx": "metis.learning.solvers",
+    "FedYogi": "metis.core.server",
     "Federation": "metis.experiments.federation",
     "Link": "metis.simulation.network",
     "MetisError": "metis.errors",
@@ -72,7 +77,11 @@ _HOMES = {
 __all__ = [
     "Comparison",
     "Dataset",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
     "FedProx",
+    "FedYogi",
     "Federation",
     "Link",
     "MetisError",

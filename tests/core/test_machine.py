@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from core.play import LAYOUT, community_snapshot, model, snapshot
-from metis.core.community import Buffered, CachedAverage, FullPass, Interpolation
+from metis.core.community import Buffered, CachedAverage, Community, FullPass, Interpolation
 from metis.core.controller import Controller, StopRule
 from metis.core.events import (
     Action,
@@ -55,6 +55,7 @@ from metis.core.policies import (
     sync_fedavg,
 )
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
+from metis.core.server import FedAvgM, Optimized
 from metis.errors import UnexpectedUpdate
 
 NAMES = ("a", "b", "c", "d")
@@ -71,6 +72,9 @@ POLICIES = {
     "fedrec": fedrec(1, rebuild_every=10**6),
     "fedasync": fedasync(1),
     "fedbuff": fedbuff(1, buffer_size=2),
+    "semisync-server": semisync_fedavg(2).with_server(FedAvgM(0.5, 0.8)),
+    "fedasync-server": fedasync(1).with_server(FedAvgM(0.5, 0.8)),
+    "fedbuff-server": fedbuff(1, buffer_size=2).with_server(FedAvgM(0.5, 0.8)),
 }
 
 names = st.sampled_from(NAMES)
@@ -135,6 +139,8 @@ class Federation(RuleBasedStateMachine):
         self.stamp = CommunityStamp()
         self.vector = self.initial.vector.astype(np.float64)  # slow twin of FedAsync and FedBuff
         self.differences: list[np.ndarray] = []
+        self.current = self.vector  # as published
+        self.server_momentum = np.zeros(3)
         self.round_tasks: set[int] = set()  # of the tasks sent together last
         self.tasks_sent = 0
         self.requests = 0
@@ -148,8 +154,14 @@ class Federation(RuleBasedStateMachine):
         return not isinstance(self.controller.protocol, Asynchronous)
 
     @property
+    def mixing(self) -> Community:
+        """The mixing rule, without the optimizer that may be behind it."""
+        community = self.controller.community
+        return community._community if isinstance(community, Optimized) else community
+
+    @property
     def cached(self) -> bool:
-        return isinstance(self.controller.community, CachedAverage)
+        return isinstance(self.mixing, CachedAverage)
 
     def training(self) -> list[str]:
         return [name for name, book in self.books.items() if book.available and book.task is not None]
@@ -224,10 +236,10 @@ class Federation(RuleBasedStateMachine):
         self.check_i8_counted_once(commit)
         self.commits.append(commit)
         self.round[event.learner] = self.latest[event.learner] = commit
-        if isinstance(self.controller.community, Interpolation):
+        if isinstance(self.mixing, Interpolation):
             alpha = 0.5 * commit.value
             self.vector = (1 - alpha) * self.vector + alpha * commit.vector
-        if isinstance(self.controller.community, Buffered):
+        if isinstance(self.mixing, Buffered):
             self.differences.append(commit.value * (commit.vector - commit.base))
 
     def is_valid(self, event: UpdateRequest, task: LocalTask) -> bool:
@@ -424,7 +436,7 @@ class Federation(RuleBasedStateMachine):
 
     def check_i9_model_is_what_was_committed(self, action: CommunityPublished) -> None:
         """I8, I9: the model is the weighted average over exactly the contributors, none besides."""
-        community = self.controller.community
+        community = self.mixing
         if isinstance(community, (FullPass, CachedAverage)):
             members = self.round if isinstance(community, FullPass) else self.latest
             total = sum(commit.value for commit in members.values())
@@ -437,7 +449,13 @@ class Federation(RuleBasedStateMachine):
             expected = self.vector
         else:
             expected = self.vector
+        if isinstance(self.controller.community, Optimized):
+            self.server_momentum = 0.8 * self.server_momentum + expected - self.current
+            expected = self.current + 0.5 * self.server_momentum
         np.testing.assert_allclose(action.community_model.vector, expected, rtol=1e-5, atol=1e-5)
+        self.current = action.community_model.vector.astype(np.float64)
+        if isinstance(self.controller.community, Optimized):
+            self.vector = self.current
 
     def check_i10_budgets(self, sent: list[SendTask]) -> None:
         """I10: t_max = lambda max t_k^e over those who are there, B_k = max(1, floor(t_max / t_beta_k))."""
@@ -557,7 +575,7 @@ class Federation(RuleBasedStateMachine):
     @invariant()
     def i8_contributors_of_the_open_round(self) -> None:
         """I8: what the next publication would hold is what was committed since the last, and not withdrawn."""
-        if isinstance(self.controller.community, FullPass):
+        if isinstance(self.mixing, FullPass):
             assert self.controller.community.contributors == len(self.round)
 
     @invariant()

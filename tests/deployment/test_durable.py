@@ -25,6 +25,7 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
+from metis.core.server import FedAvgM, FedYogi
 from metis.deployment.durable import DurableController
 from metis.deployment.state import DuplicateUpdate, State, StateError
 from metis.deployment.wire import model_parts
@@ -40,6 +41,8 @@ POLICIES = {
     "fedrec": policies.fedrec(1),
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
+    "sync-server": policies.sync_fedavg(1).with_server(FedYogi()),
+    "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
 }
 
 

@@ -54,9 +54,21 @@ class Community(Protocol):
     """Takes committed local models in and publishes the community model."""
 
     model: Model  # as last published
-    stamp: CommunityStamp  # of `model`
-    committed_steps: int  # s_c: all local steps committed so far (R7)
-    uses_base: bool  # does `commit` need the community model that the learner started from?
+
+    @property
+    def stamp(self) -> CommunityStamp:
+        """Of `model`."""
+        ...
+
+    @property
+    def committed_steps(self) -> int:
+        """s_c: all local steps committed so far (R7)."""
+        ...
+
+    @property
+    def uses_base(self) -> bool:
+        """Does `commit` need the community model that the learner started from?"""
+        ...
 
     @property
     def contributors(self) -> int:
@@ -73,6 +85,10 @@ class Community(Protocol):
 
     def publish(self) -> bool:
         """Make and stamp a new community model; False if nothing was committed since the last one."""
+        ...
+
+    def adopt(self, model: Model) -> None:
+        """Go on from this model instead of the one just published, under the same stamp."""
         ...
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
@@ -155,6 +171,9 @@ class _Published:
     def _stamp_new(self, vector: NDArray[np.float32] | NDArray[np.float64]) -> None:
         self.model = self.model.with_vector(vector.astype(np.float32, copy=vector.dtype != np.float32))
         self.stamp = CommunityStamp(self.stamp.version + 1, self.committed_steps)
+
+    def adopt(self, model: Model) -> None:
+        self.model = model
 
 
 class FullPass(_Published):
@@ -295,6 +314,10 @@ class Interpolation(_Published):
         self._stamp_new(self._vector)
         return True
 
+    def adopt(self, model: Model) -> None:
+        super().adopt(model)
+        self._vector = model.vector.astype(np.float64)
+
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector}
 
@@ -339,6 +362,10 @@ class Buffered(_Published):
         self.contributors = 0
         self._stamp_new(self._vector)
         return True
+
+    def adopt(self, model: Model) -> None:
+        super().adopt(model)
+        self._vector = model.vector.astype(np.float64)
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector, "differences": self._differences}

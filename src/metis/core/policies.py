@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -17,6 +17,7 @@ from metis.core.contribution import (
 )
 from metis.core.protocols import Asynchronous, CommunicationProtocol, SemiSynchronous, Synchronous
 from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
+from metis.core.server import ServerOptimizer, optimized
 
 Weighting = Literal["examples", "steps"]
 
@@ -35,6 +36,11 @@ class Policy:
     def __post_init__(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", self.name)
+
+    def with_server(self, optimizer: ServerOptimizer) -> Policy:
+        """The same policy with an optimizer that makes steps from what its mixing proposes."""
+        community = optimized(self.community, optimizer)
+        return replace(self, community=community, label=f"{self.label} + {optimizer.name}")
 
 
 def _contribution(weighting: Weighting) -> ContributionValue:

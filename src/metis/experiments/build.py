@@ -25,9 +25,9 @@ from metis.core.policies import Policy
 from metis.data import partition as divisions
 from metis.data.datasets import Dataset, load_dataset
 from metis.errors import ConfigError, DataError
+from metis.experiments.compose import compose
 from metis.experiments.config import (
     METRICS,
-    POLICIES,
     ExperimentConfig,
     LearnerGroup,
     Operation,
@@ -344,7 +344,7 @@ def build_augmentation(
 
 def build_policy(policy: PolicyConfig) -> Policy:
     """The policy with the label that tables and figures call it by."""
-    made = POLICIES[policy.name](**policy.parameters)
+    made = compose(policy)
     return replace(made, label=policy.label or made.label)
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from metis.core.community import MemoryStore
 from metis.core.model import Model
 from metis.experiments.complaints import Complaints, did_you_mean
+from metis.experiments.compose import SERVER_OPTIMIZERS, completed_server, compose, server_settings
 from metis.experiments.schema import (
     METRICS,
     POLICIES,
@@ -151,6 +152,7 @@ def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: 
     _check_partition(config, complaints)
     _check_learners(config, complaints)
     _check_solvers(config, complaints)
+    _check_servers(config, complaints)
     processors = os.cpu_count() or 1
     if config.training.threads > processors and not elsewhere:
         complaints.add(
@@ -274,6 +276,20 @@ def _check_solvers(config: ExperimentConfig, complaints: Complaints) -> None:
             complaints.add(["training", key], _unused(key, config.training.solver))
 
 
+def _check_servers(config: ExperimentConfig, complaints: Complaints) -> None:
+    for place, policy in enumerate(config.policy):
+        if policy.server is None:
+            continue
+        chosen = policy.server.optimizer
+        given = policy.server.model_dump(exclude_none=True, exclude={"optimizer"})
+        for key in given.keys() - server_settings(chosen):
+            takers = [f"'{name}'" for name in SERVER_OPTIMIZERS if key in server_settings(name)]
+            complaints.add(
+                ["policy", place, "server", key],
+                f"is given, but optimizer = '{chosen}' does not use it; {' and '.join(takers)} would",
+            )
+
+
 def _unused(key: str, solver: str) -> str:
     takers = [f"'{name}'" for name, settings in SOLVER_SETTINGS.items() if key in settings]
     return f"is given, but solver = '{solver}' does not use it; {' and '.join(takers)} would"
@@ -307,9 +323,9 @@ def check_policies(config: ExperimentConfig, complaints: Complaints) -> None:
     for place, policy in enumerate(config.policy):
         try:
             known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters)
-            made = POLICIES[policy.name](**known.model_dump())
+            made = compose(policy.model_copy(update=known.model_dump()))
             made.community(Model.empty(), MemoryStore())
-        except (KeyError, ValidationError):
+        except (KeyError, TypeError, ValidationError):
             continue  # its name or its keys have been complained about
         except ValueError as problem:
             text = str(problem)
@@ -373,6 +389,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             name=policy.name,
             label=policy.label,
             training=_solver_settings(policy, training),
+            server=None if policy.server is None else completed_server(policy.server),
             **signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump(),
         )
         for policy in config.policy
@@ -411,7 +428,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
 
 def labelled(config: ExperimentConfig, complaints: Complaints) -> ExperimentConfig:
     """A name of its own for each policy: the policy's, with the solver's where two would be equal."""
-    labels = [policy.label or POLICIES[policy.name](**policy.parameters).label for policy in config.policy]
+    labels = [policy.label or compose(policy).label for policy in config.policy]
     solvers = {"vanilla": "Vanilla", "momentum": "Momentum", "fedprox": "FedProx"}
     equal = [label for label in labels if labels.count(label) > 1]
     labels = [

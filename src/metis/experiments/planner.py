@@ -232,7 +232,7 @@ def _schedule(policy: Policy) -> tuple[Any, ...]:
 
 
 def _with_lambda(policy: PolicyConfig, value: float) -> Policy:
-    made = POLICIES[policy.name](**{**policy.parameters, "slowest_learner_epochs": value})
+    made = build_policy(policy.model_copy(update={"slowest_learner_epochs": value}))
     return replace(made, label=f"SemiSync λ={value:g}")
 
 

@@ -239,12 +239,30 @@ class TrainingConfig(Table):
     )
 
 
+class ServerConfig(Table):
+    """What becomes of a mixture: a step of an optimizer; beyond the paper."""
+
+    optimizer: Literal["momentum", "adagrad", "adam", "yogi"] = Field(
+        description="FedAvgM, FedAdagrad, FedAdam or FedYogi"
+    )
+    learning_rate: Positive | None = Field(default=None, description="of a step; 1 for momentum, else 0.1")
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="of momentum; 0.9")
+    beta1: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="how much of the mean difference is kept; 0 for adagrad, else 0.9"
+    )
+    beta2: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="how much of the variance is kept, for adam and yogi; 0.99"
+    )
+    tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
+
+
 class PolicyConfig(OpenTable):
     """A policy by name, with its own parameters beside the name."""
 
     name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+    server: ServerConfig | None = Field(default=None, description="an optimizer at the controller; none if not given")
 
 
 class StopConfig(Table):

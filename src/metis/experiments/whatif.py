@@ -107,7 +107,7 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
     table: Any
     if wanted is None:
         config = _config_of(recording)
-        table = {"name": config.policy[0].name, **config.policy[0].parameters}
+        table = config.policy[0].model_dump(exclude_none=True, exclude={"label", "training"})
         if not changes:
             table["label"] = recording.label
         source = str(recording.folder / CONFIG)

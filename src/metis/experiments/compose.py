@@ -1,0 +1,43 @@
+"""A policy from its table: one of the paper's by name, and what the tables inside it put on top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any
+
+from metis.core.policies import Policy
+from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from metis.experiments.schema import POLICIES, PolicyConfig, ServerConfig
+
+SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
+    "momentum": FedAvgM,
+    "adagrad": FedAdagrad,
+    "adam": FedAdam,
+    "yogi": FedYogi,
+}
+
+
+def compose(table: PolicyConfig) -> Policy:
+    """The policy that a table describes; a ValueError says which setting is impossible."""
+    policy = POLICIES[table.name](**table.parameters)
+    if table.server is not None:
+        policy = policy.with_server(server_optimizer(table.server))
+    return policy
+
+
+def server_optimizer(table: ServerConfig) -> ServerOptimizer:
+    """The optimizer of a table [policy.server]."""
+    given = table.model_dump(exclude_none=True, exclude={"optimizer"})
+    return SERVER_OPTIMIZERS[table.optimizer](**given)
+
+
+def server_settings(optimizer: str) -> set[str]:
+    """The keys that an optimizer takes."""
+    return {item.name for item in fields(SERVER_OPTIMIZERS[optimizer])}  # type: ignore[arg-type]
+
+
+def completed_server(table: ServerConfig) -> ServerConfig:
+    """With every default written out."""
+    settings: dict[str, Any] = asdict(server_optimizer(table))  # type: ignore[call-overload]
+    return ServerConfig(optimizer=table.optimizer, **settings)

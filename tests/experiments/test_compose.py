@@ -1,0 +1,127 @@
+"""Policies with what is put on top of the paper's: from a file's tables to what runs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import metis
+from metis.core.community import MemoryStore
+from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
+from metis.errors import ConfigError
+from metis.experiments.build import build_federation, build_policies, build_policy, build_stop
+from metis.experiments.compose import server_optimizer
+from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+
+DOCS = Path(__file__).parents[2] / "docs" / "beyond.md"
+
+CONTENT: dict[str, Any] = {
+    "data": {"dataset": "digits", "train_examples": 200, "test_examples": 50},
+    "learners": [
+        {"name": "fast", "count": 2, "batch_size": 20, "time_per_batch": 0.03},
+        {"name": "slow", "count": 2, "batch_size": 20, "time_per_batch": 0.3},
+    ],
+    "network": {"name": "mlp", "hidden": [8]},
+    "policy": {"name": "semisync_fedavg"},
+    "stop": {"rounds": 3},
+}
+
+
+def resolved(**policy: Any) -> ExperimentConfig:
+    content = copy.deepcopy(CONTENT)
+    content["policy"] = {**content["policy"], **policy}
+    return resolve_config(content, "demo.toml")
+
+
+def fault(**policy: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**policy)
+    return str(caught.value)
+
+
+def again(config: ExperimentConfig, tmp_path: Path) -> ExperimentConfig:
+    """Written as a file and read back."""
+    (tmp_path / "again.toml").write_text(config.to_toml(), encoding="utf-8")
+    return load_config(tmp_path / "again.toml")
+
+
+# --- server-side optimizers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "optimizer", "label"),
+    [
+        ({"optimizer": "momentum"}, FedAvgM(), "SemiSync (λ=2) + FedAvgM"),
+        ({"optimizer": "adagrad", "learning_rate": 0.5}, FedAdagrad(0.5), "SemiSync (λ=2) + FedAdagrad"),
+        ({"optimizer": "adam", "beta1": 0.5, "beta2": 0.9}, FedAdam(0.1, 0.5, 0.9), "SemiSync (λ=2) + FedAdam"),
+        ({"optimizer": "yogi", "tau": 0.01}, FedYogi(tau=0.01), "SemiSync (λ=2) + FedYogi"),
+    ],
+)
+def test_a_table_becomes_an_optimizer(table: dict[str, Any], optimizer: object, label: str, tmp_path: Path) -> None:
+    """The defaults are written out, the file written from it loads to the same, the label tells it apart."""
+    config = resolved(server=table)
+
+    assert config.policy[0].label == label
+    assert config.policy[0].server is not None
+    assert server_optimizer(config.policy[0].server) == optimizer
+    assert None not in [getattr(config.policy[0].server, key) for key in vars(optimizer)]
+    assert again(config, tmp_path) == config
+    federation = build_federation(config)
+    assert isinstance(build_policy(config.policy[0]).community(federation.initial_model, MemoryStore()), Optimized)
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({}, "optimizer: missing; it must be given"),
+        (
+            {"optimizer": "adm"},
+            "optimizer: is 'adm', must be one of momentum, adagrad, adam, yogi; did you mean 'adam'?",
+        ),
+        (
+            {"optimizer": "adam", "momentum": 0.5},
+            "momentum: is given, but optimizer = 'adam' does not use it; 'momentum' would",
+        ),
+        (
+            {"optimizer": "adagrad", "beta2": 0.5},
+            "beta2: is given, but optimizer = 'adagrad' does not use it; 'adam' and 'yogi' would",
+        ),
+        ({"optimizer": "adam", "beta_1": 0.5}, "beta_1: unknown key; did you mean 'beta1'?"),
+        ({"optimizer": "adam", "learning_rate": 0.0}, "learning_rate: is 0.0, must be greater than 0"),
+        ({"optimizer": "yogi", "beta1": 1.0}, "beta1: is 1.0, must be less than 1"),
+    ],
+)
+def test_what_is_wrong_with_an_optimizer_is_told(table: dict[str, Any], complaint: str) -> None:
+    assert fault(server=table) == f"demo.toml: policy.server.{complaint}"
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def test_the_files_of_the_page_run(tmp_path: Path) -> None:
+    """Every TOML example of docs/beyond.md is a whole file that simulates; each round moves the model."""
+    examples = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for number, text in enumerate(examples):
+        file = tmp_path / f"example-{number}.toml"
+        file.write_text(text, encoding="utf-8")
+        config = load_config(file, ["stop.rounds=2", "data.train_examples=200", "data.test_examples=50"])
+        federation = build_federation(config, source=file.name)
+        for policy, solver in build_policies(config):
+            run = federation.simulate(policy, build_stop(config), solver=solver)
+            assert run.rounds == 2
+            assert run.community_model.sha256() != federation.initial_model.sha256()
+
+
+def test_python_examples_of_the_page_make_policies() -> None:
+    """Every Python block of the page that makes a policy makes one."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        names: dict[str, Any] = {}
+        exec(block, names)
+        assert any(isinstance(value, metis.Policy) for value in names.values())
