@@ -1,0 +1,419 @@
+"""The pages of the reference, made from what they describe: docstrings, the configuration's schema, the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import math
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import typer
+
+import metis
+from metis import cli, errors
+from metis.core import contribution, protocols
+from metis.data import datasets, partition
+from metis.experiments.checks import signature_model
+from metis.experiments.config import config_schema
+from metis.learning import NETWORKS
+from metis.reporting import trackers
+
+
+def pages() -> dict[str, str]:
+    """Every page of the reference by its place in the site."""
+    return {
+        "reference/configuration.md": configuration(),
+        "reference/commands.md": commands(),
+        "reference/python.md": python(),
+        "reference/data.md": data(),
+    }
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; a bar in a cell would end it."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+# --- configuration ----------------------------------------------------------------------------
+
+_WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": ""}
+
+
+def configuration() -> str:
+    """All tables and keys of an experiment's file."""
+    schema = config_schema()
+    parts = [
+        "# Configuration",
+        "Every table and key of an experiment's file, made from the schema that checks it. `metis init FILE` writes a "
+        "commented example. A key that is not here is refused with the nearest one that is; `--set KEY=VALUE` changes "
+        "one for a single run, as in `--set learners.0.count=3`. What is neither required nor has a default may be "
+        "left out.",
+        _keys({"properties": {"seed": schema["properties"]["seed"]}}),
+    ]
+    for name, rule in schema["properties"].items():
+        reference = _reference(rule)
+        if reference is None:
+            continue
+        listed = rule.get("type") == "array"
+        parts += _section(schema, reference, f"[[{name}]]" if listed else f"[{name}]", name, 2)
+        if name == "policy":
+            parts.append("Beside these a `[[policy]]` table takes the parameters of the policy that it names:")
+            for policy, parameters in schema["policies"].items():
+                words = inspect.getdoc(getattr(metis, policy)) or ""
+                parts += [f"### {policy}", _sentence(words), _keys(parameters)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(schema: Mapping[str, Any], reference: str, title: str, path: str, depth: int) -> list[str]:
+    """One table of the file, and the tables in it."""
+    rules = schema["$defs"][reference]
+    inner = {key: _reference(rule) for key, rule in rules["properties"].items()}
+    plain = {key: rule for key, rule in rules["properties"].items() if inner[key] is None}
+    parts = [f"{'#' * depth} {title}", _sentence(rules["description"])]
+    if plain:
+        parts.append(_keys({**rules, "properties": plain}))
+    for key, found in inner.items():
+        if found is not None:
+            parts += _section(schema, found, f"{path}.{key}", f"{path}.{key}", depth + 1)
+    if reference == "Operation":
+        for operation, options in schema["operations"].items():
+            if options["properties"]:
+                parts += [f"Options of `{operation}`:", _keys(options)]
+    return parts
+
+
+def _reference(rule: Mapping[str, Any]) -> str | None:
+    """The table that a key is, a list of, or may be."""
+    options = [rule, rule.get("items", {}), *rule.get("anyOf", [])]
+    return next((option["$ref"].rpartition("/")[2] for option in options if "$ref" in option), None)
+
+
+def _keys(rules: Mapping[str, Any]) -> str:
+    rows = []
+    for key, rule in rules["properties"].items():
+        kind, allowed = _type(rule)
+        required = key in rules.get("required", ())
+        default = "**required**" if required else _toml(rule.get("default"))
+        rows.append([code(key), kind, default, allowed, rule.get("description", "")])
+    return table(["key", "type", "default", "allowed", "what it means"], rows)
+
+
+def _type(rule: Mapping[str, Any]) -> tuple[str, str]:
+    """What kind of value, and which ones, in words."""
+    if "anyOf" in rule:
+        options = [_type(option) for option in rule["anyOf"] if option.get("type") != "null"]
+        limits = dict.fromkeys(allowed for _, allowed in options if allowed)
+        return " or ".join(kind for kind, _ in options), ", ".join(limits)
+    if "enum" in rule:
+        return "text", ", ".join(code(value) for value in rule["enum"])
+    if rule.get("type") == "array":
+        kind, allowed = _type(rule.get("items", {}))
+        if "maxItems" in rule and rule.get("minItems") == rule["maxItems"]:
+            return f"list of {rule['maxItems']} {kind}s", allowed
+        return f"list of {kind}" if kind.startswith("list") else f"list of {kind}s", allowed
+    limits = []
+    for word, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")):
+        if word in rule:
+            limits.append(f"{sign} {'2^63 - 1' if rule[word] == 2**63 - 1 else format(rule[word], 'g')}")
+    if rule.get("minLength") or rule.get("minItems"):
+        limits.append("not empty")
+    return _WORDS.get(rule.get("type", ""), "any"), ", ".join(limits)
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return code(str(value).lower())
+    if isinstance(value, float):
+        return code("inf" if value == math.inf else f"{value:g}")
+    return code(f'"{value}"' if isinstance(value, str) else str(value))
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as `--help` tells them."""
+    root = typer.main.get_command(cli.app)
+    parts = [
+        "# Command line",
+        "What `metis --help` and `metis COMMAND --help` say. Results go to stdout, everything else to stderr. Exit "
+        "codes: 0 done, 2 a mistake of the user, 130 interrupted, 1 a mistake of Metis.",
+        "Before the command, `--debug` shows the full traceback of an error; `metis --version` prints the version.",
+    ]
+    return "\n\n".join(parts + _group(root, ("metis",))) + "\n"
+
+
+def _group(group: Any, path: tuple[str, ...]) -> list[str]:
+    parts = []
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        whole = (*path, name)
+        parts.append(f"{'#' * len(whole)} {' '.join(whole)}")
+        if hasattr(command, "commands"):
+            parts += [_unmarked(command.help or ""), *_group(command, whole)]
+            continue
+        arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+        options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+        usage = " ".join([*whole, *(_shown(argument) for argument in arguments), "[OPTIONS]"])
+        parts += [_unmarked(command.help or ""), f"```text\n{usage}\n```"]
+        rows = [[code(_shown(argument)), _help(argument)] for argument in arguments]
+        rows += [[_spelled(option), _help(option)] for option in options if "--help" not in option.opts]
+        if rows:
+            parts.append(table(["", "what it means"], rows))
+        examples = [line for line in _unmarked(command.epilog or "").splitlines() if line]
+        if examples:
+            parts.append("```sh\n" + "\n".join(examples) + "\n```")
+    return parts
+
+
+def _shown(argument: Any) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _spelled(option: Any) -> str:
+    """`--set KEY=VALUE`, as one writes it."""
+    spelled = ", ".join(f"`{name}`" for name in option.opts)
+    if option.is_flag:
+        return spelled
+    return f"{spelled} {code(option.metavar or option.opts[0].strip('-').upper())}"
+
+
+def _help(parameter: Any) -> str:
+    words = _unmarked(getattr(parameter, "help", None) or "")
+    default = parameter.default
+    if parameter.required and parameter.param_type_name == "option":
+        words = f"{words} **Required.**"
+    elif default not in (None, False, (), []) and not callable(default) and str(default) not in words:
+        shown = ",".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+        words = f"{words} By default `{shown}`."
+    return words.strip()
+
+
+def _unmarked(text: str) -> str:
+    """Without the markup of the terminal; what it prints bold is code here, but in the examples."""
+    if text.lstrip().startswith("[bold]metis"):
+        return re.sub(r"\[/?(?:bold)?\]", "", text)
+    return re.sub(r"\[bold\](.*?)\[/\]", r"`\1`", text)
+
+
+# --- Python -----------------------------------------------------------------------------------
+
+_GROUPS = {
+    "Federations": ("Federation", "SimulatedLearner", "Speed", "Link", "RandomAvailability", "RecordedAvailability"),
+    "Solvers": ("VanillaSGD", "MomentumSGD", "FedProx"),
+    "Ends": ("StopRule", "Target"),
+    "Results": ("Run", "Comparison", "Power", "Model", "draw", "Tracking"),
+    "Data": ("Dataset", "load_dataset"),
+}
+
+
+def python() -> str:
+    """The public names of `metis`, by what they are for, and what one needs to extend it."""
+    grouped = {name for names in _GROUPS.values() for name in names}
+    rest = [name for name in metis.__all__ if name not in grouped and not name.startswith("__")]
+    policies = [name for name in rest if name == "Policy" or name.islower()]
+    parts = [
+        "# Python",
+        "The names of `metis`, from their docstrings. Seconds are seconds of the run: virtual in a simulation.",
+    ]
+    for title, names in {"Policies": policies, **_GROUPS}.items():
+        parts.append(f"## {title}")
+        for name in names:
+            parts += _described(f"metis.{name}", getattr(metis, name), 3)
+    left = set(rest) - set(policies) - {"MetisError"}
+    parts += [f"## {title}" for title in (["Others"] if left else [])]
+    for name in sorted(left):
+        parts += _described(f"metis.{name}", getattr(metis, name), 3)
+    parts += [
+        "## Errors",
+        f"```text\n{(errors.__doc__ or '').strip()}\n```",
+        "All are in `metis.errors`; `metis.MetisError` is all of them.",
+        "## Partitions",
+        "`metis.data.partition`: who holds which examples. Sizes first, then which examples.",
+        *_functions(partition),
+        "## For extensions",
+        "What [a policy of your own](../extend.md) is made of.",
+    ]
+    for name in protocols.__all__:
+        parts += _described(f"metis.core.protocols.{name}", getattr(protocols, name), 3)
+    parts += _functions(contribution)
+    parts += _described("metis.reporting.trackers.Tracker", trackers.Tracker, 3)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _functions(module: ModuleType) -> list[str]:
+    parts = []
+    for name, thing in vars(module).items():
+        if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_"):
+            parts += _described(f"{module.__name__}.{name}", thing, 3)
+    return parts
+
+
+def _described(path: str, thing: Any, depth: int) -> list[str]:
+    """A function, or a class with its fields and methods."""
+    name = path.rpartition(".")[2]
+    words = _prose(thing)
+    if not words:
+        raise ValueError(f"{path} has no docstring, and is part of the reference")
+    heading = f"{'#' * depth} {name}"
+    if not inspect.isclass(thing):
+        return [heading, _signature(path, thing), words]
+    protocol = getattr(thing, "_is_protocol", False)
+    parts = [heading, f"```python\nclass {path}\n```" if protocol else _signature(path, thing), words]
+    if dataclasses.is_dataclass(thing):
+        comments = field_comments(thing)
+        rows = [
+            [code(field.name), code(_annotation(field.type)), comments.get(field.name, "")]
+            for field in dataclasses.fields(thing)
+            if not field.name.startswith("_")
+        ]
+        if comments:  # without them the signature has said it all
+            parts.append(table(["field", "type", "what it means"], rows))
+    members, methods = [], []
+    for key, value in vars(thing).items():
+        if key.startswith("_"):
+            continue
+        value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        if isinstance(value, property) or hasattr(value, "func"):
+            getter = value.fget if isinstance(value, property) else value.func
+            kind = code(_annotation(getattr(getter, "__annotations__", {}).get("return", "")))
+            members.append([code(key), kind, _sentence(inspect.getdoc(getter) or "")])
+        elif inspect.isfunction(value) and _prose(value):
+            if len(_listed(value)) > 3:
+                methods += [f"{'#' * (depth + 1)} {name}.{key}", _signature(f"{name}.{key}", value), _prose(value)]
+            else:
+                members.append([code(f"{key}{_parameters(value)}"), code(_returned(value)), _sentence(_prose(value))])
+    members = [row for row in members if row[2]]
+    if members:
+        parts.append(table(["attribute or method", "gives", "what it means"], members))
+    return parts + methods
+
+
+def _prose(thing: Any) -> str:
+    words = inspect.getdoc(thing) or ""
+    return "" if dataclasses.is_dataclass(thing) and words.startswith(f"{thing.__name__}(") else words
+
+
+def _signature(path: str, thing: Any) -> str:
+    """As one calls it: on one line, or one parameter a line."""
+    parameters = _listed(thing)
+    gives = "" if inspect.isclass(thing) else f" -> {_returned(thing)}"
+    line = f"{path}({', '.join(parameters)}){gives}"
+    if len(line) > 100:
+        line = f"{path}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){gives}"
+    return f"```python\n{line}\n```"
+
+
+def _returned(thing: Any) -> str:
+    return _annotation(thing.__annotations__.get("return", "None"))
+
+
+def _parameters(thing: Any) -> str:
+    names = [parameter.partition(":")[0].partition(" =")[0] for parameter in _listed(thing)]
+    return f"({', '.join(names)})"
+
+
+def _listed(thing: Any) -> list[str]:
+    try:
+        found = list(inspect.signature(thing).parameters.values())
+    except ValueError:  # an exception takes what it takes
+        return ["..."]
+    parts: list[str] = []
+    for parameter in found:
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        text = "*" * {parameter.VAR_POSITIONAL: 1, parameter.VAR_KEYWORD: 2}.get(parameter.kind, 0) + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {_annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            default = parameter.default
+            shown = "math.inf" if default == math.inf else "..." if "factory" in repr(default) else _python(default)
+            text += f" = {shown}"
+        parts.append(text)
+    return parts
+
+
+def _python(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _annotation(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return re.sub(r"\b(?:typing|collections\.abc|pathlib|metis(?:\.\w+)*)\.(?=[A-Z])", "", text)
+
+
+def field_comments(thing: type) -> dict[str, str]:
+    """What the comment at the end of a field's line says."""
+    comments = {}
+    lines = textwrap.dedent(inspect.getsource(thing)).splitlines()
+    for line in lines:
+        found = re.match(r"    (\w+): ", line)
+        if found is None:
+            continue
+        for token in tokenize.generate_tokens(io.StringIO(line.strip().rstrip("([{") + "\n").readline):
+            if token.type == tokenize.COMMENT:
+                comments[found[1]] = token.string.lstrip("# ")
+    return comments
+
+
+# --- data sets and networks -------------------------------------------------------------------
+
+
+def data() -> str:
+    """What a file can name."""
+    parts = [
+        "# Data sets and networks",
+        "What `data.dataset` and `network.name` can be. `metis data list` says where a set is, `metis data fetch NAME` "
+        "brings it; one that is not bundled is looked for in the folder that `METIS_DATA` or `data.folder` names, then "
+        "in the cache.",
+        "## Data sets",
+        table(
+            ["name", "what it is", "example", "task", "train", "test", ""],
+            [
+                [
+                    code(name),
+                    source.title,
+                    " × ".join(map(str, source.shape)),
+                    source.task if source.task == "regression" else f"{len(source.class_names)} classes",
+                    f"{source.train:,}",
+                    f"{source.test:,}",
+                    "in the package" if source.bundled else "",
+                ]
+                for name, source in datasets.DATASETS.items()
+            ],
+        ),
+        "## Networks",
+        "The options stand beside `name` in `[network]`. A network of your own comes in a "
+        "[site file or from Python](../bring.md).",
+    ]
+    for name, function in NETWORKS.items():
+        parts += [f"### {name}", inspect.getdoc(function) or ""]
+        options = signature_model(function, 2, sizes=True).model_json_schema()
+        if options["properties"]:
+            rows = []
+            for key, rule in options["properties"].items():
+                kind, allowed = _type(rule)
+                rows.append([code(key), kind, _toml(rule.get("default")), allowed])
+            parts.append(table(["option", "type", "default", "allowed"], rows))
+    return "\n\n".join(parts) + "\n"
