@@ -12,7 +12,7 @@ RESULTS ?= all
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test chaos check format bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ check: $(STAMP)  ## formatting, lint and types, changing nothing
 format: $(STAMP)  ## format and mend what lint can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## build the documentation site; open build/site/index.html
+	$(BIN)/python docs/build.py
 
 bench: $(STAMP)  ## run the benchmarks; some want the data sets in METIS_DATA
 	@set -e; for benchmark in benchmarks/[!_]*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
