@@ -104,6 +104,9 @@ def attempt(row: Row, times: int) -> tuple[Outcome, float]:
         outcome = row.run(folder, times)
     except Exception as problem:
         outcome = Outcome("that the row comes to its end", f"{type(problem).__name__}: {problem}", 0, False)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if outcome.ok:
         shutil.rmtree(folder, ignore_errors=True)
     else:
