@@ -89,7 +89,7 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
-        self.community = policy.community(initial_model, MemoryStore() if store is None else store)
+        self.community = policy.start_community(initial_model, MemoryStore() if store is None else store)
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
@@ -112,7 +112,7 @@ class Controller:
     @property
     def paused(self) -> bool:
         """Whether fewer learners are there than a round needs; it goes on when they are back."""
-        return len(self.roster.available) < self.quorum
+        return self.roster.available_count < self.quorum
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
@@ -146,7 +146,7 @@ class Controller:
                 raise TypeError(f"not an event: {event!r}")
         if self.finished:
             return actions
-        self.started = self.started or len(self.roster.available) >= self.learners_expected
+        self.started = self.started or self.roster.available_count >= self.learners_expected
         budgets = self.protocol.next_tasks(self.roster, now) if self.started and not self.paused else {}
         return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
 
@@ -179,7 +179,7 @@ class Controller:
             raise UnexpectedUpdate(f"learner '{event.learner}' answered task {event.task}, but {expected}")
 
         base, elapsed = record.base_model, now - record.task_sent_at + record.unclocked
-        record.close_task()
+        self.roster.close_task(event.learner)
         if isinstance(event, TaskFailed):
             return self._refuse(record, task, "failed", event.reason)
         self.update_requests += 1
@@ -224,7 +224,7 @@ class Controller:
         record.refusals += 1
         if record.refusals <= self.refusals_allowed:
             return [refused]
-        record.set_aside = True
+        self.roster.put_aside(record.learner)
         return [refused, LearnerSetAside(record.learner, f"{record.refusals} refused updates in a row: {reason}")]
 
     # --- actions ----------------------------------------------------------------------------
@@ -254,9 +254,7 @@ class Controller:
         for learner, budget in budgets.items():
             task = LocalTask(self._tasks_sent, self.community.stamp, budget)
             self._tasks_sent += 1
-            record = self.roster[learner]
-            record.task, record.task_sent_at = task, now
-            record.base_model = self.community.model if self.community.uses_base else None
+            self.roster.assign(learner, task, now, self.community.model if self.community.uses_base else None)
             actions.append(SendTask(learner, task, self.community.model))
         return actions
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 
 from metis.core.events import LearnerId, LearnerJoined, LocalTask
@@ -44,15 +44,15 @@ class LearnerRecord:
             self.first_time_per_batch = time_per_batch
         self.overhead = max(0.0, overhead)
 
-    def close_task(self) -> None:
-        self.task, self.task_sent_at, self.unclocked, self.base_model = None, math.nan, 0.0, None
-
 
 class Roster:
-    """All learners that ever joined; iterates in the order of first joining."""
+    """All learners that ever joined, in the order of first joining; only it moves them between waiting and training."""
 
     def __init__(self) -> None:
         self._records: dict[LearnerId, LearnerRecord] = {}
+        self._places: dict[LearnerId, int] = {}  # in the order of first joining
+        self._waiting: dict[int, LearnerRecord] = {}  # by place
+        self._training: dict[int, LearnerRecord] = {}  # by the number of the task
 
     def __iter__(self) -> Iterator[LearnerRecord]:
         return iter(self._records.values())
@@ -69,27 +69,63 @@ class Roster:
         return [record for record in self if record.available]
 
     @property
+    def available_count(self) -> int:
+        """How many are there and not set aside."""
+        return len(self._waiting) + len(self._training)
+
+    @property
     def training(self) -> list[LearnerRecord]:
         """Learners with an open task."""
-        return [record for record in self if record.available and record.task is not None]
+        return [record for record in self if record.task is not None]
+
+    @property
+    def open_tasks(self) -> KeysView[int]:
+        """The numbers of all open tasks."""
+        return self._training.keys()
 
     @property
     def waiting(self) -> list[LearnerRecord]:
         """Learners that could train but have no task."""
-        return [record for record in self if record.available and record.task is None]
+        return [self._waiting[place] for place in sorted(self._waiting)]
 
     def admit(self, joined: LearnerJoined) -> None:
         """Add a learner, or welcome one back with what is known of its speed."""
         record = self._records.get(joined.learner)
         if record is None:
-            self._records[joined.learner] = LearnerRecord(joined.learner, joined.examples, joined.batch_size)
-            return
-        record.examples, record.batch_size = joined.examples, joined.batch_size
-        record.present, record.set_aside, record.refusals = True, False, 0
-        record.close_task()
+            record = LearnerRecord(joined.learner, joined.examples, joined.batch_size)
+            self._places[joined.learner] = len(self._records)
+            self._records[joined.learner] = record
+        else:
+            record.examples, record.batch_size = joined.examples, joined.batch_size
+            record.present, record.set_aside, record.refusals = True, False, 0
+            self._close(record)
+        self._waiting[self._places[joined.learner]] = record
+
+    def assign(self, learner: LearnerId, task: LocalTask, now: float, base_model: Model | None) -> None:
+        """The learner trains from now on."""
+        record = self._waiting.pop(self._places[learner])
+        record.task, record.task_sent_at, record.base_model = task, now, base_model
+        self._training[task.number] = record
+
+    def close_task(self, learner: LearnerId) -> None:
+        """The learner has answered and waits for its next task."""
+        record = self._records[learner]
+        self._close(record)
+        self._waiting[self._places[learner]] = record
+
+    def put_aside(self, learner: LearnerId) -> None:
+        """The learner gets no more tasks until it joins again."""
+        self._records[learner].set_aside = True
+        self._waiting.pop(self._places[learner], None)
 
     def dismiss(self, learner: LearnerId) -> None:
         """The learner is away; its open task is void."""
         record = self._records[learner]
         record.present = False
-        record.close_task()
+        self._close(record)
+        self._waiting.pop(self._places[learner], None)
+
+    def _close(self, record: LearnerRecord) -> None:
+        if record.task is not None:
+            del self._training[record.task.number]
+        record.task, record.task_sent_at, record.unclocked, record.base_model = None, math.nan, 0.0, None

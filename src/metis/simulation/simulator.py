@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,6 +122,7 @@ class Simulator:
         self._sequence = itertools.count()
         self._open: dict[int, _Arrival] = {}  # by learner
         self._base_models: dict[int, Fetch] = {}  # by version, while a task in hand is based on it
+        self._in_hand: Counter[int] = Counter()  # tasks by the version that they are based on
         self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
         self._absences: list[Iterator[tuple[float, float]]] = []
@@ -226,7 +228,7 @@ class Simulator:
                     result.loss,
                 )
             )
-        self._forget_unused_models()
+        self._let_go(arrival.version)
 
     def _leave(self, departure: _Departure) -> None:
         arrival = self._open.pop(departure.learner, None)
@@ -236,7 +238,8 @@ class Simulator:
             heapq.heapify(self._heap)
         self._push(departure.back_at, _Return(departure.learner))
         self._handle(LearnerLeft(self._machines[departure.learner].name))
-        self._forget_unused_models()
+        if arrival is not None:
+            self._let_go(arrival.version)
 
     def _join(self, index: int) -> None:
         machine = self._machines[index]
@@ -266,6 +269,7 @@ class Simulator:
         version = task.based_on.version
         if version not in self._base_models:
             self._base_models[version] = self._keep(version, action.community_model)
+        self._in_hand[version] += 1
         ticket = self._pool.train(
             due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index)
         )
@@ -295,10 +299,11 @@ class Simulator:
         if absence is not None:
             self._push(absence[0], _Departure(index, absence[1]))
 
-    def _forget_unused_models(self) -> None:
-        used = {arrival.version for arrival in self._open.values()}
-        for version in self._base_models.keys() - used:
-            del self._base_models[version]
+    def _let_go(self, version: int) -> None:
+        """A task is not in hand any more; the model that it was based on goes with the last one."""
+        self._in_hand[version] -= 1
+        if not self._in_hand[version]:
+            del self._in_hand[version], self._base_models[version]
             if self._versions is not None:
                 self._versions.remove(str(version))
 

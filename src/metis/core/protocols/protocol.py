@@ -38,11 +38,9 @@ class Barrier:
 
     def is_open(self, roster: Roster, now: float) -> bool:
         """Whether the next round may start; whoever is still training at the deadline becomes late."""
-        open_tasks = {record.task.number for record in roster.training if record.task is not None}
-        self._late &= open_tasks
-        awaited = open_tasks - self._late
-        if awaited and now < self.deadline:
+        self._late &= roster.open_tasks
+        if len(roster.open_tasks) > len(self._late) and now < self.deadline:
             return False
-        self._late |= awaited
+        self._late |= roster.open_tasks
         self.deadline = math.inf
         return True
