@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from metis.core.controller import StopRule, Target
     from metis.core.costs import Power
     from metis.core.model import Model
+    from metis.core.nova import FedNova
     from metis.core.policies import (
         Policy,
         async_fedavg,
@@ -47,6 +48,7 @@ _HOMES = {
     "FedAdagrad": "metis.core.server",
     "FedAdam": "metis.core.server",
     "FedAvgM": "metis.core.server",
+    "FedNova": "metis.core.nova",
     "FedProx": "metis.learning.solvers",
     "FedYogi": "metis.core.server",
     "Federation": "metis.experiments.federation",
@@ -80,6 +82,7 @@ __all__ = [
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
+    "FedNova",
     "FedProx",
     "FedYogi",
     "Federation",

@@ -45,6 +45,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
+from metis.core.nova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.policies import (
     Policy,
     async_fedavg,
@@ -74,6 +75,7 @@ POLICIES = {
     "fedbuff": fedbuff(1, buffer_size=2),
     "semisync-server": semisync_fedavg(2).with_server(FedAvgM(0.5, 0.8)),
     "fedasync-server": fedasync(1).with_server(FedAvgM(0.5, 0.8)),
+    "sync-nova": sync_fedavg(1.5).with_nova(FedNova(3.0, momentum=0.5)),
     "fedbuff-server": fedbuff(1, buffer_size=2).with_server(FedAvgM(0.5, 0.8)),
 }
 
@@ -437,7 +439,16 @@ class Federation(RuleBasedStateMachine):
     def check_i9_model_is_what_was_committed(self, action: CommunityPublished) -> None:
         """I8, I9: the model is the weighted average over exactly the contributors, none besides."""
         community = self.mixing
-        if isinstance(community, (FullPass, CachedAverage)):
+        if isinstance(community, NormalizedAverage):
+            total = sum(commit.value for commit in self.round.values())
+            lengths = {name: accumulated_steps(commit.steps, 0.5) for name, commit in self.round.items()}
+            average = sum(commit.value / total * lengths[name] for name, commit in self.round.items())
+            expected = self.current + sum(
+                commit.value / total * min(3.0, average / lengths[name]) * (commit.vector - self.current)
+                for name, commit in self.round.items()
+            )
+            assert action.contributors == len(self.round)
+        elif isinstance(community, (FullPass, CachedAverage)):
             members = self.round if isinstance(community, FullPass) else self.latest
             total = sum(commit.value for commit in members.values())
             expected = sum(commit.value * commit.vector for commit in members.values()) / total

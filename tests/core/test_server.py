@@ -15,7 +15,7 @@ from metis.core import server as server_module
 from metis.core.community import Buffered, CachedAverage, FullPass, Interpolation, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import async_fedavg, fedasync, semisync_fedavg, sync_fedavg
-from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, optimized
+from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 
 RULES = [FullPass, CachedAverage, partial(Interpolation, mixing=1.0), partial(Buffered, buffer_size=1)]
 rules = pytest.mark.parametrize("rule", RULES, ids=["full", "cached", "interpolation", "buffered"])
@@ -24,6 +24,11 @@ optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: e
 
 weights = st.floats(-10, 10, width=32)
 vectors = st.lists(weights, min_size=3, max_size=3)
+
+
+def optimized(rule, optimizer):
+    """A factory, as a policy has one."""
+    return lambda initial_model, store: Optimized(rule(initial_model, store), optimizer)
 
 
 def written_out(optimizer, rounds: list[list[float]], start: list[float]) -> np.ndarray:

@@ -41,7 +41,7 @@ POLICIES = {
     "fedrec": policies.fedrec(1),
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
-    "sync-server": policies.sync_fedavg(1).with_server(FedYogi()),
+    "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi()),
     "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
 }
 

@@ -13,9 +13,10 @@ import metis
 from metis.core.community import MemoryStore
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 from metis.errors import ConfigError
-from metis.experiments.build import build_federation, build_policies, build_policy, build_stop
+from metis.experiments.build import build_federation, build_policies, build_policy, build_solver, build_stop
 from metis.experiments.compose import server_optimizer
 from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+from metis.learning import accumulation
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond.md"
 
@@ -71,7 +72,9 @@ def test_a_table_becomes_an_optimizer(table: dict[str, Any], optimizer: object, 
     assert None not in [getattr(config.policy[0].server, key) for key in vars(optimizer)]
     assert again(config, tmp_path) == config
     federation = build_federation(config)
-    assert isinstance(build_policy(config.policy[0]).community(federation.initial_model, MemoryStore()), Optimized)
+    assert isinstance(
+        build_policy(config.policy[0]).start_community(federation.initial_model, MemoryStore()), Optimized
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,47 @@ def test_a_table_becomes_an_optimizer(table: dict[str, Any], optimizer: object, 
 )
 def test_what_is_wrong_with_an_optimizer_is_told(table: dict[str, Any], complaint: str) -> None:
     assert fault(server=table) == f"demo.toml: policy.server.{complaint}"
+
+
+# --- normalised averaging ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("training", "momentum", "pull"),
+    [
+        ({"solver": "vanilla"}, 0.0, 0.0),
+        ({"solver": "momentum", "momentum": 0.75}, 0.75, 0.0),
+        ({"solver": "momentum", "momentum": 0.75, "keep_momentum": True}, 0.0, 0.0),
+        ({"solver": "fedprox", "proximal_term": 0.1, "learning_rate": 0.2, "momentum": 0.5}, 0.5, 0.2 * 0.1),
+    ],
+)
+def test_normalised_averaging_knows_the_solver(
+    training: dict[str, Any], momentum: float, pull: float, tmp_path: Path
+) -> None:
+    """From the file, and from a solver that a user hands to `simulate`: the same policy."""
+    config = resolved(nova={"largest_amplification": 3}, training=training)
+    made = build_policy(config.policy[0])
+
+    assert config.policy[0].label == "SemiSync (λ=2) FedNova"
+    assert made.nova == metis.FedNova(3.0, momentum, pull)
+    assert again(config, tmp_path) == config
+    by_hand = metis.semisync_fedavg(2).with_nova(metis.FedNova(3.0))
+    assert by_hand.for_solver(*accumulation(build_solver(config.policy[0].training))).nova == made.nova
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        (
+            {"name": "fedrec", "nova": {}},
+            "nova: mixes rounds by a normalised average, and fedrec has none; sync_fedavg and semisync_fedavg do",
+        ),
+        ({"nova": {"largest_amplification": 0.5}}, "nova.largest_amplification: is 0.5, must be at least 1"),
+        ({"nova": {"amplification": 2}}, "nova.amplification: unknown key; did you mean 'largest_amplification'?"),
+    ],
+)
+def test_what_is_wrong_with_normalised_averaging_is_told(policy: dict[str, Any], complaint: str) -> None:
+    assert fault(**policy) == f"demo.toml: policy.{complaint}"
 
 
 # --- the page -----------------------------------------------------------------------------------

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
-from metis.core.community import Buffered, CachedAverage, CommunityFactory, FullPass, Interpolation
+from metis.core.community import (
+    Buffered,
+    CachedAverage,
+    Community,
+    CommunityFactory,
+    FullPass,
+    Interpolation,
+    ModelStore,
+)
 from metis.core.contribution import (
     ContributionValue,
     dataset_size,
@@ -15,9 +23,11 @@ from metis.core.contribution import (
     steps_done,
     version_staleness,
 )
+from metis.core.model import Model
+from metis.core.nova import FedNova, NormalizedAverage
 from metis.core.protocols import Asynchronous, CommunicationProtocol, SemiSynchronous, Synchronous
 from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
-from metis.core.server import ServerOptimizer, optimized
+from metis.core.server import Optimized, ServerOptimizer
 
 Weighting = Literal["examples", "steps"]
 
@@ -32,15 +42,36 @@ class Policy:
     community: CommunityFactory
     label: str = ""  # how tables and legends call it
     proximal_term: float = 0.0  # regularization toward the received model that the policy asks of local training
+    nova: FedNova | None = None  # normalised averaging in place of the community's own
+    server: ServerOptimizer | None = None  # what becomes of what the community proposes
 
     def __post_init__(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", self.name)
 
+    def start_community(self, initial_model: Model, store: ModelStore) -> Community:
+        """The mixing of one run, with all that is put on top of it."""
+        community: Community
+        if self.nova is None:
+            community = self.community(initial_model, store)
+        else:
+            community = NormalizedAverage(initial_model, store, self.nova)
+        return community if self.server is None else Optimized(community, self.server)
+
     def with_server(self, optimizer: ServerOptimizer) -> Policy:
         """The same policy with an optimizer that makes steps from what its mixing proposes."""
-        community = optimized(self.community, optimizer)
-        return replace(self, community=community, label=f"{self.label} + {optimizer.name}")
+        return replace(self, server=optimizer, label=f"{self.label} + {optimizer.name}")
+
+    def with_nova(self, settings: FedNova | None = None) -> Policy:
+        """The same policy with normalised averaging; its rounds must be mixed by a plain average."""
+        if self.community is not FullPass:
+            others = "sync_fedavg and semisync_fedavg do"
+            raise ValueError(f"nova mixes rounds by a normalised average, and {self.name} has none; {others}")
+        return replace(self, nova=settings or FedNova(), label=f"{self.label} FedNova")
+
+    def for_solver(self, momentum: float, pull: float) -> Policy:
+        """What normalised averaging must know of the local solver; see `accumulated_steps`."""
+        return self if self.nova is None else replace(self, nova=self.nova.for_solver(momentum, pull))
 
 
 def _contribution(weighting: Weighting) -> ContributionValue:

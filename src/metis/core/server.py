@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import Community, CommunityFactory, ModelStore
+from metis.core.community import Community, ModelStore
 from metis.core.events import CommunityStamp, LearnerId
 from metis.core.model import Layout, Model, Vector
 
@@ -220,14 +219,3 @@ class Optimized:
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self._community.load_arrays(model, arrays, store)
         self._state = {name: np.array(arrays[f"server/{name}"], np.float64) for name in self._state}
-
-
-def optimized(community: CommunityFactory, optimizer: ServerOptimizer) -> CommunityFactory:
-    """The same mixing rule with this optimizer behind it."""
-    return partial(_optimized, community=community, optimizer=optimizer)
-
-
-def _optimized(
-    initial_model: Model, store: ModelStore, *, community: CommunityFactory, optimizer: ServerOptimizer
-) -> Optimized:
-    return Optimized(community(initial_model, store), optimizer)

@@ -324,12 +324,12 @@ def check_policies(config: ExperimentConfig, complaints: Complaints) -> None:
         try:
             known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters)
             made = compose(policy.model_copy(update=known.model_dump()))
-            made.community(Model.empty(), MemoryStore())
+            made.start_community(Model.empty(), MemoryStore())
         except (KeyError, TypeError, ValidationError):
             continue  # its name or its keys have been complained about
         except ValueError as problem:
             text = str(problem)
-            key = next((name for name in policy.parameters if text.startswith(name)), None)
+            key = next((name for name in (*policy.parameters, *policy.model_fields_set) if text.startswith(name)), None)
             path: list[str | int] = ["policy", place, *([key] if key else [])]
             # "slowest_learner_epochs (lambda) must be ...": the path has said the name, the symbol may stay.
             complaints.add(path, re.sub(r"^\w+\s*\(?(\w+)\)?", r"\1", text) if key else text)
@@ -389,6 +389,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             name=policy.name,
             label=policy.label,
             training=_solver_settings(policy, training),
+            nova=policy.nova,
             server=None if policy.server is None else completed_server(policy.server),
             **signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump(),
         )

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
+from metis.core.nova import FedNova
 from metis.core.policies import Policy
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.experiments.schema import POLICIES, PolicyConfig, ServerConfig
+from metis.experiments.schema import POLICIES, PolicyConfig, ServerConfig, SolverConfig
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "momentum": FedAvgM,
@@ -21,9 +22,17 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 def compose(table: PolicyConfig) -> Policy:
     """The policy that a table describes; a ValueError says which setting is impossible."""
     policy = POLICIES[table.name](**table.parameters)
+    if table.nova is not None:
+        policy = policy.with_nova(FedNova(table.nova.largest_amplification)).for_solver(*_accumulation(table.training))
     if table.server is not None:
         policy = policy.with_server(server_optimizer(table.server))
     return policy
+
+
+def _accumulation(solver: SolverConfig) -> tuple[float, float]:
+    """What `metis.learning.accumulation` says of this solver, without loading torch."""
+    momentum = 0.0 if solver.keep_momentum else solver.momentum or 0.0
+    return momentum, (solver.learning_rate or 0.0) * (solver.proximal_term or 0.0)
 
 
 def server_optimizer(table: ServerConfig) -> ServerOptimizer:

@@ -24,7 +24,16 @@ from metis.core.events import Action, Event, LearnerId
 from metis.core.model import Model
 from metis.core.policies import Policy
 from metis.errors import ConfigError, DataError, InternalError, LearnerError
-from metis.learning import Augmentation, Engine, Learner, Solver, TorchEngine, as_examples, with_proximal_term
+from metis.learning import (
+    Augmentation,
+    Engine,
+    Learner,
+    Solver,
+    TorchEngine,
+    accumulation,
+    as_examples,
+    with_proximal_term,
+)
 from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
@@ -189,6 +198,7 @@ class Federation:
         solver = solver or self.solver
         if policy.proximal_term:
             solver = with_proximal_term(solver, policy.proximal_term)
+        policy = policy.for_solver(*accumulation(solver))
         session = _Session(
             self,
             policy,
@@ -366,7 +376,12 @@ class _Session:
 
     def _simulator(self, initial_model: Model, pool: Any, store: ModelStore) -> Simulator:
         controller = Controller(
-            self._policy, initial_model, stop=self._stop, refusals_allowed=self._refusals_allowed, store=store
+            self._policy,
+            initial_model,
+            stop=self._stop,
+            refusals_allowed=self._refusals_allowed,
+            store=store,
+            models_checked=True,  # by `Learner.train`, which hands in no other
         )
         machines = [
             Machine(

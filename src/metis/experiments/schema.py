@@ -256,12 +256,21 @@ class ServerConfig(Table):
     tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
 
 
+class NovaConfig(Table):
+    """Normalised averaging: who did more steps does not pull more; beyond the paper."""
+
+    largest_amplification: Annotated[FiniteFloat, Field(ge=1)] = Field(
+        default=4.0, description="by which the way of a learner with few steps is at most lengthened"
+    )
+
+
 class PolicyConfig(OpenTable):
     """A policy by name, with its own parameters beside the name."""
 
     name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+    nova: NovaConfig | None = Field(default=None, description="FedNova instead of a plain average; none if not given")
     server: ServerConfig | None = Field(default=None, description="an optimizer at the controller; none if not given")
 
 

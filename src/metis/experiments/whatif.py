@@ -301,7 +301,8 @@ def decisions(course: Course, end: float) -> list[dict[str, Any]]:
 
 def _settings(policy: Policy) -> tuple[Any, ...]:
     # Communities are functions with their arguments bound; what they are is in their representation.
-    return policy.name, repr(policy.protocol), repr(policy.community), repr(policy.contribution)
+    parts = (policy.protocol, policy.community, policy.contribution, policy.nova, policy.server)
+    return policy.name, *(repr(part) for part in parts)
 
 
 def _notes(recording: Recording) -> list[str]:

@@ -23,7 +23,7 @@ from metis.learning.networks import (
     mlp,
     small_cnn,
 )
-from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD, with_proximal_term
+from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD, accumulation, with_proximal_term
 from metis.learning.torch_engine import TorchEngine
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Trained",
     "Transform",
     "VanillaSGD",
+    "accumulation",
     "as_examples",
     "brain_age_cnn3d",
     "brain_age_mlp",

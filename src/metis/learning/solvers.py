@@ -139,6 +139,19 @@ class FedProx:
             _add_scaled(weights, memory, -self.learning_rate)
 
 
+def accumulation(solver: Solver) -> tuple[float, float]:
+    """How a task's steps add up, for normalised averaging: the momentum that starts anew, and eta * mu."""
+    match solver:
+        case MomentumSGD():
+            # Momentum that is kept is in full swing from the first step: the way is as long as the steps are many.
+            return (0.0 if solver.keep_momentum else solver.momentum), 0.0
+        case FedProx():
+            momentum = 0.0 if solver.keep_momentum else solver.momentum
+            return momentum, solver.learning_rate * solver.proximal_term
+        case _:
+            return 0.0, 0.0
+
+
 def with_proximal_term(solver: Solver, proximal_term: float) -> Solver:
     """The same solver, held toward the received community model as FedAsync asks (R14)."""
     match solver:
