@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -119,6 +119,7 @@ class Model:
             )
 
     @staticmethod
+    @cache
     def empty() -> Model:
         """The model without weights: stands in where only the course of events matters."""
         return Model(Layout(), np.zeros(0, np.float32))

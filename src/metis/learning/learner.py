@@ -22,6 +22,8 @@ from metis.learning.augmentation import Augmentation, Transform
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.solvers import Solver
 
+_ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
+
 
 class ArrayExamples:
     """Two arrays of equal length; a batch is gathered in one operation and scaled afterwards.
@@ -208,10 +210,10 @@ class Learner:
 
     def batches(self, task_number: int) -> Iterator[Batch]:
         """Endless batches, shuffled anew in each epoch; the same for the same seed, learner and task."""
-        order, augmentation, _ = self._seeds(task_number)
-        rng = np.random.default_rng(order)
+        rng = np.random.default_rng(self._seed_of(_ORDER, task_number))
         generator = torch.Generator()
-        generator.manual_seed(_torch_seed(augmentation))
+        if self.augment is not None:
+            generator.manual_seed(_torch_seed(self._seed_of(_AUGMENTATION, task_number)))
         while True:
             epoch = rng.permutation(self.indices)
             for start in range(0, len(epoch), self.batch_size):
@@ -278,8 +280,8 @@ class Learner:
         task_number: int,
         memory: Memory | None,
     ) -> Trained:
-        _, _, dropout = self._seeds(task_number)
-        trained = engine.train(community_model, batches, self.solver, memory, _torch_seed(dropout))
+        seed = _torch_seed(self._seed_of(_DROPOUT, task_number))
+        trained = engine.train(community_model, batches, self.solver, memory, seed)
         problem = mixable_problem(trained.model, engine.layout)
         if problem is None and not math.isfinite(trained.loss):
             problem = f"its loss is {trained.loss}"
@@ -290,9 +292,8 @@ class Learner:
             )
         return trained
 
-    def _seeds(self, task_number: int) -> list[np.random.SeedSequence]:
-        """Of the order of the examples, of the augmentation, of the dropout."""
-        return np.random.SeedSequence(self.seed, spawn_key=(self.index, task_number)).spawn(3)
+    def _seed_of(self, stream: int, task_number: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self.seed, spawn_key=(self.index, task_number, stream))
 
 
 def _torch_seed(sequence: np.random.SeedSequence) -> int:

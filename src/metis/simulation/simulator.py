@@ -263,7 +263,7 @@ class Simulator:
         index, task = self._index[action.learner], action.task
         machine = self._machines[index]
         begins = self.now + machine.link.download_time(self._model_bytes)
-        rng = np.random.default_rng([self._seed, _SPEED, index, task.number])
+        rng = np.random.default_rng([self._seed, _SPEED, index, task.number]) if machine.speed.jitter else None
         spent = machine.speed.spend(task.budget, begins, rng)
         due = begins + spent.seconds + machine.link.upload_time(self._model_bytes)
         version = task.based_on.version

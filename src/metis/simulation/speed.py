@@ -39,8 +39,8 @@ class Speed:
         if not all(math.isfinite(at) and 0 < factor < math.inf for at, factor in self.profile):
             raise ValueError("each change of a speed is (second, factor) with a finite factor greater than 0")
 
-    def spend(self, budget: Budget, start: float, rng: np.random.Generator) -> Spent:
-        """Train until the budget ends: finish the batch in hand, do at least one (R3)."""
+    def spend(self, budget: Budget, start: float, rng: np.random.Generator | None) -> Spent:
+        """Train until the budget ends: finish the batch in hand, do at least one (R3); `rng` is for the jitter."""
         if not self.jitter and not self.profile:
             fitting = (
                 math.ceil(budget.seconds / self.time_per_batch * (1 - TOLERANCE))
@@ -52,7 +52,10 @@ class Speed:
         times: list[float] = []
         elapsed = 0.0
         while not times or (elapsed < budget.seconds * (1 - TOLERANCE) and len(times) != budget.steps):
-            noise = math.exp(rng.normal(-(self.jitter**2) / 2, self.jitter)) if self.jitter else 1.0
+            noise = 1.0
+            if self.jitter:
+                assert rng is not None
+                noise = math.exp(rng.normal(-(self.jitter**2) / 2, self.jitter))
             times.append(self.time_per_batch * self._factor(start + elapsed) * noise)
             elapsed += times[-1]
         return Spent(len(times), elapsed, robust_time_per_batch(times))
