@@ -55,8 +55,8 @@ format: $(STAMP)  ## format and mend what lint can mend
 docs: $(STAMP)  ## build the documentation site; open build/site/index.html
 	$(BIN)/python docs/build.py
 
-bench: $(STAMP)  ## run the benchmarks; some want the data sets in METIS_DATA
-	@set -e; for benchmark in benchmarks/[!_]*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+bench: $(STAMP)  ## run the benchmarks, about half an hour, and write benchmarks/RESULTS.md (ARGS=--quick to try)
+	$(BIN)/python benchmarks $(ARGS)
 
 clean:  ## remove .venv, caches and run directories
 	rm -rf $(VENV) runs build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,6 @@ python benchmarks/_federation.py SPEC    runs a controller; the benchmarks do th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -325,7 +324,7 @@ def consortium(names: Sequence[str]) -> tuple[Path, dict[str, Path]]:
     return home / "main", kits
 
 
-# --- what /proc tells, and what is told ---------------------------------------------------------
+# --- what /proc tells ---------------------------------------------------------------------------
 
 
 def memory_of(pid: int) -> dict[str, float]:
@@ -354,35 +353,6 @@ def size_of(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size if path.is_file() else 0
     return total
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def table(rows: Sequence[Sequence[Any]]) -> str:
-    """Columns as wide as they must be; the first to the left, the others to the right."""
-    texts = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in
-                  enumerate(zip(row, widths, strict=True)))
-        for row in texts
-    )  # fmt: skip
-
-
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny one in seconds, to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file as well")
-    return parser
-
-
-def tell(rows: Iterable[Sequence[Any]], figures: dict[str, Any], file: Path | None) -> None:
-    """Print the table and write the figures."""
-    print(table(list(rows)))
-    if file is not None:
-        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Memory of the controller while ten learners exchange large models with it.
+"""Memory of the controller while learners exchange models with it, against their number and size.
 
-    python benchmarks/controller_memory.py [--learners 10] [--megabytes 100] [--rounds 6] [--policy semisync_fedavg]
-                                           [--quick] [--json FILE]
+    python benchmarks/controller_memory.py [--rounds 4] [--policy semisync_fedavg] [--quick] [--out FOLDER]
 
 A controller process and light learners in another one, which make their models up block by block. Semi-synchronous
 rounds, so everybody hands in at the same moment. The peak of a round is the kernel's own (VmHWM, set back at the
@@ -12,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
+from typing import Any
 
-from _federation import ControllerUnderTest, LightLearner, Spec, arguments, forget_peak, memory_of, tell
+from _bench import Report, arguments, report
+from _federation import ControllerUnderTest, LightLearner, Spec, forget_peak, memory_of
 
-PACE = 0.2  # seconds for a batch; an epoch has 10
+PACE = 0.1  # seconds for a batch; an epoch has 10
+SIZES = ((10, 10.0), (10, 30.0), (10, 100.0), (30, 10.0), (100, 10.0))  # learners, megabytes
 
 
 async def watch(controller: ControllerUnderTest) -> list[dict[str, float]]:
@@ -31,10 +32,9 @@ async def watch(controller: ControllerUnderTest) -> list[dict[str, float]]:
         if newest > version:
             version = newest
             forget_peak(controller.pid)
-            rounds.append({"round": version, "began": time.monotonic(), "rss": 0.0, "anonymous": 0.0, "files": 0.0})
+            rounds.append({"round": version, "rss": 0.0, "anonymous": 0.0, "files": 0.0})
         if rounds:
             now, row = memory_of(controller.pid), rounds[-1]
-            row["seconds"] = time.monotonic() - row["began"]
             row["rss"] = max(row["rss"], now["peak"])
             for part in ("anonymous", "files"):
                 row[part] = max(row[part], now[part])
@@ -44,29 +44,41 @@ async def watch(controller: ControllerUnderTest) -> list[dict[str, float]]:
     return rounds
 
 
+def exchange(learners: int, megabytes: float, rounds: int, policy: str) -> dict[str, Any]:
+    settings = {"slowest_learner_epochs": 1.0} if policy == "semisync_fedavg" else {"local_epochs": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        with ControllerUnderTest(Spec(folder, megabytes, learners, rounds, policy, settings)) as controller:
+            idle = memory_of(controller.pid)
+            found = asyncio.run(watch(controller))
+    peak = {part: max(row[part] for row in found) for part in ("rss", "anonymous", "files")}
+    return {"idle": idle, "rounds": found, "peak": peak, "models_above_idle": (peak["rss"] - idle["rss"]) / megabytes}
+
+
+def measure(told: Report, options: Any) -> None:
+    sizes, rounds = (((3, 4.0),), 1) if options.quick else (SIZES, options.rounds)
+    found = {size: exchange(*size, rounds, options.policy) for size in sizes}
+    rows = [["learners x MB", "idle, MB", "peak RSS, MB", "of it anonymous", "of it files", "above idle, in models"]]
+    for (learners, megabytes), values in found.items():
+        parts = (round(values["peak"][part]) for part in ("rss", "anonymous", "files"))
+        above = f"{values['models_above_idle']:.2f}"
+        rows.append([f"{learners} x {megabytes:g}", round(values["idle"]["rss"]), *parts, above])
+    told.table(rows)
+    told.figures = {"policy": options.policy, "sizes": {f"{n}x{m:g}": values for (n, m), values in found.items()}}
+    largest = max(sizes, key=lambda size: size[1])
+    above = found[largest]["models_above_idle"]
+    told.goal(
+        "memory of the controller, {} learners x {:g} MB".format(*largest), "under 3 models above idle",
+        f"{above:.2f} models", above < 3,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--learners", type=int, default=10)
-    parser.add_argument("--megabytes", type=float, default=100)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--policy", default="semisync_fedavg", choices=["semisync_fedavg", "sync_fedavg", "fedrec"])
     options = parser.parse_args()
-    if options.quick:
-        options.learners, options.megabytes, options.rounds = 3, 4.0, 1
-    settings = {"slowest_learner_epochs": 2.0} if options.policy == "semisync_fedavg" else {"local_epochs": 1}
-    with tempfile.TemporaryDirectory() as folder:
-        spec = Spec(folder, options.megabytes, options.learners, options.rounds, options.policy, settings)
-        with ControllerUnderTest(spec) as controller:
-            idle = memory_of(controller.pid)
-            rounds = asyncio.run(watch(controller))
-    rows = [["MB", "seconds", "RSS", "anonymous", "files", "RSS above idle / model"]]
-    rows.append(["idle", "", *(round(idle[part]) for part in ("rss", "anonymous", "files")), ""])
-    above = [(row["rss"] - idle["rss"]) / options.megabytes for row in rounds]
-    for row, models in zip(rounds, above, strict=True):
-        parts = (round(row[part]) for part in ("rss", "anonymous", "files"))
-        rows.append([f"round {row['round']:.0f}", f"{row['seconds']:.1f}", *parts, f"{models:.2f}"])
-    tell(rows, {"idle": idle, "rounds": rounds, "models_above_idle": max(above)}, options.json)
-    print(f"{options.learners} learners x {options.megabytes:g} MB: at most {max(above):.2f} models (goal: under 3)")
+    with report(options, __doc__) as told:
+        measure(told, options)
 
 
 if __name__ == "__main__":

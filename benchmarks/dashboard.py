@@ -1,6 +1,6 @@
 """Whether the dashboard holds 1,000 learners and 10,000 events a minute, and what it costs a simulation.
 
-    python benchmarks/dashboard.py [--seconds 60] [--learners 1000] [--events 10000] [--only page|overhead]
+    python benchmarks/dashboard.py [--seconds 60] [--learners 1000] [--events 10000] [--only page|overhead] [--quick]
 
 Page: events of a run are written as they would come, while a headless Chromium shows the page, and its timeline is
 zoomed and its table sorted and scrolled meanwhile. Told are the tasks of the page's main thread over 50 ms (those that
@@ -14,7 +14,6 @@ there were no free core at all; most of it is for starting, so its share falls w
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import importlib.util
 import json
@@ -28,6 +27,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from _bench import Report, arguments, report
 
 from metis.core.costs import Power
 from metis.runs import LearnerInfo, Setting
@@ -139,21 +140,23 @@ class Trace:
         self.frames = sorted(event.get("tdur", 0) / 1e3 for event in done if event["name"] == "FireAnimationFrame")
         self.on_the_clock = max((event["dur"] / 1e3 for event in done if event["name"] == "RunTask"), default=0.0)
 
-    def tell(self, lasted: float) -> None:
+    def rows(self, lasted: float) -> list[list[str]]:
         longest = [round(task) for task in self.tasks[:-6:-1]]
-        print(f"  tasks of more than 50 ms         {sum(task > 50 for task in self.tasks)}; the longest {longest} ms")
-        print(f"  longest frame                    {max(self.frames, default=0):.0f} ms of {len(self.frames)}")
-        print(f"  main thread busy                 {sum(self.tasks) / lasted / 10:.1f} %")
-        print(f"  longest task on the clock        {self.on_the_clock:.0f} ms (with the other work of this machine)")
+        return [
+            ["tasks of more than 50 ms", f"{sum(task > 50 for task in self.tasks)}; the longest {longest} ms"],
+            ["longest frame", f"{max(self.frames, default=0):.0f} ms of {len(self.frames)}"],
+            ["main thread busy", f"{sum(self.tasks) / lasted / 10:.1f} %"],
+            ["longest task on the clock", f"{self.on_the_clock:.0f} ms (with the other work of this machine)"],
+        ]
 
 
 _CATEGORIES = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
 
 
-def measure_page(learners: int, events_a_minute: float, seconds: float) -> None:
+def measure_page(told: Report, learners: int, events_a_minute: float, seconds: float) -> None:
     program = chromium()
     if program is None or importlib.util.find_spec("playwright") is None:
-        print("page skipped: it needs playwright, and Chromium (name one in METIS_CHROMIUM)")
+        told.say("Page not measured: it needs playwright, and Chromium (name one in METIS_CHROMIUM).")
         return
     from playwright.sync_api import sync_playwright
 
@@ -174,8 +177,8 @@ def measure_page(learners: int, events_a_minute: float, seconds: float) -> None:
             page.goto(server.url)
             page.locator("#shown", has_text=f"{learners} learners").wait_for(timeout=120_000)
             page.wait_for_timeout(3000)
-            print(f"opening the page of {learners} learners after ten minutes:")
-            Trace(browser.stop_tracing()).tell(time.monotonic() - begun)
+            opening = Trace(browser.stop_tracing()).rows(time.monotonic() - begun)
+            told.table([[f"opening the page of {learners} learners after ten minutes", ""], *opening])
             session = page.context.new_cdp_session(page)
             session.send("Performance.enable")
 
@@ -200,16 +203,17 @@ def measure_page(learners: int, events_a_minute: float, seconds: float) -> None:
             lasted = time.monotonic() - begun
             trace = Trace(browser.stop_tracing())
             rate = 60 * (writer.written - written) / lasted
-            print(
-                f"{learners} learners, {rate:,.0f} events a minute for {lasted:.0f} s, while somebody zooms and sorts:"
+            what = (
+                f"{learners} learners, {rate:,.0f} events a minute for {lasted:.0f} s, while somebody zooms and sorts"
             )
-            trace.tell(lasted)
-            print(f"  heap of the page, before, after  {before:.1f} MB, {megabytes():.1f} MB")
+            heap = ["heap of the page, before, after", f"{before:.1f} MB, {megabytes():.1f} MB"]
+            told.table([[what, ""], *trace.rows(lasted), heap])
+            told.figures["page"] = {"tasks_ms": trace.tasks[-20:], "busy": sum(trace.tasks) / lasted / 1000}
             browser.close()
         writer.stopped.set()
 
 
-def measure_overhead(repeats: int, rounds: int) -> None:
+def measure_overhead(told: Report, repeats: int, rounds: int) -> None:
     import metis
     from metis.learning import mlp
     from metis.reporting.dashboard.listening import DashboardProcess, bind
@@ -260,14 +264,20 @@ def measure_overhead(repeats: int, rounds: int) -> None:
             for looked_at in (False, True):
                 times[looked_at].append(simulate(Path(folder) / f"{number}-{looked_at}", looked_at))
     without, beside = ([min(column) for column in zip(*times[key], strict=True)] for key in (False, True))
-    print(f"a simulation of {without[0]:.1f} s, best of {repeats}, with the dashboard and a reader / without:")
-    print(f"  wall time                        {beside[0] / without[0]:.4f}")
-    print(f"  CPU time of the simulation       {beside[1] / without[1]:.4f}")
-    print(f"  CPU time of the dashboard        {100 * beside[2] / without[1]:.1f} % of that, {beside[2]:.2f} s")
-    print(
-        f"  of which to start                {min(starting):.2f} s; for the rest of the run "
-        f"{100 * max(0.0, beside[2] - min(starting)) / without[1]:.1f} %"
+    told.table(
+        [
+            [f"a simulation of {without[0]:.1f} s, best of {repeats}, with the dashboard and a reader / without", ""],
+            ["wall time", f"{beside[0] / without[0]:.4f}"],
+            ["CPU time of the simulation", f"{beside[1] / without[1]:.4f}"],
+            ["CPU time of the dashboard", f"{100 * beside[2] / without[1]:.1f} % of that, {beside[2]:.2f} s"],
+            [
+                "of which to start",
+                f"{min(starting):.2f} s; for the rest of the run "
+                f"{100 * max(0.0, beside[2] - min(starting)) / without[1]:.1f} %",
+            ],
+        ]
     )
+    told.figures["overhead"] = {"seconds": times[False], "with_dashboard": times[True], "starting": starting}
 
 
 def range_of(k: int, examples: int):
@@ -291,18 +301,21 @@ class Reader(threading.Thread):
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=60.0)
-    arguments.add_argument("--learners", type=int, default=1000)
-    arguments.add_argument("--events", type=float, default=10_000, help="a minute")
-    arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument("--rounds", type=int, default=60, help="of the simulation beside which it runs")
-    arguments.add_argument("--only", choices=("page", "overhead"))
-    options = arguments.parse_args()
-    if options.only != "overhead":
-        measure_page(options.learners, options.events, options.seconds)
-    if options.only != "page":
-        measure_overhead(options.repeats, options.rounds)
+    parser = arguments(__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--learners", type=int, default=1000)
+    parser.add_argument("--events", type=float, default=10_000, help="a minute")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=60, help="of the simulation beside which it runs")
+    parser.add_argument("--only", choices=("page", "overhead"))
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.learners, options.events, options.repeats, options.rounds = 5.0, 20, 600.0, 1, 5
+    with report(options, __doc__) as told:
+        if options.only != "overhead":
+            measure_page(told, options.learners, options.events, options.seconds)
+        if options.only != "page":
+            measure_overhead(told, options.repeats, options.rounds)
 
 
 if __name__ == "__main__":

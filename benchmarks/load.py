@@ -1,7 +1,7 @@
 """A thousand learners join at once with mTLS, hand in 1 MB each, and do both again after the controller was killed.
 
     python benchmarks/load.py [--learners 1000] [--megabytes 1] [--swarms 3] [--durability process] [--quick]
-                              [--json FILE]
+                              [--out FOLDER]
 
 The controller is one process, the learners are light ones in a few others, each with its own certificate and its own
 connection. All dial at the same moment. When all have handed in the controller gets SIGKILL and is started again with
@@ -21,17 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _federation import (
-    ControllerUnderTest,
-    LightLearner,
-    Spec,
-    arguments,
-    consortium,
-    layout_of,
-    memory_of,
-    percentile,
-    tell,
-)
+from _bench import Report, arguments, percentile, report
+from _federation import ControllerUnderTest, LightLearner, Spec, consortium, layout_of, memory_of
 
 from metis.deployment.identity import load_kit
 
@@ -126,15 +117,7 @@ def measure(controller: ControllerUnderTest, swarms: list[Swarm], again: bool) -
     }
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--learners", type=int, default=1000)
-    parser.add_argument("--megabytes", type=float, default=1.0)
-    parser.add_argument("--swarms", type=int, default=3, help="processes of learners")
-    parser.add_argument("--durability", choices=["process", "power"], default="process")
-    options = parser.parse_args()
-    if options.quick:
-        options.learners, options.megabytes, options.swarms = 12, 0.1, 2
+def run(told: Report, options: Any) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     began = time.monotonic()
@@ -180,10 +163,29 @@ def main() -> None:
                                                   (first, second))])  # fmt: skip
     rows.append(["kB of RSS a learner, peak", *((t["peak"] - idle["rss"]) * 1e3 / options.learners for t in
                                                 (first, second))])  # fmt: skip
-    tell(rows, {"idle": idle, "first": first, "second": second, "restart_seconds": restart}, options.json)
-    print(f"idle controller {idle['rss']:.0f} MB; restarted and listening after {restart:.2f} s")
-    for text in [*first["failures"], *second["failures"]][:5]:
-        print("failure:", text)
+    told.table(rows)
+    told.figures = {"idle": idle, "first": first, "second": second, "restart_seconds": restart}
+    told.say(f"Idle controller {idle['rss']:.0f} MB; restarted and listening after {restart:.2f} s.")
+    failures = [*first["failures"], *second["failures"]]
+    for text in failures[:5]:
+        told.say(f"Failure: {text}")
+    told.goal(
+        f"{options.learners:,} learners with mTLS join at once, hand in, and do so again after a SIGKILL",
+        "no failure", f"{len(failures)} failures", not failures and second["handed_in"] == options.learners,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--learners", type=int, default=1000)
+    parser.add_argument("--megabytes", type=float, default=1.0)
+    parser.add_argument("--swarms", type=int, default=3, help="processes of learners")
+    parser.add_argument("--durability", choices=["process", "power"], default="process")
+    options = parser.parse_args()
+    if options.quick:
+        options.learners, options.megabytes, options.swarms = 12, 0.1, 2
+    with report(options, __doc__) as told:
+        run(told, options)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 """A large model between a learner and a controller on one machine, against a raw TCP copy of the same bytes.
 
-    python benchmarks/wire.py [--megabytes 100] [--repeats 10] [--tasks 200] [--quick] [--json FILE]
+    python benchmarks/wire.py [--megabytes 100] [--repeats 10] [--tasks 200] [--quick] [--no-peers] [--out FOLDER]
 
 The controller is a process of its own; this one is the learner, with the code of the real one but for the training.
 A download is from the request until the community model lies hashed and whole in a file of the learner; an upload
 from its first byte until the receipt: hashed, every number looked at, in a file, journaled. Between them, with the
 same two cores, the same bytes are copied over TCP by a plain sender and a plain receiver: from memory to memory, and
 from a file to a new file. The best of all repeats counts on both sides, because noise of a shared machine only adds.
-The last table is the time from the push of a task to its receipt with a model of 4 kB, on the controller's clock.
+Then the time from the push of a task to its receipt with a model of 4 kB, on the controller's clock.
+
+The last table is whole rounds of one learner that does nothing, model down and up again: Metis in its real deployment,
+Flower in its own (SuperLink, SuperNode, `flwr run`, no TLS, app processes as they come), NVFlare's FedAvg in its
+simulator, whose client is a process of its own on TCP. Every system does what it does by default besides (Metis hashes,
+checks every number, and journals; NVFlare writes the model to disk; Flower starts a process of the app for each task).
+The first round warms up; the median of the others counts.
 """
 
 from __future__ import annotations
@@ -22,12 +28,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _federation import ControllerUnderTest, Spec, arguments, blocks, consortium, percentile, tell
+from _bench import Report, arguments, median, percentile, report
+from _federation import ControllerUnderTest, Spec, blocks, consortium
+from _peers import Unavailable, ask
 
-from metis.core.events import SendTask, UpdateRequest
+from metis.core.events import CommunityPublished, SendTask, UpdateRequest
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import channel_credentials, load_kit
 from metis.deployment.learner import LearnerProcess
@@ -220,6 +229,96 @@ def latencies(events: Any) -> list[float]:
     return [at - sent[item.task] for at, item in events if isinstance(item, UpdateRequest)]
 
 
+def round_times(events: Any) -> list[float]:
+    """Seconds between community models, but for the first round."""
+    moments = [at for at, item in events if isinstance(item, CommunityPublished)]
+    return [end - begin for begin, end in pairwise(moments)]
+
+
+def against_raw(told: Report, size: float, repeats: int) -> None:
+    rows: list[list[Any]] = [["MB/s", "up", "down", "both", "of raw memory copy", "of raw file copy"]]
+    found: dict[str, Any] = {}
+    raw: dict[str, float] = {}
+    for tls in (False, True):
+        for durability in ("process", "power"):
+            times, _ = exchange(size, repeats, durability, tls, raw=True)
+            best = {what: min(seconds) for what, seconds in times.items()}
+            raw = {what: min(seconds, raw.get(what, seconds)) for what, seconds in best.items() if "raw" in what}
+            both = best["up"] + best["down"]
+            ratios = [(best[f"raw {place} up"] + best[f"raw {place} down"]) / both for place in ("memory", "file")]
+            name = f"{'mTLS' if tls else 'plain'}, {durability}"
+            speeds = (round(size / best["up"]), round(size / best["down"]), round(2 * size / both))
+            rows.append([name, *speeds, *(f"{ratio:.2f}" for ratio in ratios)])
+            found[name] = {
+                "times": times, "MB/s": speeds[2], "of_raw_memory": ratios[0], "of_raw_file": ratios[1],
+            }  # fmt: skip
+    for place in ("memory", "file"):
+        up, down = raw[f"raw {place} up"], raw[f"raw {place} down"]
+        speeds = (round(size / up), round(size / down), round(2 * size / (up + down)))
+        rows.append([f"raw TCP, {place} to {place}", *speeds, "", ""])
+    told.table(rows)
+    told.figures["transfers"] = found
+    plain, tls_ = found["plain, process"], found["mTLS, process"]
+    told.goal(
+        f"wire, {size:g} MB model on loopback, plain", "at least 1,200 MB/s or 0.5 of a raw TCP copy",
+        f"{plain['MB/s']:,} MB/s; {plain['of_raw_memory']:.2f} of memory to memory, {plain['of_raw_file']:.2f} of file "
+        "to file", plain["MB/s"] >= 1200 or plain["of_raw_file"] >= 0.5,
+    )  # fmt: skip
+    told.goal(
+        f"wire, {size:g} MB model on loopback, mTLS", "at least 1,000 MB/s",
+        f"{tls_['MB/s']:,} MB/s", tls_["MB/s"] >= 1000,
+    )  # fmt: skip
+
+
+def latency(told: Report, tasks: int) -> None:
+    rows: list[list[Any]] = [["task of a tiny model, push to receipt", "p50, ms", "p99, ms"]]
+    told.figures["latency"] = {}
+    for tls in (False, True):
+        for durability in ("process", "power"):
+            _, events = exchange(0.004, tasks, durability, tls, raw=False)
+            name, found = f"{'mTLS' if tls else 'plain'}, {durability}", latencies(events)
+            rows.append([name, *(f"{1000 * percentile(found, share):.1f}" for share in (0.5, 0.99))])
+            told.figures["latency"][name] = found
+    told.table(rows)
+
+
+def against_peers(told: Report, size: float, rounds: int, peers: bool) -> None:
+    def ours(megabytes: float, tls: bool) -> float:
+        return median(round_times(exchange(megabytes, rounds + 1, "process", tls, raw=False)[1]))
+
+    def theirs(megabytes: float, peer: str, script: str) -> float:
+        return median(ask(peer, script, {"learners": 1, "megabytes": megabytes, "rounds": rounds, "timeout": 240}))
+
+    systems: dict[str, Any] = {
+        "Metis": lambda megabytes: ours(megabytes, False),
+        "Metis, mTLS": lambda megabytes: ours(megabytes, True),
+    }
+    if peers:
+        systems["Flower"] = lambda megabytes: theirs(megabytes, "flower", "flower_deployment")
+        systems["NVFlare"] = lambda megabytes: theirs(megabytes, "nvflare", "nvflare_exchange")
+    found: dict[str, dict[str, float]] = {}
+    for name, round_of in systems.items():
+        try:
+            large, tiny = round_of(size), round_of(0.004)
+            # What a round costs whatever the model is not the wire's: the difference is what the bytes take.
+            found[name] = {"large": large, "tiny": tiny, "MB/s": 2 * size / max(large - tiny, 1e-9)}
+        except Unavailable as problem:
+            told.say(f"{name} was not measured: {problem}")
+    rows = [["one do-nothing learner", f"round of {size:g} MB, s", "round of 4 kB, s", "MB/s of the difference"]]
+    rows += [[name, *values.values()] for name, values in found.items()]
+    told.table(rows)
+    told.figures["rounds"] = found
+    others = {name: values["large"] for name, values in found.items() if not name.startswith("Metis")}
+    if others:
+        fastest = min(others, key=lambda name: others[name])
+        times = others[fastest] / found["Metis"]["large"]
+        rate = found["Metis"]["MB/s"] / max(found[name]["MB/s"] for name in others)
+        told.goal(
+            f"wire, a round of a {size:g} MB model, against the fastest peer", "at least 3 times as fast",
+            f"{times:.1f} times {fastest} ({rate:.1f} times without what a tiny round costs)", min(times, rate) >= 3,
+        )  # fmt: skip
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--megabytes", type=float, default=100)
@@ -228,54 +327,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.megabytes, options.repeats, options.tasks = 4.0, 2, 5
-    size = options.megabytes
-    figures: dict[str, Any] = {"megabytes": size, "transfers": {}, "latency": {}}
-    rows: list[list[Any]] = [["MB/s", "up", "down", "both", "of raw memory copy", "of raw file copy"]]
-    for tls in (False, True):
-        for durability in ("process", "power"):
-            times, _ = exchange(size, options.repeats, durability, tls, raw=True)
-            best = {what: min(seconds) for what, seconds in times.items()}
-            both = best["up"] + best["down"]
-            ratios = [
-                (best[f"raw {place} up"] + best[f"raw {place} down"]) / both for place in ("memory", "file")
-            ]  # fmt: skip
-            name = f"{'mTLS' if tls else 'plain'}, {durability}"
-            rows.append(
-                [
-                    name,
-                    round(size / best["up"]),
-                    round(size / best["down"]),
-                    round(2 * size / both),
-                    *(f"{r:.2f}" for r in ratios),
-                ]
-            )
-            figures["transfers"][name] = {"times": times, "of_raw_memory": ratios[0], "of_raw_file": ratios[1]}
-    for place in ("memory", "file"):
-        raws = [
-            [min(value["times"][f"raw {place} {way}"]) for value in figures["transfers"].values()]
-            for way in ("up", "down")
-        ]
-        up, down = (min(raw) for raw in raws)
-        rows.append(
-            [
-                f"raw TCP, {place} to {place}",
-                round(size / up),
-                round(size / down),
-                round(2 * size / (up + down)),
-                "",
-                "",
-            ]
-        )
-    tell(rows, figures, None)
-    print()
-    rows = [["push to receipt, ms", "p50", "p99"]]
-    for tls in (False, True):
-        for durability in ("process", "power"):
-            _, events = exchange(0.004, options.tasks, durability, tls, raw=False)
-            name, found = f"{'mTLS' if tls else 'plain'}, {durability}", latencies(events)
-            rows.append([name, *(f"{1000 * percentile(found, share):.1f}" for share in (0.5, 0.99))])
-            figures["latency"][name] = found
-    tell(rows, figures, options.json)
+    with report(options, __doc__) as told:
+        against_raw(told, options.megabytes, options.repeats)
+        latency(told, options.tasks)
+        against_peers(told, options.megabytes, 2 if options.quick else 4, not options.no_peers)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""All benchmarks, one after the other, and what they found as one page: RESULTS.md.
+
+    python benchmarks [NAME ...] [--quick] [--no-peers] [--collect]
+
+Each benchmark also runs alone: python benchmarks/NAME.py --help. With --quick everything is tiny and the page goes to
+.cache/benchmarks/quick. --collect only writes the page anew from the results that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from _bench import HERE, QUICK_RESULTS, RESULTS, ROOT, markdown
+from _peers import NAMES, version_of
+
+BENCHMARKS = (
+    "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
+    "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "load", "soak", "dashboard",
+)  # fmt: skip
+
+
+def page(folder: Path) -> str:
+    """RESULTS.md from what lies in the folder."""
+    found = [json.loads((folder / f"{name}.json").read_text("utf-8")) for name in BENCHMARKS
+             if (folder / f"{name}.json").exists()]  # fmt: skip
+    if not found:
+        return "# Results\n\nNothing was measured.\n"
+    machine: dict[str, str] = found[-1]["machine"]
+    goals: list[list[Any]] = [["what", "goal", "measured", ""]]
+    for result in found:
+        goals += [[g["what"], g["goal"], g["measured"], "met" if g["met"] else "**not met**"] for g in result["goals"]]
+    missing = [name for name in BENCHMARKS if name not in {result["name"] for result in found}]
+    parts = [
+        "# Results",
+        "Written by `make bench`; [README.md](README.md) says what is measured and how to read it.",
+        markdown([["machine", ""], *([key, value] for key, value in machine.items())]),
+        f"Peers, each in its own environment: {', '.join(map(version_of, NAMES))}.",
+        "## Goals",
+        markdown(goals),
+    ]
+    if missing:
+        parts.append(f"Not measured: {', '.join(missing)}.")
+    for result in found:
+        parts += [
+            f"## {result['title']}",
+            f"`{result['command']}`, {result['date']}, {result['seconds']:.0f} s. Load of the machine (of 1 minute) "
+            f"{result['load_before']} before, {result['load_after']} after.",
+            (folder / f"{result['name']}.md").read_text("utf-8").strip(),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
+    parser.add_argument("--no-peers", action="store_true", help="leave other systems out")
+    parser.add_argument("--collect", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark '{name}'; there are: {', '.join(BENCHMARKS)}")
+    folder = QUICK_RESULTS if options.quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [flag for flag in ("--quick", "--no-peers") if getattr(options, flag.strip("-").replace("-", "_"))]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    failed = []
+    for name in [] if options.collect else options.names or BENCHMARKS:
+        print(f"== {name}", flush=True)
+        began = time.monotonic()
+        code = subprocess.run([sys.executable, HERE / f"{name}.py", *flags], env=environment, check=False).returncode
+        print(f"== {name}: {'done' if code == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s\n", flush=True)
+        failed += [name] if code else []
+    where = HERE / "RESULTS.md" if folder == RESULTS else folder / "RESULTS.md"
+    where.write_text(page(folder), "utf-8")
+    print(f"written: {where.relative_to(ROOT)}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

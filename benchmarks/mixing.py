@@ -1,0 +1,110 @@
+"""A weighted average of N models of M numbers: against the memory's bandwidth, and against other systems.
+
+    python benchmarks/mixing.py [--quick] [--no-peers] [--out FOLDER]
+
+GB/s count the least traffic that an average needs: every model read once, the result written once. The limit is
+measured beside it, a STREAM-like triad (a = b + s c, three arrays of 400 MB) with one thread and with two. Flower's
+`aggregate_arrayrecords` and NVFlare's `WeightedAggregationHelper` average the same arrays in their own environments,
+with two OpenMP threads. The best of several repeats counts everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from _bench import SPENT_BYTES, Report, arguments, best, report
+from _peers import Unavailable, ask
+
+from metis.core.community import FullPass, MemoryStore
+from metis.core.model import Layout, Model, TensorSpec
+
+LEARNERS, NUMBERS = (2, 10, 100, 1000), (10**5, 10**6, 10**7, 10**8)
+PEERS = {"Flower": ("flower", "flower_mixing"), "NVFlare": ("nvflare", "nvflare_mixing")}
+
+
+def triad(numbers: int, threads: int, repeats: int) -> float:
+    """GB/s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a, b, c = (torch.ones(numbers) for _ in range(3))
+    seconds = best(lambda: torch.add(b, c, alpha=3.0, out=a), repeats)
+    torch.set_num_threads(before)
+    return 12 * numbers / seconds / 1e9
+
+
+def average(learners: int, numbers: int, repeats: int) -> float:
+    """Seconds in which the core makes a community model of so many local ones."""
+    base = np.random.default_rng(1990).standard_normal(numbers, np.float32)
+    layout = Layout((TensorSpec("w", (numbers,)),))
+    models = [Model(layout, base * np.float32(1 + n / learners)) for n in range(learners)]
+    community = FullPass(models[0], MemoryStore())
+
+    def work() -> None:
+        for n, model in enumerate(models):
+            community.commit(f"learner-{n:04}", model, 100.0 + n, 1, None)
+        community.publish()
+
+    return best(work, repeats, least=0.2)
+
+
+def gigabytes(learners: int, numbers: int) -> float:
+    return 4 * numbers * (learners + 1) / 1e9
+
+
+def measure(told: Report, quick: bool, peers: bool) -> None:
+    most = 4e6 if quick else SPENT_BYTES / 6  # numbers in all: the models, and as much again in the worst peer
+    sizes = [(n, m) for m in NUMBERS for n in LEARNERS if n * m <= most]
+    repeats = 2 if quick else 3
+    limits = {threads: triad(10**5 if quick else 10**8, threads, 5) for threads in (1, 2)}
+    told.say(f"Triad: {limits[1]:.1f} GB/s with one thread, {limits[2]:.1f} GB/s with two.")
+    ours = {size: gigabytes(*size) / average(*size, repeats) for size in sizes}
+    theirs: dict[str, dict[str, float]] = {}
+    asked = {"sizes": sizes, "repeats": repeats}
+    for name, (peer, script) in PEERS.items() if peers else ():
+        try:
+            seconds = ask(peer, script, asked, settings={"OMP_NUM_THREADS": "2"})
+            theirs[name] = {size: gigabytes(*map(int, size.split("x"))) / value for size, value in seconds.items()}
+        except Unavailable as problem:
+            told.say(f"{name} was not measured: {problem}")
+    rows = [["models", "numbers each", "Metis, GB/s", "of the triad (2 threads)", *(f"{p}, GB/s" for p in theirs)]]
+    for n, m in sizes:
+        rows.append([str(n), f"{m:.0e}", ours[n, m], ours[n, m] / limits[2], *(theirs[p][f"{n}x{m}"] for p in theirs)])
+    told.table(rows)
+    told.figures = {
+        "triad": limits,
+        "metis": {f"{n}x{m}": value for (n, m), value in ours.items()},
+        "peers": theirs,
+    }
+    large = max((size for size in sizes if size[0] >= 10), key=lambda size: (size[1], size[0]))
+    share = ours[large] / limits[2]
+    told.goal(
+        f"full pass mixing, {large[0]} models of {large[1]:.0e} numbers", "at least 0.9 of the triad with two threads",
+        f"{share:.2f} ({ours[large]:.1f} of {limits[2]:.1f} GB/s)", share >= 0.9,
+    )  # fmt: skip
+    if theirs:
+        name = max(theirs, key=lambda p: theirs[p]["{}x{}".format(*large)])
+        times = ours[large] / theirs[name]["{}x{}".format(*large)]
+        told.goal("the same, against the fastest peer", "at least 8 times", f"{times:.1f} times {name}", times >= 8)
+
+    def draw(axes) -> None:
+        for label, values in {"Metis": told.figures["metis"], **theirs}.items():
+            chosen = [m for n, m in sizes if n == 10]
+            axes.plot(chosen, [values[f"10x{m}"] for m in chosen], "o-", label=label)
+        axes.axhline(limits[2], color="grey", linestyle="--", label="triad, 2 threads")
+        axes.set(xscale="log", xlabel="numbers in a model", ylabel="GB/s", ylim=0)
+        axes.legend(fontsize=8)
+
+    told.chart("mixing", draw, "GB/s of a weighted average of 10 models against their size")
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    with report(options, __doc__) as told:
+        measure(told, options.quick, not options.no_peers)
+
+
+if __name__ == "__main__":
+    main()

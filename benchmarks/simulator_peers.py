@@ -1,0 +1,106 @@
+"""Rounds per second of the simulator, for 10 to 1,000 learners, against other simulators.
+
+    python benchmarks/simulator_peers.py [--quick] [--no-peers] [--out FOLDER]
+
+Synchronous FedAvg in which every learner takes part in every round, plain SGD, one epoch a round, float32, on the two
+cores of the machine. The small network (64-32-10, 2,410 parameters) has 40 examples a learner in batches of 20. The
+medium one is pfl's published CIFAR-10 benchmark, scaled to a processor: its network (two convolutions, 1,626,442
+parameters, with dropout), 50 examples a learner, batches of 10, cohorts of 10 to 100 instead of 50 of 1,000 users.
+Inputs are random numbers of the right shape, the same for everybody.
+
+Metis: two worker processes, and none (in-process, one thread). Flower: its simulation on Ray with two CPUs and one CPU
+a client, so two clients at a time; the network and the data are made once in each process. pfl: its simulated backend
+with one process of one thread (its own recommendation is a process for each GPU), to be compared with Metis without
+workers. Nobody evaluates. The first round warms up and is left out; the median of the others counts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from _bench import Report, arguments, median, report
+from _peers import Unavailable, ask
+from peers import task
+
+import metis
+from metis.core.policies import sync_fedavg
+from metis.learning import ArrayExamples
+
+KINDS: dict[str, dict[str, Any]] = {
+    "small": {"examples": 40, "batch_size": 20, "learning_rate": 0.05},
+    "medium": {"examples": 50, "batch_size": 10, "learning_rate": 0.01},
+}
+ROUNDS = {("small", 10): 30, ("small", 100): 10, ("small", 1000): 3, ("medium", 10): 6, ("medium", 100): 2}
+PEERS = {"Flower": ("flower", "flower_simulation"), "pfl": ("pfl", "pfl_simulation")}
+
+
+def simulate(kind: str, learners: int, rounds: int, workers: int) -> list[float]:
+    """Seconds of each round after the first."""
+    inputs, targets = task.examples(kind)
+    settings = KINDS[kind]
+    federation = metis.Federation(
+        network=lambda: task.initial(kind),
+        train=ArrayExamples(inputs, targets),
+        learners=[
+            metis.SimulatedLearner(f"learner-{n:04}", part.astype(np.int64), settings["batch_size"], metis.Speed(0.1))
+            for n, part in enumerate(task.parts(learners, settings["examples"]))
+        ],
+        solver=metis.VanillaSGD(settings["learning_rate"]),
+    )
+    moments = [time.perf_counter()]
+
+    def watch(fold: Any) -> None:
+        if fold.version >= len(moments):
+            moments.append(time.perf_counter())
+
+    federation.simulate(sync_fedavg(local_epochs=1), rounds=rounds + 1, workers=workers, watch=watch)
+    return task.rounds_of(moments)
+
+
+def measure(told: Report, quick: bool, peers: bool) -> None:
+    plan = {("small", 4): 2, ("medium", 2): 1} if quick else ROUNDS
+    names = ["Metis, 2 workers", "Metis, in-process", *(PEERS if peers else ())]
+    rows: list[list[Any]] = [["network", "learners", *(f"{name}, rounds/s" for name in names)]]
+    figures: dict[str, dict[str, float]] = {}
+    refused: dict[str, str] = {}
+    for (kind, learners), rounds in plan.items():
+        found = {
+            "Metis, 2 workers": median(simulate(kind, learners, rounds, 2)),
+            "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
+        }
+        spec = {"network": kind, "learners": learners, "rounds": rounds, **KINDS[kind]}
+        for name, (peer, script) in PEERS.items() if peers else ():
+            try:
+                found[name] = median(ask(peer, script, spec, timeout=300))
+            except Unavailable as problem:
+                refused[name] = str(problem)
+        figures[f"{kind} {learners}"] = found
+        rows.append([kind, learners, *(1 / found[name] if name in found else "-" for name in names)])
+    told.table(rows)
+    for name, problem in refused.items():
+        told.say(f"{name}: where it was not measured: {problem}")
+    told.figures = {"round_seconds": figures}
+    most = max((key for key in plan if key[0] == "small"), key=lambda key: key[1])
+    found = figures["{} {}".format(*most)]
+    theirs = {name: value for name, value in found.items() if name in PEERS}
+    if theirs:
+        fastest = min(theirs, key=lambda name: theirs[name])
+        mine = min(found["Metis, 2 workers"], found["Metis, in-process"])
+        told.goal(
+            f"simulator, {most[1]:,} small learners, against the fastest peer", "at least 3 times as fast",
+            f"{theirs[fastest] / mine:.1f} times {fastest}", theirs[fastest] / mine >= 3,
+        )  # fmt: skip
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(1)
+    with report(options, __doc__) as told:
+        measure(told, options.quick, not options.no_peers)
+
+
+if __name__ == "__main__":
+    main()

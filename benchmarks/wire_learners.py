@@ -1,0 +1,72 @@
+"""One to a hundred learners exchange models with a controller at the same time.
+
+    python benchmarks/wire_learners.py [--megabytes 4] [--rounds 5] [--quick] [--out FOLDER]
+
+Synchronous rounds of light learners that make their models up, all in one process beside the controller's, so that a
+round is the exchange and little else: every learner downloads the community model and uploads its own. MB/s count both
+ways of all learners together. The first round warms up; the median of the others counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _bench import Report, arguments, median, report
+from _federation import ControllerUnderTest, LightLearner, Spec, consortium
+from wire import round_times
+
+from metis.deployment.identity import load_kit
+from metis.trace import read_trace
+
+LEARNERS = (1, 3, 10, 30, 100)
+
+
+def exchange(learners: int, megabytes: float, rounds: int, tls: bool) -> float:
+    """Seconds of a round."""
+    names = [f"learner-{n}" for n in range(learners)]
+    main, kits = consortium(names)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Spec(folder, megabytes, learners, rounds + 1, kit=str(main) if tls else None)
+        with ControllerUnderTest(spec) as controller:
+
+            async def learn() -> None:
+                light = [
+                    LightLearner(name, controller.address, spec.layout, load_kit(kits[name]) if tls else None)
+                    for name in names
+                ]
+                await asyncio.gather(*(learner.run() for learner in light))
+                assert not any(learner.failures or learner.refused for learner in light)
+
+            asyncio.run(learn())
+        return median(round_times(list(read_trace(Path(folder) / "run" / "events.jsonl"))))
+
+
+def measure(told: Report, options: Any) -> None:
+    numbers, megabytes, rounds = ((1, 3), 0.5, 2) if options.quick else (LEARNERS, options.megabytes, options.rounds)
+    rows: list[list[Any]] = [
+        ["learners", "plain, s a round", "plain, MB/s", "mTLS, s a round", "mTLS, MB/s", "4 kB, plain, s a round"]
+    ]
+    for learners in numbers:
+        large = {tls: exchange(learners, megabytes, rounds, tls) for tls in (False, True)}
+        tiny = exchange(learners, 0.004, rounds, False)
+        speed = {tls: round(2 * learners * megabytes / seconds) for tls, seconds in large.items()}
+        rows.append([str(learners), large[False], speed[False], large[True], speed[True], tiny])
+        told.figures[str(learners)] = {"plain": large[False], "mTLS": large[True], "tiny": tiny}
+    told.say(f"Models of {megabytes:g} MB.")
+    told.table(rows)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--megabytes", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with report(options, __doc__) as told:
+        measure(told, options)
+
+
+if __name__ == "__main__":
+    main()
