@@ -145,6 +145,17 @@ def test_a_plan_keeps_the_files_settings() -> None:
     assert plan["policies"][0]["round_seconds"] == pytest.approx(5.1, abs=0.2)
 
 
+def test_a_plan_of_an_experiment_of_the_paper() -> None:
+    """Its file has tables of its own, for `metis reproduce`; the plan is that of the paper's scale."""
+    file = SITE.parent.parent / "experiments" / "cifar10-heterogeneous-uniform-iid.toml"
+    result = metis("plan", str(file), "--policy", "semisync_fedavg", "--lambda", "2", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["model_bytes"] == 4 * 1_068_298
+    (policy,) = plan["policies"]
+    assert [learner["steps"] for learner in policy["learners"]] == [1000, 100] * 5
+
+
 def test_a_plan_of_chosen_policies() -> None:
     """By the file's label, by a name that Metis knows, with lambdas of one's own."""
     plan = document("plan", "semi.toml", "--policy", "fedrec", "--policy", "semisync_fedavg", "--lambda", "0.7,1.4")
@@ -467,7 +478,7 @@ def test_a_folder_that_is_no_run_is_not_replayed(workplace: Path) -> None:
 def test_the_documentation_shows_what_is_printed() -> None:
     """Every line of the plan in docs/plan.md is a line of the real one."""
     page = (SITE.parent.parent / "docs" / "plan.md").read_text("utf-8")
-    shown = page.split("```")[1].strip().splitlines()
+    shown = page.split("```text")[1].split("```")[0].strip().splitlines()
     result = metis("plan", str(SITE.parent / "cifar10_heterogeneous.toml"))
     assert result.exit_code == 0, result.output
     printed = [line.rstrip() for line in result.stdout.splitlines()]

@@ -265,9 +265,9 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
 
 def _load(file: Path, changes: Sequence[str]) -> ExperimentConfig:
     """The experiment, with what its site file says if it has one."""
-    from metis.experiments.config import load_config
+    from metis.experiments.cells import load_experiment
 
-    config = load_config(file, changes)
+    config = load_experiment(file, changes)
     if config.site is None:
         return config
     from metis.experiments.site import load_site, settled
@@ -720,11 +720,11 @@ def data_show(
     As a table and as a picture, as in the paper's Figure 5.
     """
     from metis.experiments.build import divide
-    from metis.experiments.config import load_config
+    from metis.experiments.cells import load_experiment
     from metis.reporting.console import partition_table
     from metis.reporting.figures import partition_figure
 
-    config = load_config(file, set_)
+    config = load_experiment(file, set_)
     division = divide(config, progress=not as_json)
     names = [seat.name for seat in division.seats]
     document: dict[str, Any] = {"dataset": config.data.dataset}
@@ -743,7 +743,7 @@ def data_show(
         console.print(partition_table(counts, names, labels, console.width, ranges=ranges))
     picture = out or Path("runs") / f"{file.stem}-partition.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
-    partition_figure(counts, names, labels, picture)
+    partition_figure(counts, names, labels, picture, "range of the target" if ranges else "class")
     if not as_json:
         _stdout().print(f"picture in {picture}", soft_wrap=True, markup=False)
 

@@ -92,6 +92,15 @@ def test_any_partition_can_be_drawn(learners: int, classes: int, tmp_path: Path)
     assert path.stat().st_size < 2_000_000
 
 
+@pytest.mark.parametrize("classes", [8, 30])
+def test_a_partition_of_a_regression_is_not_said_to_show_classes(classes: int, tmp_path: Path) -> None:
+    """The legend, or the scale beside many of them, says what the colours are."""
+    counts = np.ones((3, classes), dtype=np.int64)
+    path = figures.partition_figure(counts, ["a", "b", "c"], [], tmp_path / "p.svg", "range of the target")
+    text = path.read_text("utf-8")
+    assert "range of the target" in text and ">class<" not in text and "<!-- class -->" not in text
+
+
 def test_a_thousand_learners_give_small_pictures(written_run: Callable[..., Run], tmp_path: Path) -> None:
     """Bars without labels and shares instead of rows: the files do not grow with the federation."""
     run = written_run(learners=1000, rounds=2, values=[0.1, 0.2])

@@ -20,6 +20,7 @@ from metis.experiments.config import (
     PolicyConfig,
     Table,
     did_you_mean,
+    load_config,
     read_toml,
     resolve_config,
     slug,
@@ -174,6 +175,13 @@ def _paper_of(content: Mapping[str, Any], source: str) -> Paper:
     if not isinstance(content.get("paper"), dict):
         raise ConfigError(f"{source}: paper: missing; say in a table [paper] which experiment of the paper it is")
     return cast("Paper", _checked(Paper, content["paper"], source, "paper"))
+
+
+def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """An experiment's file; one of the paper's is taken at the paper's scale, without what only `reproduce` reads."""
+    if "paper" in read_toml(file):
+        return load_environment(file, "paper", overrides).config
+    return load_config(file, overrides)
 
 
 def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) -> Environment:

@@ -143,13 +143,13 @@ def save_comparison_figures(
 
 
 def partition_figure(
-    counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], path: str | Path
+    counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], path: str | Path, kind: str = "class"
 ) -> Path:
-    """Write a picture of who holds how many examples of which class (the paper's Figure 5)."""
+    """Write a picture of who holds how many examples of which class, or other kind (the paper's Figure 5)."""
     path = Path(path)
     _check_format(path)
     with house_style():
-        _save(_distribution_figure(counts, names, class_names), path)
+        _save(_distribution_figure(counts, names, class_names, kind=kind), path)
     return path
 
 
@@ -474,10 +474,14 @@ def _timeline_figure(runs: Sequence[Run]) -> Figure:
 
 
 def _distribution_figure(
-    counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: float = 9.2
+    counts: NDArray[np.int64],
+    names: Sequence[str],
+    class_names: Sequence[str],
+    width: float = 9.2,
+    kind: str = "class",
 ) -> Figure:
     figure = blank_figure(width, 3.6)
-    _draw_distribution(figure, np.atleast_2d(counts), names, class_names)
+    _draw_distribution(figure, np.atleast_2d(counts), names, class_names, kind)
     return figure
 
 
@@ -676,7 +680,7 @@ def _elapsed(moments: Sequence[float], at: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def _draw_distribution(
-    figure: Figure, counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str]
+    figure: Figure, counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], kind: str
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
@@ -689,7 +693,7 @@ def _draw_distribution(
         # A column a learner, a row a class: as an image it is small, however many there are.
         image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest", vmin=0)
         figure.colorbar(image, ax=axes, label="examples", pad=0.01, ticks=MaxNLocator(6, integer=True))
-        axes.set_ylabel("class")
+        axes.set_ylabel(kind)
         axes.grid(visible=False)
         label_columns(axes, names)
         return
@@ -701,14 +705,14 @@ def _draw_distribution(
     if 1 < classes <= len(CLASS_COLOURS):
         handles = axes.get_legend_handles_labels()[0]
         figure.legend(
-            handles[::-1], shown[::-1], loc="outside right center", title="class", handlelength=1, handleheight=1
+            handles[::-1], shown[::-1], loc="outside right center", title=kind, handlelength=1, handleheight=1
         )
     elif classes > 1:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
         scale = ScalarMappable(Normalize(0, classes - 1), colormaps["viridis"])
-        figure.colorbar(scale, ax=axes, label="class", pad=0.01)
+        figure.colorbar(scale, ax=axes, label=kind, pad=0.01)
 
 
 def stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:

@@ -24,7 +24,8 @@ Row = Mapping[str, Any]
 
 def plan_view(plan: Row, width: int = WIDTH) -> Group:
     """All of a plan: learners, policies, what each learner does under each, and advice."""
-    parts: list[RenderableType] = [_learners(plan), ""]
+    title = f"Learners of {plan['file']}; a model has {_bytes(plan['model_bytes'])}"  # may be wider than its table
+    parts: list[RenderableType] = [Text(title, style="bold"), _learners(plan), ""]
     parts += [*_policies(plan, width), Text(_legend(plan), style="dim"), ""]
     for title, show in (
         ("B_k: batches between two mixings", lambda row: number(row["steps"])),
@@ -47,8 +48,7 @@ def _table(title: str) -> Table:
 
 
 def _learners(plan: Row) -> Table:
-    size = _bytes(plan["model_bytes"])
-    table = _table(f"Learners of {plan['file']}; a model has {size}")
+    table = _table("")
     table.add_column("learner", overflow="fold", max_width=30)
     for heading in (
         "examples",
