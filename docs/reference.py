@@ -66,7 +66,7 @@ def configuration() -> str:
         if reference is None:
             continue
         listed = rule.get("type") == "array"
-        parts += _section(schema, reference, f"[[{name}]]" if listed else f"[{name}]", name, 2)
+        parts += _section(schema, rule, f"[[{name}]]" if listed else f"[{name}]", name, 2)
         if name == "policy":
             parts.append("Beside these a `[[policy]]` table takes the parameters of the policy that it names:")
             for policy, parameters in schema["policies"].items():
@@ -75,17 +75,20 @@ def configuration() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(schema: Mapping[str, Any], reference: str, title: str, path: str, depth: int) -> list[str]:
+def _section(schema: Mapping[str, Any], table_rule: Mapping[str, Any], title: str, path: str, depth: int) -> list[str]:
     """One table of the file, and the tables in it."""
+    reference = _reference(table_rule)
     rules = schema["$defs"][reference]
-    inner = {key: _reference(rule) for key, rule in rules["properties"].items()}
-    plain = {key: rule for key, rule in rules["properties"].items() if inner[key] is None}
-    parts = [f"{'#' * depth} {title}", _sentence(rules["description"])]
+    words = _sentence(rules["description"])
+    if "description" in table_rule:
+        words = f"{words.rstrip('.')}: {table_rule['description']}."
+    parts = [f"{'#' * depth} {title}", words]
+    plain = {key: rule for key, rule in rules["properties"].items() if _reference(rule) is None}
     if plain:
         parts.append(_keys({**rules, "properties": plain}))
-    for key, found in inner.items():
-        if found is not None:
-            parts += _section(schema, found, f"{path}.{key}", f"{path}.{key}", depth + 1)
+    for key, rule in rules["properties"].items():
+        if key not in plain:
+            parts += _section(schema, rule, f"{path}.{key}", f"{path}.{key}", depth + 1)
     if reference == "Operation":
         for operation, options in schema["operations"].items():
             if options["properties"]:

@@ -1,0 +1,254 @@
+"""What the documentation shows works: its Python runs, its files load, its commands and their options exist."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import metis
+from metis import cli
+from metis.experiments.config import config_schema, load_config, read_toml, resolve_config
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")]
+# What a page builds on, and the commands that are run before its Python, as they stand on the page.
+BUILDS_ON = {"report.md": "quickstart.md"}
+RUN = {"quickstart.md": "metis ", "bring.md": "metis ", "deploy.md": "metis simulate"}
+
+
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks(path: Path, *languages: str) -> list[Block]:
+    """The fenced blocks of a page in these languages."""
+    found = re.finditer(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', path.read_text("utf-8"), re.M | re.S)
+    return [Block(*match.groups()) for match in found if match[1] in languages]
+
+
+def named(paths: list[Path]) -> Any:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+def write_files(path: Path, folder: Path) -> None:
+    """The files that a page has in full, with their names as titles."""
+    for block in blocks(path, "python", "toml"):
+        if block.title is not None:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+
+
+# --- Python -----------------------------------------------------------------------------------
+
+
+def execute(path: Path, names: dict[str, Any], folder: Path) -> None:
+    if path.name in BUILDS_ON:
+        execute(DOCS / BUILDS_ON[path.name], names, folder)
+    write_files(path, folder)
+    for line in commands(path):
+        if line.startswith(RUN.get(path.name, "no command")):
+            result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+            assert result.exit_code == 0, f"{line}: {result.output}"
+    if path.name == "deploy.md":  # what a real federation leaves, in its rehearsal's place
+        shutil.copytree(folder / "runs" / "federation-semisync-lambda-2", folder / "state" / "run")
+    for block in blocks(path, "python"):
+        exec(compile(block.text, path.name, "exec"), names)
+
+
+@pytest.mark.slow
+@named([path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "python")])
+def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, as one program, in an empty folder."""
+    if path.name == "report.md":
+        pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    name = f"page_{path.stem}"
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+    with contextlib.redirect_stdout(io.StringIO()):
+        execute(path, vars(module), tmp_path)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@named([path for path in READ if blocks(path, "toml")])
+def test_the_files_of_a_page_load(path: Path, tmp_path: Path) -> None:
+    """Whole ones as they are; a part of one in place of the same tables of the example that `metis init` writes."""
+    write_files(path, tmp_path)
+    example = Path(cli.__file__).parent / "experiments" / "example.toml"
+    for number, block in enumerate(blocks(path, "toml")):
+        file = tmp_path / (block.title or f"{number}.toml")
+        file.write_text(block.text, encoding="utf-8")
+        content = read_toml(file)
+        if {"learners", "policy"} <= content.keys():
+            load_config(file)
+        else:
+            resolve_config({**read_toml(example), **content}, path.name)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def commands(path: Path) -> list[str]:
+    """The lines of a page that call metis, without comments and what a shell does with them."""
+    text = path.read_text("utf-8")
+    lines = [line for block in blocks(path, "sh") for line in block.text.splitlines()]
+    lines += re.findall(r"^    (metis .*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    return [part.strip() for line in lines for part in calls(line) if part.strip().startswith("metis ")]
+
+
+def calls(line: str) -> Iterator[str]:
+    without_comment = re.sub(r"\s#.*", "", line)
+    for part in re.split(r"&&|\|(?!\w)", without_comment):
+        yield re.sub(r"\s\d?>.*", "", part)
+
+
+@functools.cache
+def root() -> Any:
+    return typer.main.get_command(cli.app)
+
+
+def found_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that these words name, and what is left of them."""
+    command = root()
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@named([path for path in READ if commands(path)])
+def test_every_command_of_a_page_exists(path: Path) -> None:
+    """With these options and arguments; it is parsed, not run."""
+    for line in commands(path):
+        command, words = found_command(shlex.split(line)[1:])
+        if not hasattr(command, "commands"):
+            command.make_context(line, words)
+
+
+@named(READ)
+def test_every_command_within_a_sentence_exists(path: Path) -> None:
+    """It may leave out arguments, but not name an option that there is not."""
+    for line in re.findall(r"`(metis [a-z][^`]*)`", path.read_text("utf-8")):
+        command, words = found_command(line.split()[1:])
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+        given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+        assert set(given) <= options, line
+
+
+@named(READ)
+def test_every_target_of_make_exists(path: Path) -> None:
+    """`make NAME` on a page is one of the Makefile's."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    text = path.read_text("utf-8")
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) <= targets
+
+
+# --- the site ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def build() -> Iterator[ModuleType]:
+    """docs/build.py, with the reference that it imports from beside it."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        spec = importlib.util.spec_from_file_location("documentation_build", DOCS / "build.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+def test_the_reference_names_everything(build: ModuleType, tmp_path: Path) -> None:
+    """Every public name, key, parameter and command has its place, and the examples of the commands exist."""
+    pages = build.reference.pages()
+    python, keys = pages["reference/python.md"], pages["reference/configuration.md"]
+    for name in metis.__all__:
+        assert f"### {name}\n" in python or name in ("__version__", "MetisError"), name
+    schema = config_schema()
+    for rules in [*schema["$defs"].values(), *schema["policies"].values(), *schema["operations"].values()]:
+        for key, rule in rules["properties"].items():
+            assert f"| `{key}` |" in keys or f".{key}\n" in keys, key
+            assert "$ref" in rule or rule["description"].replace("|", "\\|") in keys, key
+    file = tmp_path / "commands.md"
+    file.write_text(pages["reference/commands.md"], encoding="utf-8")
+    listed = root().commands
+    assert all(f"## metis {name}\n" in file.read_text("utf-8") for name in listed)
+    assert len(commands(file)) > len(listed)
+    test_every_command_of_a_page_exists(file)
+
+
+def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link works in the repository and in the site; one that leads nowhere is told."""
+    monkeypatch.setattr(build, "STAGED", tmp_path)
+
+    def moved(text: str, source: str) -> str:
+        return str(build.relinked(text, ROOT / source, {"reference/python.md": ""}))
+
+    assert moved("[a](../benchmarks/README.md#x) [b](why.md)", "docs/faq.md") == "[a](benchmarks.md#x) [b](why.md)"
+    assert moved("[a](docs/extend.md)", "CONTRIBUTING.md") == "[a](extend.md)"
+    assert moved("[a](../why.md)", "docs/notebooks/quickstart.ipynb") == "[a](why.md)"
+    assert moved("[a](reference/python.md) [b](https://a.b/c)", "docs/faq.md").count("(") == 2
+    assert moved("```\n[a](nowhere)\n```\n", "docs/faq.md") == "```\n[a](nowhere)\n```\n"
+    assert moved("![a](../examples/demo.toml)", "docs/faq.md") == "![a](files/examples/demo.toml)"
+    assert (tmp_path / "files" / "examples" / "demo.toml").is_file()
+    with pytest.raises(build.Fault, match=r"docs/faq.md: there is no nowhere.md"):
+        moved("[a](nowhere.md)", "docs/faq.md")
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ('<a href="b.html#there">', None),
+        ('<a href="https://example.org/">', None),
+        ('<img src="data:image/png;base64,AA">', None),
+        ("<p>A dash - in a line</p>", None),
+        ('<a href="b.html#here">', "a.html: there is no b.html#here"),
+        ('<a href="c.html">', "a.html: there is no c.html"),
+        ('<img src="c.png">', "a.html: there is no c.png"),
+        ('<script src="https://example.org/x.js">', "a.html: loads https://example.org/x.js from elsewhere"),
+        ("<p>So:\n- one</p>", "a.html: text that was meant as a list or a table: '- one'"),
+    ],
+)
+def test_what_a_reader_would_stumble_over_is_found(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fault: str | None
+) -> None:
+    """In the pages as they were built."""
+    monkeypatch.setattr(build, "SITE", tmp_path)
+    (tmp_path / "a.html").write_text(body, encoding="utf-8")
+    (tmp_path / "b.html").write_text('<h1 id="there">', encoding="utf-8")
+    assert build.faults() == ([] if fault is None else [fault])
+
+
+def test_the_navigation_has_every_page_once(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is not there is left out, one that nobody named comes at the end by its heading."""
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    monkeypatch.setattr(build, "STAGED", tmp_path)
+    for place in ("index.md", "extra.md"):
+        (tmp_path / place).write_text("# A page\n\nWords.\n", encoding="utf-8")
+    build.configure({"index.md", "extra.md"})
+    nav = read_toml(tmp_path / "zensical.toml")["project"]["nav"]
+    assert [entry for entry in nav if isinstance(next(iter(entry.values())), str)] == [
+        {"Metis": "index.md"},
+        {"A page": "extra.md"},
+    ]
