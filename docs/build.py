@@ -32,6 +32,7 @@ NOTEBOOK = DOCS / "notebooks" / "quickstart.ipynb"
 ELSEWHERE = {  # files of the repository that are pages of the site
     "experiments/README.md": "paper.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/RESULTS.md": "results.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/notebooks/quickstart.ipynb": "notebook.md",
@@ -58,7 +59,7 @@ def gather() -> None:
     shutil.rmtree(STAGED, ignore_errors=True)
     sources = sorted(DOCS.glob("*.md")) + [ROOT / place for place in ELSEWHERE if place.endswith(".md")]
     made = reference.pages()
-    for source in sources:
+    for source in filter(Path.is_file, sources):
         write(page_of(source), relinked(source.read_text("utf-8"), source, made))
     write(page_of(NOTEBOOK), relinked(notebook(NOTEBOOK), NOTEBOOK, made))
     for place, text in made.items():
