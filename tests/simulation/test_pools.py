@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import metis
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import ConfigError, DataError, Diverged, InternalError, MetisError
-from metis.simulation.pools import InlinePool, ProcessPool, make_pool
+from metis.simulation.pools import InlinePool, Places, ProcessPool, make_pool
 from simulation.federations import blobs, lively
 
 
@@ -189,7 +189,7 @@ def test_work_is_spread_over_processes() -> None:
 
 def test_inline_work_is_done_when_asked_for() -> None:
     """No worker, no process: the task runs here, when its result is wanted, and not if it is cancelled."""
-    pool = make_pool(Office(), 0)  # type: ignore[arg-type]
+    pool = make_pool(Office(), Places())  # type: ignore[arg-type]
     assert isinstance(pool, InlinePool)
 
     assert pool.train(0.0, 1, lambda: model(2.0), 5, 0, None).result() == (1, 5, 2.0, os.getpid())

@@ -38,7 +38,7 @@ from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Se
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.network import Link
-from metis.simulation.pools import Workplace, make_pool
+from metis.simulation.pools import Places, Workplace, make_pool
 from metis.simulation.replay import RecordedPool
 from metis.simulation.simulator import Machine, Simulator
 from metis.simulation.speed import Speed
@@ -153,6 +153,9 @@ class Federation:
         solver: Solver | None = None,
         evaluate_every: float = 0.0,
         workers: int = 0,
+        pool: Literal["inline", "processes", "ray"] | None = None,
+        ray_address: str | None = None,
+        gpus_per_learner: float = 0.0,
         store: Literal["memory", "disk"] = "memory",
         refusals_allowed: int = 3,
         out: str | Path | None = None,
@@ -160,11 +163,12 @@ class Federation:
         resume: bool = False,
         watch: Watch | None = None,
     ) -> Run:
-        """Run a policy in virtual time; the same seed gives the same bits for any number of workers.
+        """Run a policy in virtual time; the same seed gives the same bits for any pool and number of workers.
 
         Give a `StopRule`, or `rounds`, `seconds`, `update_requests`, `steps` by name. `target` is only reported; to
         stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
-        overwritten) and a run that was cut off goes on with `resume=True`.
+        overwritten) and a run that was cut off goes on with `resume=True`. Learners train in this process without
+        `workers`, in so many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
         """
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
@@ -185,9 +189,7 @@ class Federation:
         if out is not None and Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         _whole("workers", workers)
-        if workers and self.threads != 1:
-            # More would not give the same bits as one, and OpenMP's threads do not survive a fork.
-            raise ConfigError("worker processes train with one torch thread each: set threads to 1, or workers to 0")
+        places = Places(pool, workers, self.threads, ray_address, gpus_per_learner)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -206,7 +208,7 @@ class Federation:
             goal,
             None if out is None else Path(out),
             Workplace(self.engine, self._learners(solver), self.test),
-            workers=workers,
+            places=places,
             disk=store == "disk",
             refusals_allowed=refusals_allowed,
             evaluate_every=evaluate_every,
@@ -259,7 +261,7 @@ class _Session:
         out: Path | None,
         workplace: Workplace,
         *,
-        workers: int,
+        places: Places,
         disk: bool,
         refusals_allowed: int,
         evaluate_every: float,
@@ -267,7 +269,7 @@ class _Session:
         watch: Watch | None,
     ) -> None:
         self._federation, self._policy, self._stop = federation, policy, stop
-        self._out, self._workplace, self._workers, self._disk = out, workplace, workers, disk
+        self._out, self._workplace, self._places, self._disk = out, workplace, places, disk
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
         self._watch = watch
@@ -289,7 +291,7 @@ class _Session:
                 (self._out / name).unlink(missing_ok=True)
             self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
-        with closing(make_pool(self._workplace, self._workers)) as pool:
+        with closing(make_pool(self._workplace, self._places)) as pool:
             return self._go(self._simulator(self._initial_model, pool, self._store()))
 
     def resume(self) -> Run:
@@ -308,7 +310,7 @@ class _Session:
         simulator = self._replay(recorded)
         self._setting.save(self._out)
         self._wall_before = float(metadata["wall_seconds"])
-        with closing(make_pool(self._workplace, self._workers)) as pool:
+        with closing(make_pool(self._workplace, self._places)) as pool:
             simulator.load_arrays(self._initial_model, arrays, pool, self._store())
             path = self._out / EVENTS
             with path.open("rb+") as file:

@@ -70,6 +70,18 @@ class ArrayExamples:
     def __len__(self) -> int:
         return len(self._targets)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # As numpy's arrays, which worker processes on one machine can share; torch would copy its own for each.
+        state = dict(self.__dict__)
+        for name in ("_inputs", "_targets"):
+            if state[name].dtype != torch.bfloat16:
+                state[name] = state[name].numpy(force=True)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: _without_copy(state[name]) for name in ("_inputs", "_targets")}
+        self.__dict__.update(state | tensors)
+
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         where = torch.from_numpy(indices)
         inputs = self._inputs.index_select(0, where)
@@ -308,13 +320,19 @@ def _as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
     if array.dtype == np.float64:
         # Models are float32; numpy's default would double the data and fit no network.
         array = array.astype(np.float32)
+    try:
+        return _without_copy(array)
+    except TypeError as problem:
+        raise DataError(f"arrays of dtype {array.dtype} cannot be trained on") from problem
+
+
+def _without_copy(array: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
     with warnings.catch_warnings():
         # Read-only arrays, such as memory-mapped files: nothing here writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        try:
-            return torch.from_numpy(array)
-        except TypeError as problem:
-            raise DataError(f"arrays of dtype {array.dtype} cannot be trained on") from problem
+        return torch.from_numpy(array)
 
 
 def _as_indices(learner: str, indices: ArrayLike) -> NDArray[np.int64]:

@@ -112,6 +112,15 @@ class TorchEngine:
         return self._layout
 
     @property
+    def device(self) -> str:
+        """Where it trains, as in cuda:0."""
+        return str(self._device)
+
+    def on(self, device: str) -> TorchEngine:
+        """The same engine on another device."""
+        return TorchEngine(**self._arguments | {"device": device})
+
+    @property
     def module(self) -> nn.Module:
         """The network with whatever weights were loaded last."""
         return self._module

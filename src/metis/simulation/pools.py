@@ -6,9 +6,12 @@ order in which workers finish cannot leak into a run.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import math
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -16,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from metis.core.model import Model
 from metis.errors import ConfigError, InternalError, MetisError
@@ -58,6 +61,14 @@ class Workplace:
                 f"the community model cannot be evaluated on the {len(self.test)} test examples: "
                 f"{type(problem).__name__}: {problem}"
             ) from problem
+
+
+def outcome_of(workplace: Workplace, work: str, arguments: Sequence[Any]) -> Any:
+    """The result of this work, or the exception in its place, to be raised where it is asked for."""
+    try:
+        return getattr(workplace, work)(*arguments)
+    except Exception as problem:
+        return problem
 
 
 class Ticket(Protocol[Result_co]):
@@ -131,13 +142,14 @@ class InlinePool:
         pass
 
 
-class _Job(Generic[Result]):
-    """A piece of work for a worker process."""
+class Job(Generic[Result]):
+    """A piece of work for a worker."""
 
-    def __init__(self, pool: ProcessPool, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
+    def __init__(self, pool: WorkerPool, due: float, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
         self._pool = pool
-        self.work, self.model, self.arguments = work, model, arguments
+        self.due, self.work, self.model, self.arguments = due, work, model, arguments
         self.state = "queued"  # then running, done, and at last taken or cancelled
+        self.attempts = 0
         self.outcome: Any = None
 
     def result(self) -> Result:
@@ -147,23 +159,138 @@ class _Job(Generic[Result]):
         self._pool.drop(self)
 
 
-class ProcessPool:
-    """Worker processes with one torch thread each; the earliest due task goes first.
+class WorkerPool:
+    """Workers that train beside this process; the earliest due task goes first.
 
     At most two results a worker are made ahead of time, which bounds memory whatever the number of
     learners. One thread of this process feeds each worker; all bookkeeping is under one lock.
     """
 
-    def __init__(self, workplace: Workplace, workers: int) -> None:
-        # Forked workers share the data and need no importable network; a GPU does not survive a fork.
-        forkable = sys.platform == "linux" and getattr(workplace.engine, "device", "cpu") == "cpu"
-        context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
+    def __init__(self, workers: int) -> None:
         self._changed = threading.Condition()
-        self._queue: list[tuple[float, int, _Job[Any]]] = []
+        self._queue: list[tuple[float, int, Job[Any]]] = []
         self._sequence = itertools.count()
         self._ahead = 0  # jobs running or done but not taken
         self._most_ahead = 2 * workers
         self._closed = False
+        self._problem: Exception | None = None  # why there will never be a worker
+        self._threads: list[threading.Thread] = []
+
+    def train(
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
+    ) -> Ticket[Trained]:
+        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory)))
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+        return self._submit(Job(self, due, "evaluate", lambda: model))
+
+    def take(self, job: Job[Any]) -> Any:
+        """Wait for this job and hand its result over."""
+        with self._changed:
+            if job.state in ("queued", "running"):
+                # Somebody waits for it: nothing goes before it, and the bound does not hold it back.
+                job.due = -1.0
+                if job.state == "queued":
+                    self._enqueue(job)
+                self._most_ahead += 1
+                try:
+                    self._changed.wait_for(
+                        lambda: job.state not in ("queued", "running") or self._closed or self._problem is not None
+                    )
+                finally:
+                    self._most_ahead -= 1
+            if job.state != "done":
+                raise self._problem or InternalError(
+                    "a result was asked for that was handed over or cancelled before, or too late"
+                )
+            job.state = "taken"
+            self._ahead -= 1
+            self._changed.notify_all()
+        # The queue may hold the job a little longer, but must not hold its model.
+        outcome, job.outcome = job.outcome, None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def drop(self, job: Job[Any]) -> None:
+        """Forget this job; if a worker has it already, its result is thrown away."""
+        with self._changed:
+            if job.state == "done":
+                self._ahead -= 1
+                job.outcome = None
+            if job.state != "taken":
+                job.state = "cancelled"
+            self._changed.notify_all()
+
+    # --- for the threads that feed the workers ----------------------------------------------------
+
+    def _start(self, feeders: Sequence[Callable[[], None]]) -> None:
+        self._threads = [threading.Thread(target=feed, daemon=True) for feed in feeders]
+        for thread in self._threads:
+            thread.start()
+
+    def _next_job(self) -> Job[Any] | None:
+        """The job that is due first, as soon as it may run; None when the pool is closed."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._most_ahead))
+                if self._closed:
+                    return None
+                job = heapq.heappop(self._queue)[2]
+                if job.state == "queued":
+                    job.state = "running"
+                    job.attempts += 1
+                    self._ahead += 1
+                    self._changed.notify_all()
+                    return job
+
+    def _done(self, job: Job[Any], outcome: Any) -> None:
+        with self._changed:
+            if job.state == "running":
+                job.outcome, job.state = outcome, "done"
+            else:
+                self._ahead -= 1
+            job.model, job.arguments = Model.empty, ()
+            self._changed.notify_all()
+
+    def _put_back(self, job: Job[Any]) -> None:
+        """The worker is gone: let another one do it."""
+        with self._changed:
+            self._ahead -= 1
+            if job.state == "running":
+                job.state = "queued"
+                self._enqueue(job)
+            self._changed.notify_all()
+
+    def _give_up(self, problem: Exception) -> None:
+        """Whoever waits for a result is told."""
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    def _end_feeding(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _submit(self, job: Job[Result]) -> Job[Result]:
+        with self._changed:
+            self._enqueue(job)
+        return job
+
+    def _enqueue(self, job: Job[Any]) -> None:
+        heapq.heappush(self._queue, (job.due, next(self._sequence), job))
+        self._changed.notify_all()
+
+
+class ProcessPool(WorkerPool):
+    """Worker processes on this machine, with one torch thread each."""
+
+    def __init__(self, workplace: Workplace, workers: int) -> None:
+        super().__init__(workers)
+        # Forked workers share the data and need no importable network; a GPU does not survive a fork.
+        forkable = sys.platform == "linux" and getattr(workplace.engine, "device", "cpu") == "cpu"
+        context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
         self._processes = []
         self._connections: list[Connection] = []
         for _ in range(workers):
@@ -177,72 +304,7 @@ class ProcessPool:
                 process.start()
             theirs.close()
             self._processes.append(process)
-        self._threads = [
-            threading.Thread(target=self._feed, args=(connection,), daemon=True) for connection in self._connections
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
-    ) -> Ticket[Trained]:
-        return self._submit(due, _Job(self, "train", model, (learner, task, steps, memory)))
-
-    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
-        return self._submit(due, _Job(self, "evaluate", lambda: model))
-
-    def _submit(self, due: float, job: _Job[Result]) -> _Job[Result]:
-        with self._changed:
-            heapq.heappush(self._queue, (due, next(self._sequence), job))
-            self._changed.notify_all()
-        return job
-
-    def take(self, job: _Job[Any]) -> Any:
-        """Wait for this job and hand its result over."""
-        with self._changed:
-            if job.state == "queued":
-                # Somebody waits for it: nothing goes before it, and the bound does not hold it back.
-                heapq.heappush(self._queue, (-1.0, next(self._sequence), job))
-                self._most_ahead += 1
-                self._changed.notify_all()
-                try:
-                    self._changed.wait_for(lambda: job.state != "queued" or self._closed)
-                finally:
-                    self._most_ahead -= 1
-            self._changed.wait_for(lambda: job.state != "running" or self._closed)
-            if job.state != "done":
-                raise InternalError("a result was asked for that was handed over or cancelled before, or too late")
-            job.state = "taken"
-            self._ahead -= 1
-            self._changed.notify_all()
-        # The queue may hold the job a little longer, but must not hold its model.
-        outcome, job.outcome = job.outcome, None
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def drop(self, job: _Job[Any]) -> None:
-        """Forget this job; if a worker has it already, its result is thrown away."""
-        with self._changed:
-            if job.state == "done":
-                self._ahead -= 1
-                job.outcome = None
-            if job.state != "taken":
-                job.state = "cancelled"
-            self._changed.notify_all()
-
-    def _next_job(self) -> _Job[Any] | None:
-        with self._changed:
-            while True:
-                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._most_ahead))
-                if self._closed:
-                    return None
-                job = heapq.heappop(self._queue)[2]
-                if job.state == "queued":
-                    job.state = "running"
-                    self._ahead += 1
-                    self._changed.notify_all()
-                    return job
+        self._start([functools.partial(self._feed, connection) for connection in self._connections])
 
     def _feed(self, connection: Connection) -> None:
         while (job := self._next_job()) is not None:
@@ -254,19 +316,11 @@ class ProcessPool:
                 outcome = InternalError("a worker process died; try fewer workers if memory is short")
             except Exception as problem:  # whatever it is, somebody waits for an answer
                 outcome = InternalError(f"what a worker process answered cannot be read: {problem!r}")
-            with self._changed:
-                if job.state == "running":
-                    job.outcome, job.state = outcome, "done"
-                else:
-                    self._ahead -= 1
-                job.model, job.arguments = Model.empty, ()
-                self._changed.notify_all()
+            self._done(job, outcome)
 
     def close(self) -> None:
         """End the workers, in the middle of a task if need be."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._end_feeding()
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -287,10 +341,7 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
             work, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        try:
-            outcome = getattr(workplace, work)(*arguments)
-        except Exception as problem:  # crosses the process boundary to be raised where it is asked for
-            outcome = problem
+        outcome = outcome_of(workplace, work, arguments)
         try:
             connection.send(outcome)
         except (EOFError, OSError):
@@ -299,6 +350,42 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
             connection.send(InternalError(f"a worker process failed: {outcome!r}"))
 
 
-def make_pool(workplace: Workplace, workers: int) -> Pool:
-    """A place to train: in this process for 0 workers, else in that many worker processes, if there is work for all."""
-    return ProcessPool(workplace, min(workers, len(workplace.learners))) if workers else InlinePool(workplace)
+Kind: TypeAlias = Literal["inline", "processes", "ray"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where learners train; none of it changes the result."""
+
+    kind: Kind | None = None  # None: in this process for 0 workers, else in worker processes
+    workers: int = 0
+    threads: int = 1  # of torch, of each worker
+    ray_address: str | None = None  # of a running cluster; else RAY_ADDRESS, else one is started on this machine
+    gpus_per_learner: float = 0.0  # of a worker on Ray
+
+    def __post_init__(self) -> None:
+        kind = self.kind or ("processes" if self.workers else "inline")
+        if kind not in get_args(Kind):
+            raise ConfigError(f"pool is '{kind}'; allowed: {', '.join(get_args(Kind))}")
+        object.__setattr__(self, "kind", kind)
+        if kind == "inline" and self.workers:
+            raise ConfigError(f"the pool 'inline' has no workers, but {self.workers} are asked for; use 'processes'")
+        if kind == "processes" and self.threads != 1:
+            # More would not give the same bits as one, and OpenMP's threads do not survive a fork.
+            raise ConfigError("worker processes train with one torch thread each: set threads to 1, or workers to 0")
+        if not 0 <= self.gpus_per_learner < math.inf:
+            raise ConfigError(f"gpus_per_learner is {self.gpus_per_learner}; it must be 0 or more")
+        for name in ("ray_address", "gpus_per_learner"):
+            if getattr(self, name) and kind != "ray":
+                raise ConfigError(f"{name} is for the pool 'ray', but the pool is '{kind}'")
+
+
+def make_pool(workplace: Workplace, places: Places) -> Pool:
+    """A place to train; no more workers than learners."""
+    if places.kind == "inline":
+        return InlinePool(workplace)
+    if places.kind == "processes":
+        return ProcessPool(workplace, min(places.workers or os.cpu_count() or 1, len(workplace.learners)))
+    from metis.simulation.ray_pool import RayPool
+
+    return RayPool(workplace, places)
