@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -639,12 +639,12 @@ def write_markdown(
         lines += [f"![{picture.stem.replace('_', ' ')}]({place})", ""]
     lines += ["## How to repeat it", ""]
     if command:
-        lines += ["```", command, "```", ""]
+        lines += ["In the folder of this report:", "", "```", command, "```", ""]
     told = [
         (row[0], [f"`{row[1]}`", row[2], row[3], _plain(row[4]), f"`{row[6]}`"]) for row in _provenance(runs, names)
     ]
     columns = ["policy", "seed", "community models", "ended because", "SHA-256 of the final community model"]
-    lines += [*_markdown_table("run", columns, told), ""]
+    lines += [*_markdown_table("run", columns, told, words={"policy", *columns[3:]}), ""]
     lines += [
         f"- {_plain(name)}: {_plain(value)}" for name, value in [*_facts(runs[0]), ("versions", _versions(runs[0]))]
     ]
@@ -658,8 +658,12 @@ def _cells(row: Row) -> tuple[str, list[str]]:
     return row.label, [*missing, *(value + factor for value, factor in zip(told, factors, strict=True))]
 
 
-def _markdown_table(first: str, headings: Sequence[str], rows: Iterable[tuple[str, list[str]]]) -> list[str]:
-    lines = [f"| {first} | {' | '.join(headings)} |", f"| --- |{' ---: |' * len(headings)}"]
+def _markdown_table(
+    first: str, headings: Sequence[str], rows: Iterable[tuple[str, list[str]]], words: Collection[str] = ()
+) -> list[str]:
+    """Numbers stand to the right, the columns of words to the left."""
+    sides = ("---" if heading in words else "---:" for heading in headings)
+    lines = [f"| {first} | {' | '.join(headings)} |", f"| --- | {' | '.join(sides)} |"]
     return [*lines, *(f"| {_plain(name)} | {' | '.join(cells)} |" for name, cells in rows)]
 
 
