@@ -62,17 +62,18 @@ def _cached_request(models: Sequence[Model], learners: int) -> Callable[[], None
     cache = CachedAverage(models[0], MemoryStore(), rebuild_every=10**9)
     names = [f"learner-{number}" for number in range(learners)]
     requests = itertools.count()
+    half = len(models) // 2
 
     def request() -> None:
-        # Each learner hands in another model each time. For any multiple of ten learners its old and its new model
-        # were last read as many requests ago, so that the processor's cache helps all numbers of learners alike.
+        # Each learner hands in another model than the time before, its first included. For any multiple of ten learners
+        # its old and its new model were last read as many requests ago: the processor's cache helps all alike.
         number = next(requests)
-        model = models[(number + number // learners * (len(models) // 2)) % len(models)]
+        model = models[(number + number // learners * half) % len(models)]
         cache.commit(names[number % learners], model, 100.0, 1, None)
         cache.publish()
 
     for number in range(learners):
-        cache.commit(names[number], models[number % len(models)], 100.0, 1, None)
+        cache.commit(names[number], models[(number + half) % len(models)], 100.0, 1, None)
     return request
 
 
