@@ -368,16 +368,14 @@ def _fedrec_wins(evidence: Evidence) -> tuple[bool, str]:
 def _async_homogeneous(evidence: Evidence) -> tuple[bool, str]:
     holds, parts = True, []
     for environment in _environments(evidence, "table2"):
-        times = {
-            name: _cost(evidence, _policy(environment, name), "parallel_time")
-            for name in ("async_fedavg", "fedrec", "fedasync")
-        }
+        cells = {name: _policy(environment, name) for name in ("async_fedavg", "fedrec", "fedasync")}
+        times = {name: _cost(evidence, cell, "parallel_time") for name, cell in cells.items()}
         if environment.config.partition.sizes == "power_law":
             holds = holds and times["async_fedavg"] < min(times["fedrec"], times["fedasync"])
         else:
             pair = sorted((times["async_fedavg"], times["fedrec"]))
             holds = holds and math.isfinite(pair[1]) and pair[1] <= 1.5 * pair[0]
-        shown = ", ".join(f"{name} {_amount(seconds, ' s')}" for name, seconds in times.items())
+        shown = ", ".join(f"{cells[name].label} {_amount(seconds, ' s')}" for name, seconds in times.items())
         parts.append(f"{_short(environment)}: {shown}")
     return holds, _list(parts)
 

@@ -43,7 +43,7 @@ LOW, MEDIUM = 1.5, 3.0  # times the least of the three protocols
 IDLE_FREE = 0.01  # of all learners' time after the first round
 LEVELS_RULE = (
     "In each environment a protocol costs what the cheapest of its policies that reached the target cost, divided "
-    f"by the least of the three protocols; the geometric mean over the environments is low below {LOW:g}, medium "
+    f"by the least of the three protocols, and the geometric mean over the environments is low below {LOW:g}, medium "
     f"below {MEDIUM:g}, else high. Idle-free: less than {IDLE_FREE:.0%} of the time after the first round is idle. "
     "Stale-free: every local model is mixed into the very community model that it was trained from."
 )
