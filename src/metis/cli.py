@@ -138,6 +138,18 @@ WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", min=0, help="Processes that train; 0 trains in this one. The result is the same."),
 ]
+PoolOption = Annotated[
+    str | None,
+    typer.Option("--pool", metavar="inline|processes|ray", help="Where learners train. The result is the same."),
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="With --pool ray: a running cluster, as in 10.0.0.1:6379 or auto; else RAY_ADDRESS, else this machine.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
@@ -185,8 +197,11 @@ def _jobs(config: ExperimentConfig, source: str, out: Callable[[str], Path]) -> 
     ]
 
 
-def _overrides(sets: Sequence[str], workers: int | None) -> list[str]:
-    return [*sets, *([] if workers is None else [f"run.workers={workers}"])]
+def _overrides(
+    sets: Sequence[str], workers: int | None, pool: str | None = None, ray_address: str | None = None
+) -> list[str]:
+    given = {"run.workers": workers, "run.pool": pool, "run.ray_address": ray_address}
+    return [*sets, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
 
 
 def _finished(folder: Path) -> bool:
@@ -249,6 +264,9 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
             solver=build_solver(job.policy.training),
             evaluate_every=config.evaluation.every_seconds,
             workers=config.run.workers,
+            pool=config.run.pool,
+            ray_address=config.run.ray_address,
+            gpus_per_learner=config.run.gpus_per_learner,
             store=config.run.store,
             refusals_allowed=config.run.refusals_allowed,
             checkpoint_every=config.run.checkpoint_every,
@@ -355,6 +373,8 @@ def simulate(
     out: OutOption = None,
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy, if the file has several.")] = None,
     workers: WorkersOption = None,
+    pool: PoolOption = None,
+    ray_address: RayAddressOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
     track: cli_track.TrackOption = [],  # noqa: B006
@@ -366,7 +386,7 @@ def simulate(
     summary, the community model, figures and a report. Ctrl-C keeps the run so far; [bold]metis resume DIR[/]
     goes on with it.
     """
-    changes = _overrides(set_, workers)
+    changes = _overrides(set_, workers, pool, ray_address)
     config = cli_track.tracked(_choose(_load(file, changes), file.name, policy), track)
     (job,) = _jobs(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
     federation = _federation(config, file.name, as_json, changes)
@@ -391,6 +411,8 @@ def compare(
         float | None, typer.Option("--target", help="Compare the costs until the metric has this value.")
     ] = None,
     workers: WorkersOption = None,
+    pool: PoolOption = None,
+    ray_address: RayAddressOption = None,
     as_json: JsonOption = False,
     force: ForceOption = False,
     track: cli_track.TrackOption = [],  # noqa: B006
@@ -405,7 +427,7 @@ def compare(
     """
     from metis.experiments.compare import check_comparable
 
-    changes = _overrides(set_, workers)
+    changes = _overrides(set_, workers, pool, ray_address)
     if target is not None:
         changes.append(f"evaluation.target={target}")
     configs = [
@@ -524,10 +546,12 @@ def _loaded(job: Job) -> Run:
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run or of a comparison.")],
     workers: WorkersOption = None,
+    pool: PoolOption = None,
+    ray_address: RayAddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run or a comparison that was interrupted; it ends in the same bits."""
-    changes = _overrides([], workers)
+    changes = _overrides([], workers, pool, ray_address)
     check_folder(folder)
     if (folder / COMPARISON).is_file():
         jobs, federations = [], {}

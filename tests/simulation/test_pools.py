@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import metis
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import ConfigError, DataError, Diverged, InternalError, MetisError
-from metis.simulation.pools import InlinePool, Places, ProcessPool, make_pool
+from metis.simulation.places import Places
+from metis.simulation.pools import InlinePool, ProcessPool, make_pool
 from simulation.federations import blobs, lively
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from metis.core.community import MemoryStore
 from metis.core.model import Model
+from metis.errors import ConfigError
 from metis.experiments.complaints import Complaints, did_you_mean
 from metis.experiments.compose import SERVER_OPTIMIZERS, completed_server, compose, server_settings
 from metis.experiments.schema import (
@@ -31,6 +32,7 @@ from metis.experiments.schema import (
     TrainingConfig,
     task_of,
 )
+from metis.simulation.places import Places
 
 
 def signature_model(function: Callable[..., Any], skip: int = 0, *, sizes: bool = False) -> type[BaseModel]:
@@ -159,10 +161,19 @@ def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: 
             ["training", "threads"], f"is {config.training.threads}, but this machine has {processors} processors"
         )
     _check_stop(config, complaints)
+    _check_pool(config, complaints)
     for place, tracker in enumerate(config.run.trackers):
         name = tracker.partition(":")[0]
         if name not in TRACKERS:
             complaints.add(["run", "trackers", place], f"there is no tracker '{name}'; {did_you_mean(name, TRACKERS)}")
+
+
+def _check_pool(config: ExperimentConfig, complaints: Complaints) -> None:
+    run = config.run
+    try:
+        Places(run.pool, run.workers, config.training.threads, run.ray_address, run.gpus_per_learner)
+    except ConfigError as problem:
+        complaints.add(["run"], str(problem))
 
 
 def _check_examples(config: ExperimentConfig, train: int, test: int, complaints: Complaints) -> None:

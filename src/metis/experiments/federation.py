@@ -38,7 +38,8 @@ from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Se
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.network import Link
-from metis.simulation.pools import Places, Workplace, make_pool
+from metis.simulation.places import Places
+from metis.simulation.pools import Workplace, make_pool
 from metis.simulation.replay import RecordedPool
 from metis.simulation.simulator import Machine, Simulator
 from metis.simulation.speed import Speed

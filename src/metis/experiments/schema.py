@@ -303,7 +303,20 @@ TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
 class RunConfig(Table):
     """How it is run; apart from `refusals_allowed` none of it changes the result."""
 
-    workers: Annotated[int, Field(ge=0)] = Field(default=0, description="processes that train; 0 trains in this one")
+    pool: Literal["inline", "processes", "ray"] | None = Field(
+        default=None,
+        description="where learners train: in this process, in worker processes here, or on a Ray cluster; without it "
+        "in worker processes if there are workers",
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="processes that train; 0 trains in this one, or in as many as the pool has room for"
+    )
+    ray_address: str | None = Field(
+        default=None, description="of a running Ray cluster; else RAY_ADDRESS, else Ray is started on this machine"
+    )
+    gpus_per_learner: NotNegative = Field(
+        default=0.0, description="GPUs, or a part of one, for each worker of the pool 'ray'"
+    )
     store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
     refusals_allowed: Annotated[int, Field(ge=0)] = Field(
         default=3, description="refused updates in a row after which a learner is set aside"

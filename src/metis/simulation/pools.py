@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import math
 import multiprocessing
 import os
 import signal
@@ -19,11 +18,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from metis.core.model import Model
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Memory, Trained
+from metis.simulation.places import Places
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -348,36 +348,6 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
             return
         except Exception:  # some exceptions cannot cross the boundary
             connection.send(InternalError(f"a worker process failed: {outcome!r}"))
-
-
-Kind: TypeAlias = Literal["inline", "processes", "ray"]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where learners train; none of it changes the result."""
-
-    kind: Kind | None = None  # None: in this process for 0 workers, else in worker processes
-    workers: int = 0
-    threads: int = 1  # of torch, of each worker
-    ray_address: str | None = None  # of a running cluster; else RAY_ADDRESS, else one is started on this machine
-    gpus_per_learner: float = 0.0  # of a worker on Ray
-
-    def __post_init__(self) -> None:
-        kind = self.kind or ("processes" if self.workers else "inline")
-        if kind not in get_args(Kind):
-            raise ConfigError(f"pool is '{kind}'; allowed: {', '.join(get_args(Kind))}")
-        object.__setattr__(self, "kind", kind)
-        if kind == "inline" and self.workers:
-            raise ConfigError(f"the pool 'inline' has no workers, but {self.workers} are asked for; use 'processes'")
-        if kind == "processes" and self.threads != 1:
-            # More would not give the same bits as one, and OpenMP's threads do not survive a fork.
-            raise ConfigError("worker processes train with one torch thread each: set threads to 1, or workers to 0")
-        if not 0 <= self.gpus_per_learner < math.inf:
-            raise ConfigError(f"gpus_per_learner is {self.gpus_per_learner}; it must be 0 or more")
-        for name in ("ray_address", "gpus_per_learner"):
-            if getattr(self, name) and kind != "ray":
-                raise ConfigError(f"{name} is for the pool 'ray', but the pool is '{kind}'")
 
 
 def make_pool(workplace: Workplace, places: Places) -> Pool:

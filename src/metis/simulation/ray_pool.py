@@ -24,7 +24,8 @@ import numpy as np
 from metis.core.model import Model
 from metis.errors import ConfigError, InternalError
 from metis.learning import Trained
-from metis.simulation.pools import Fetch, Job, Places, WorkerPool, Workplace, outcome_of
+from metis.simulation.places import Places
+from metis.simulation.pools import Fetch, Job, WorkerPool, Workplace, outcome_of
 
 try:
     import ray
