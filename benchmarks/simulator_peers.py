@@ -10,8 +10,8 @@ Inputs are random numbers of the right shape, the same for everybody.
 
 Metis: two worker processes, and none (in-process, one thread). Flower: its simulation on Ray with two CPUs and one CPU
 a client, so two clients at a time; the network and the data are made once in each process. pfl: its simulated backend
-with one process of one thread (its own recommendation is a process for each GPU), to be compared with Metis without
-workers. Nobody evaluates. The first round warms up and is left out; the median of the others counts.
+in one process of one thread, and in two by torchrun. Nobody evaluates. The first round warms up and is left out; the
+median of the others counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "medium": {"examples": 50, "batch_size": 10, "learning_rate": 0.01},
 }
 ROUNDS = {("small", 10): 30, ("small", 100): 10, ("small", 1000): 3, ("medium", 10): 6, ("medium", 100): 2}
-PEERS = {"Flower": ("flower", "flower_simulation"), "pfl": ("pfl", "pfl_simulation")}
+PEERS = {
+    "Flower": ("flower", "flower_simulation", 2),
+    "pfl, 2 processes": ("pfl", "pfl_simulation", 2),
+    "pfl, 1 process": ("pfl", "pfl_simulation", 1),
+}
 
 
 def simulate(kind: str, learners: int, rounds: int, workers: int) -> list[float]:
@@ -71,8 +75,8 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             "Metis, 2 workers": median(simulate(kind, learners, rounds, 2)),
             "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
         }
-        spec = {"network": kind, "learners": learners, "rounds": rounds, **KINDS[kind]}
-        for name, (peer, script) in PEERS.items() if peers else ():
+        for name, (peer, script, processes) in PEERS.items() if peers else ():
+            spec = {"network": kind, "learners": learners, "rounds": rounds, "processes": processes, **KINDS[kind]}
             try:
                 found[name] = median(ask(peer, script, spec, timeout=300))
             except Unavailable as problem:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,17 @@ def deploy(folder: Path, changes: list[str], paces: dict[str, float], limit: flo
     with log.open("ab") as file:
         processes = [subprocess.Popen(command, stdout=file, stderr=file) for command in commands]
         try:
-            codes = [process.wait(limit) for process in processes]
+            deadline = time.monotonic() + limit
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                    break  # without it, the others would wait for ever
+                time.sleep(0.1)
+            codes = [process.poll() for process in processes]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    if any(codes):
+    if codes != [0] * len(codes):
         raise SystemExit(log.read_text("utf-8")[-2000:])
     events = list(read_trace(folder / "state" / "run" / "events.jsonl"))
     began = next(at for at, item in events if isinstance(item, SendTask))

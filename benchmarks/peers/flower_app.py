@@ -47,7 +47,14 @@ def main(grid: Grid, context: Context) -> None:
     import task
 
     learners = asked["learners"]
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=learners, min_available_nodes=learners)
+
+    def count(replies: list[RecordDict], _: str) -> MetricRecord:
+        assert len(replies) == learners, f"{len(replies)} of {learners} clients have answered"
+        return MetricRecord({"replies": len(replies)})
+
+    strategy = FedAvg(
+        fraction_evaluate=0.0, min_train_nodes=learners, min_available_nodes=learners, train_metrics_aggr_fn=count
+    )
     while len(list(grid.get_node_ids())) < learners:  # their start is nobody's to measure
         time.sleep(0.1)
     moments = [time.perf_counter()]

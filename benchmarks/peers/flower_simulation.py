@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import sys
 import time
 
-import numpy as np
 import task
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+os.environ["METIS_BENCHMARK_SPEC"] = sys.argv[1]
 asked = task.spec()
-client, server = ClientApp(), ServerApp()
+server = ServerApp()
 moments: list[float] = []
-
-
-@functools.cache
-def work() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """Once in each process of clients."""
-    torch.set_num_threads(1)
-    inputs, targets = task.examples(asked["network"])
-    held = task.parts(asked["learners"], asked["examples"])
-    return task.initial(asked["network"]), torch.from_numpy(inputs), torch.from_numpy(targets), held
-
-
-@client.train()
-def train(message: Message, context: Context) -> Message:
-    arrays = message.content["arrays"]
-    if asked["network"] is not None:
-        network, inputs, targets, held = work()
-        network.load_state_dict(arrays.to_torch_state_dict())
-        mine = torch.from_numpy(held[int(context.node_config["partition-id"])])
-        task.train(
-            network, inputs[mine], targets[mine], batch_size=asked["batch_size"], epochs=1,
-            learning_rate=asked["learning_rate"],
-        )  # fmt: skip
-        arrays = ArrayRecord(network.state_dict())
-    metrics = MetricRecord({"num-examples": asked["examples"]})
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+replies: list[int] = []  # of clients that did not fail, in each round
 
 
 @server.main()
@@ -50,14 +26,20 @@ def main(grid: Grid, context: Context) -> None:
         initial = ArrayRecord({k: torch.from_numpy(v) for k, v in task.layers(asked["megabytes"]).items()})
     else:
         initial = ArrayRecord(task.initial(asked["network"]).state_dict())
-    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=asked["learners"], min_train_nodes=asked["learners"])
-    strategy.start(
-        grid, initial, num_rounds=asked["rounds"] + 1, train_config=ConfigRecord(),
+    strategy = FedAvg(
+        fraction_evaluate=0.0, min_available_nodes=asked["learners"], min_train_nodes=asked["learners"],
+        train_metrics_aggr_fn=lambda answers, _: MetricRecord({"replies": len(answers)}),
+    )  # fmt: skip
+    result = strategy.start(
+        grid, initial, num_rounds=asked["rounds"] + 1,
         evaluate_fn=lambda round_, arrays: moments.append(time.perf_counter()),
     )  # fmt: skip
+    replies.extend(metrics["replies"] for metrics in result.train_metrics_clientapp.values())
 
 
 if __name__ == "__main__":
+    from flower_clients import client
+
     run_simulation(
         server, client, asked["learners"],
         backend_config={
@@ -65,4 +47,5 @@ if __name__ == "__main__":
             "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
         },
     )  # fmt: skip
+    assert replies == [asked["learners"]] * (asked["rounds"] + 1), f"clients that answered in each round: {replies}"
     task.answer(task.rounds_of(moments))
