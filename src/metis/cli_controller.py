@@ -27,7 +27,9 @@ from metis.deployment.state import State
 from metis.deployment.status import StatusServer, announce, withdraw
 from metis.deployment.wire import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
+from metis.experiments.build import build_stop
 from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document
+from metis.reporting.console import RunProgress
 from metis.runs import CONFIG, Run, RunFold
 
 if TYPE_CHECKING:
@@ -42,6 +44,15 @@ class Reporter:
 
     def __init__(self, console: Console, as_json: bool) -> None:
         self._console, self._as_json = console, as_json
+
+    @property
+    def live(self) -> Console:
+        """Where a line may be shown that changes: a terminal that people read, else nowhere."""
+        return (
+            self._console
+            if self._console.is_terminal and not self._as_json
+            else Console(quiet=True, force_terminal=False)
+        )
 
     def __call__(self, kind: str, text: str) -> None:
         if self._as_json:
@@ -122,9 +133,19 @@ def run_controller(
         problem = serving_problem(None, *_host_and_port(http))  # before minutes are spent on the initial model
     if problem is not None:
         raise ConfigError(problem)
-    with State.open(folder, config.deployment.durability) as state:
+
+    def watched(fold: RunFold) -> None:
+        progress(fold)
+        if watch is not None:
+            watch(fold)
+
+    label = config.policy[0].label or config.policy[0].name
+    with (
+        State.open(folder, config.deployment.durability) as state,
+        RunProgress(report.live, label, build_stop(config), "waiting for learners") as progress,
+    ):
         return asyncio.run(
-            _serve(config, state, folder, identify, credentials, listen, http, site, device, report, watch)
+            _serve(config, state, folder, identify, credentials, listen, http, site, device, report, watched)
         )
 
 

@@ -94,9 +94,21 @@ def learner(
         software=f"metis {__version__}",
         **who,
     )
-    code = asyncio.run(process.run())
+    code = asyncio.run(_taking_part(process, called, report))
     if code:
         raise typer.Exit(code)
+
+
+async def _taking_part(process: Any, name: str, report: Reporter) -> int:
+    """Run the learner, and show in a terminal what it is doing."""
+    from metis.reporting.console import REFRESH_SECONDS, TaskProgress
+
+    with TaskProgress(report.live, name) as progress:
+        running = asyncio.create_task(process.run())
+        while not running.done():
+            progress(*process.doing())
+            await asyncio.wait([running], timeout=REFRESH_SECONDS if report.live.is_terminal else None)
+    return int(await running)
 
 
 class Reporter:
@@ -104,6 +116,8 @@ class Reporter:
 
     def __init__(self, console: Console, as_json: bool) -> None:
         self._console, self._as_json = console, as_json
+        # Where a line may be shown that changes: a terminal that people read, else nowhere.
+        self.live = console if console.is_terminal and not as_json else Console(quiet=True, force_terminal=False)
 
     def __call__(self, kind: str, text: str) -> None:
         if self._as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from metis.core.controller import StopRule
 from metis.reporting import console as module
-from metis.reporting.console import RunProgress, waiting
+from metis.reporting.console import RunProgress, TaskProgress, waiting
 from metis.runs import Run, RunFold
 
 
@@ -62,3 +63,30 @@ def test_a_quiet_console_stays_quiet(written_run: Callable[..., Run]) -> None:
 def test_a_time_to_wait_is_told_in_a_fitting_unit() -> None:
     """Seconds, minutes, hours."""
     assert [waiting(seconds) for seconds in (0.2, 89, 720, 11_160)] == ["0 s", "89 s", "12 min", "3.1 h"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_learner_shows_what_it_does_in_a_terminal_only(terminal: bool) -> None:
+    """One line that changes and goes at the end, below what is told meanwhile; in a log only what is told."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, highlight=False)
+    with TaskProgress(console, "north [1]") as progress:
+        progress("task 3: 5 of 10 batches", 0.5)
+        console.print("told")
+    text = file.getvalue()
+    assert "told" in text
+    assert ("north [1]" in text and "5 of 10 batches" in text and "━" in text) == terminal
+    assert ("\x1b" in text) == terminal
+
+
+@pytest.mark.parametrize(
+    ("terminal", "as_json", "seen"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+@pytest.mark.parametrize("command", ["metis.cli_controller", "metis.cli_learner"])
+def test_a_changing_line_is_for_people_at_a_terminal(command: str, terminal: bool, as_json: bool, seen: bool) -> None:
+    """Not for a log, and not beside lines of JSON."""
+    pytest.importorskip("grpc")
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    live = importlib.import_module(command).Reporter(console, as_json).live
+    assert (live is console) == seen
+    assert live.is_terminal == seen

@@ -390,6 +390,17 @@ class LearnerProcess:
             self._session = None
             self._welcomed.clear()
 
+    def doing(self) -> tuple[str, float]:
+        """What it does at this moment, in a few words, and the share of its task that is done."""
+        task = self._task
+        if task is not None:
+            of = f" of {task.steps}" if task.HasField("steps") else ""
+            share = min(1.0, self._steps / task.steps) if task.HasField("steps") and task.steps else 0.0
+            return f"task {task.number}: {self._steps}{of} batches from community model {task.version}", share
+        if self._spooled_task is not None:
+            return f"task {self._spooled_task}: handing in", 1.0
+        return ("not connected" if self._session is None else "waiting for a task"), 0.0
+
     def _in_hand(self) -> tuple[int | None, int]:
         """The task that is being trained, or else waits to be handed in, and the steps done in it."""
         if self._task is not None:

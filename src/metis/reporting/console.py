@@ -198,11 +198,38 @@ def complaints(run: Run) -> list[str]:
     return said
 
 
+class TaskProgress:
+    """Shows in a terminal what a learner is doing right now; elsewhere nothing."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(name, total=1.0, state="starting")
+
+    def __enter__(self) -> TaskProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, words: str, share: float) -> None:
+        self._progress.update(self._task, completed=share, state=words)
+        self._progress.refresh()
+
+
 class RunProgress:
     """Shows a run while it goes on: live in a terminal, else a plain line a minute, for those who read a log."""
 
-    def __init__(self, console: Console, label: str, stop: StopRule) -> None:
-        self._console, self._label, self._stop = console, label, stop
+    def __init__(self, console: Console, label: str, stop: StopRule, beginning: str = "starting") -> None:
+        self._console, self._label, self._stop, self._beginning = console, label, stop, beginning
         self._live = console.is_terminal
         self._shown_at = time.monotonic()
         self._first: tuple[float, float] | None = None
@@ -220,7 +247,7 @@ class RunProgress:
 
     def __enter__(self) -> RunProgress:
         self._progress.start()
-        self._task = self._progress.add_task(self._label, total=1.0, state="starting")
+        self._task = self._progress.add_task(self._label, total=1.0, state=self._beginning)
         self._progress.refresh()
         return self
 
