@@ -98,7 +98,8 @@ def _made(what: str, here: Federation) -> tuple[list[object], Callable[[], objec
 def _wrong_model(tally: Tally, folder: Path) -> None:
     """A site with another network reads which tensor differs; the federation goes on without it."""
     tally.tried += 1
-    with Federation(folder, ("a", "b"), policy="asynchronous") as here:
+    soon = "lease = 20\nheartbeat = 0.5\nwait_seconds = 1\n"
+    with Federation(folder, ("a", "b"), policy="asynchronous", deployment=soon) as here:
         here.start()
         with here.learner("a", "--pace", 0.05) as right:
             other = folder / "other"

@@ -116,6 +116,7 @@ def _no_step_lost(tally: Tally, here: Federation, name: str, learner: Process) -
 def row_39(tmp: Path, times: int) -> Outcome:
     """two controllers on one state folder, and on one port"""
     tally, said = Tally(), ""
+    other = Federation(tmp / "other", numbers=2000)
     with Federation(tmp, numbers=2000) as here:
         first = here.start()
         with Crowd(here) as crowd:
@@ -124,7 +125,6 @@ def row_39(tmp: Path, times: int) -> Outcome:
                 second = metis(*here.command("--listen", "127.0.0.1:0", "--http", ""), cwd=here.folder)
                 _refused(tally, second.returncode, second.stdout + second.stderr, f"process id {first.pid}")
                 said = second.stderr.strip()
-                other = Federation(tmp / "other", numbers=2000)
                 port = metis(*other.command("--listen", here.address, "--http", ""), cwd=here.folder)
                 _refused(tally, port.returncode, port.stdout + port.stderr, "in use")
             here.advance(2)
