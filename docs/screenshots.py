@@ -1,4 +1,4 @@
-"""Makes the pictures of the dashboard in docs/images from a real run of examples/demo.toml.
+"""Makes the pictures of the dashboard and of the report in docs/images from a real run of examples/demo.toml.
 
     python docs/screenshots.py [--runs DIR]
 
@@ -52,6 +52,23 @@ def look(browser: Any, url: str, name: str, width: int, theme: str, *, section: 
     else:
         page.locator("section", has=page.locator(section)).screenshot(path=path)
     page.close()
+    reduce(path)
+
+
+def look_at_report(browser: Any, report: Path, theme: str) -> None:
+    """The first screens of the report, from its findings to the curves."""
+    page = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme=theme)
+    page.goto(report.resolve().as_uri())
+    path = IMAGES / f"report-{theme}.png"
+    bottom = page.locator("section", has=page.locator("#curves")).bounding_box()
+    page.screenshot(
+        path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1100, "height": bottom["y"] + bottom["height"] + 12}
+    )
+    page.close()
+    reduce(path)
+
+
+def reduce(path: Path) -> None:
     # A palette is enough for a page of few colours, and a third of the size.
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
@@ -75,6 +92,8 @@ def main() -> None:
         look(browser, server.url, "dark", 1280, "dark")
         look(browser, server.url, "narrow", 700, "light")
         look(browser, server.url, "timeline", 1280, "light", section="#timelines")
+        look_at_report(browser, folder / "report.html", "light")
+        look_at_report(browser, folder / "report.html", "dark")
         browser.close()
 
 
