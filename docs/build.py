@@ -29,10 +29,11 @@ ROOT = Path(__file__).parent.parent
 DOCS, BUILD = ROOT / "docs", ROOT / "build"
 STAGED, SITE = BUILD / "docs", BUILD / "site"
 NOTEBOOK = DOCS / "notebooks" / "quickstart.ipynb"
+RESULTS = "benchmarks/RESULTS.md"
 ELSEWHERE = {  # files of the repository that are pages of the site
     "experiments/README.md": "paper.md",
     "benchmarks/README.md": "benchmarks.md",
-    "benchmarks/RESULTS.md": "results.md",
+    RESULTS: "results.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/notebooks/quickstart.ipynb": "notebook.md",
@@ -59,7 +60,10 @@ def gather() -> None:
     shutil.rmtree(STAGED, ignore_errors=True)
     sources = sorted(DOCS.glob("*.md")) + [ROOT / place for place in ELSEWHERE if place.endswith(".md")]
     made = reference.pages()
-    for source in filter(Path.is_file, sources):
+    if not (ROOT / RESULTS).is_file():  # it is written by measuring
+        sources.remove(ROOT / RESULTS)
+        made[page_of(ROOT / RESULTS)] = "# Results\n\nNothing was measured yet: `make bench` writes this page.\n"
+    for source in sources:
         write(page_of(source), relinked(source.read_text("utf-8"), source, made))
     write(page_of(NOTEBOOK), relinked(notebook(NOTEBOOK), NOTEBOOK, made))
     for place, text in made.items():
