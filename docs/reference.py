@@ -36,9 +36,13 @@ def pages() -> dict[str, str]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; a bar in a cell would end it."""
+    """A table of Markdown; a bar in a cell would end it, unless it is in code."""
+
+    def safe(cell: str) -> str:
+        return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split("(`.*?`)", cell))
+
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return "\n".join("| " + " | ".join(map(safe, line)) + " |" for line in lines) + "\n"
 
 
 def code(text: str) -> str:
@@ -80,8 +84,9 @@ def _section(schema: Mapping[str, Any], table_rule: Mapping[str, Any], title: st
     reference = _reference(table_rule)
     rules = schema["$defs"][reference]
     words = _sentence(rules["description"])
-    if "description" in table_rule:
-        words = f"{words.rstrip('.')}: {table_rule['description']}."
+    more = table_rule.get("description", "")
+    if more not in words:
+        words = f"{words.rstrip('.')}: {more}."
     parts = [f"{'#' * depth} {title}", words]
     plain = {key: rule for key, rule in rules["properties"].items() if _reference(rule) is None}
     if plain:
