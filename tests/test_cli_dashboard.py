@@ -72,6 +72,10 @@ def metis(*arguments: str) -> Result:
     ("arguments", "said"),
     [
         (["nowhere"], "there is no directory nowhere; make a run with: metis simulate FILE --out nowhere"),
+        (
+            ["example.org:9464"],
+            "example.org:9464 is an address; the dashboard is served where the files of the run are",
+        ),
         (["two.toml"], "two.toml is a file; give the directory of a run"),
         ([".", "--listen", "8484"], "'8484' is no address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464"),
         ([".", "--token-file", "none"], "the token file none cannot be read: No such file or directory"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import shlex
 import signal
 import threading
@@ -74,6 +75,11 @@ def dashboard(
     """
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the directory of a run")
+    if not folder.is_dir() and re.fullmatch(r"(https?:/+)?[\w.-]+:\d+/?", str(folder)):
+        raise ConfigError(
+            f"{folder} is an address; the dashboard is served where the files of the run are. On that machine: metis "
+            "dashboard DIR, and to look from here --listen HOST:PORT there, or ssh -L 8484:127.0.0.1:8484 HOST here"
+        )
     if not folder.is_dir():
         again = shlex.quote(str(folder))
         raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}")
