@@ -102,7 +102,7 @@ def row_20(tmp: Path, times: int) -> Outcome:
             far.kill()
             gone = until(lambda: events(here, "learner_left", "a"), "the controller notices")
     return tally.outcome(
-        "found by keepalive within 25 s; the learner dials anew and goes on; one that is gone loses its lease",
+        "found by keepalive in about 25 s; the learner dials anew and goes on; one that is gone loses its lease",
         f"found after {max(found, default=0):.1f} s at most; a vanished learner left {gone:.0f} s later (lease 30 s)",
     )
 

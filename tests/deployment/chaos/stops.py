@@ -124,7 +124,7 @@ def row_39(tmp: Path, times: int) -> Outcome:
                 tally.tried += 2
                 second = metis(*here.command("--listen", "127.0.0.1:0", "--http", ""), cwd=here.folder)
                 _refused(tally, second.returncode, second.stdout + second.stderr, f"process id {first.pid}")
-                said = second.stderr.strip()
+                said = second.stderr.strip().replace(f"{tmp}/", "")
                 port = metis(*other.command("--listen", here.address, "--http", ""), cwd=here.folder)
                 _refused(tally, port.returncode, port.stdout + port.stderr, "in use")
             here.advance(2)
