@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("page", "overhead"))
     options = parser.parse_args()
     if options.quick:
-        options.seconds, options.learners, options.events, options.repeats, options.rounds = 5.0, 20, 600.0, 1, 5
+        options.seconds, options.learners, options.events, options.repeats, options.rounds = 5.0, 200, 600.0, 1, 5
     with report(options, __doc__) as told:
         if options.only != "overhead":
             measure_page(told, options.learners, options.events, options.seconds)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from _bench import Report, arguments, median, report
 from _peers import Unavailable, ask
-from peers import task
+from peers import simple
 
 import metis
 from metis.core.model import Layout, Model, TensorSpec
@@ -28,7 +28,7 @@ class DoNothing:
     """An engine whose training is a copy."""
 
     def __init__(self, megabytes: float) -> None:
-        tensors = task.layers(megabytes)
+        tensors = simple.layers(megabytes)
         self.layout = Layout(tuple(TensorSpec(name, array.shape) for name, array in tensors.items()))
         self._initial = Model.from_tensors(tensors, self.layout)
 
@@ -56,7 +56,7 @@ def simulate(learners: int, megabytes: float, rounds: int, workers: int) -> list
             moments.append(time.perf_counter())
 
     federation.simulate(sync_fedavg(local_epochs=1), rounds=rounds + 1, workers=workers, watch=watch)
-    return task.rounds_of(moments)
+    return simple.rounds_of(moments)
 
 
 def measure(told: Report, options: Any) -> None:

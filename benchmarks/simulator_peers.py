@@ -10,7 +10,8 @@ Inputs are random numbers of the right shape, the same for everybody.
 
 Metis: two worker processes, and none (in-process, one thread). Flower: its simulation on Ray with two CPUs and one CPU
 a client, so two clients at a time; the network and the data are made once in each process. pfl: its simulated backend
-in one process of one thread, and in two by torchrun. Nobody evaluates. The first round warms up and is left out; the
+in one process of one thread, and in two by torchrun. FedJAX: its compiled federated averaging, the small network only
+(not torch), with the threads that its compiler takes. Nobody evaluates. The first round warms up and is left out; the
 median of the others counts.
 """
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from _bench import Report, arguments, median, report
 from _peers import Unavailable, ask
-from peers import task
+from peers import simple, task
 
 import metis
 from metis.core.policies import sync_fedavg
@@ -38,19 +39,20 @@ PEERS = {
     "Flower": ("flower", "flower_simulation", 2),
     "pfl, 2 processes": ("pfl", "pfl_simulation", 2),
     "pfl, 1 process": ("pfl", "pfl_simulation", 1),
+    "FedJAX": ("fedjax", "fedjax_simulation", 1),
 }
 
 
 def simulate(kind: str, learners: int, rounds: int, workers: int) -> list[float]:
     """Seconds of each round after the first."""
-    inputs, targets = task.examples(kind)
+    inputs, targets = simple.examples(task.SHAPES[kind])
     settings = KINDS[kind]
     federation = metis.Federation(
         network=lambda: task.initial(kind),
         train=ArrayExamples(inputs, targets),
         learners=[
             metis.SimulatedLearner(f"learner-{n:04}", part.astype(np.int64), settings["batch_size"], metis.Speed(0.1))
-            for n, part in enumerate(task.parts(learners, settings["examples"]))
+            for n, part in enumerate(simple.parts(learners, settings["examples"]))
         ],
         solver=metis.VanillaSGD(settings["learning_rate"]),
     )
@@ -61,7 +63,7 @@ def simulate(kind: str, learners: int, rounds: int, workers: int) -> list[float]
             moments.append(time.perf_counter())
 
     federation.simulate(sync_fedavg(local_epochs=1), rounds=rounds + 1, workers=workers, watch=watch)
-    return task.rounds_of(moments)
+    return simple.rounds_of(moments)
 
 
 def measure(told: Report, quick: bool, peers: bool) -> None:
@@ -76,6 +78,8 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
         }
         for name, (peer, script, processes) in PEERS.items() if peers else ():
+            if name == "FedJAX" and kind != "small":
+                continue
             spec = {"network": kind, "learners": learners, "rounds": rounds, "processes": processes, **KINDS[kind]}
             try:
                 found[name] = median(ask(peer, script, spec, timeout=300))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import simple
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -44,8 +45,6 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    import task
-
     learners = asked["learners"]
 
     def count(replies: list[RecordDict], _: str) -> MetricRecord:
@@ -59,6 +58,7 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.1)
     moments = [time.perf_counter()]
     if trains:
+        import task
         import torch
 
         data = np.load(asked["data"])
@@ -75,11 +75,11 @@ def main(grid: Grid, context: Context) -> None:
             moments.append(time.perf_counter())
         found = {"seconds": [moment - moments[0] for moment in moments], "accuracy": reached}
     else:
-        arrays = ArrayRecord({name: Array(array) for name, array in task.layers(asked["megabytes"]).items()})
+        arrays = ArrayRecord({name: Array(array) for name, array in simple.layers(asked["megabytes"]).items()})
         for _ in range(asked["rounds"] + 1):
             arrays = strategy.start(grid, arrays, num_rounds=1).arrays
             moments.append(time.perf_counter())
-        found = task.rounds_of(moments)
+        found = simple.rounds_of(moments)
     path = Path(os.environ["METIS_BENCHMARK_ANSWER"])
     path.with_suffix(".part").write_text(json.dumps(found), "utf-8")
     path.with_suffix(".part").rename(path)

@@ -7,6 +7,7 @@ import json
 import os
 
 import numpy as np
+import simple
 import task
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -20,8 +21,8 @@ client = ClientApp()
 def work() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, list[np.ndarray]]:
     """Once in each process of clients."""
     torch.set_num_threads(1)
-    inputs, targets = task.examples(asked["network"])
-    held = task.parts(asked["learners"], asked["examples"])
+    inputs, targets = simple.examples(task.SHAPES[asked["network"]])
+    held = simple.parts(asked["learners"], asked["examples"])
     return task.initial(asked["network"]), torch.from_numpy(inputs), torch.from_numpy(targets), held
 
 

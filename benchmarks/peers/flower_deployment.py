@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from task import spec
+from simple import spec
 
 PROJECT = """
 [project]

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+import simple
 import task
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -14,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 os.environ["METIS_BENCHMARK_SPEC"] = sys.argv[1]
-asked = task.spec()
+asked = simple.spec()
 server = ServerApp()
 moments: list[float] = []
 replies: list[int] = []  # of clients that did not fail, in each round
@@ -23,7 +24,7 @@ replies: list[int] = []  # of clients that did not fail, in each round
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     if asked["network"] is None:
-        initial = ArrayRecord({k: torch.from_numpy(v) for k, v in task.layers(asked["megabytes"]).items()})
+        initial = ArrayRecord({k: torch.from_numpy(v) for k, v in simple.layers(asked["megabytes"]).items()})
     else:
         initial = ArrayRecord(task.initial(asked["network"]).state_dict())
     strategy = FedAvg(
@@ -48,4 +49,4 @@ if __name__ == "__main__":
         },
     )  # fmt: skip
     assert replies == [asked["learners"]] * (asked["rounds"] + 1), f"clients that answered in each round: {replies}"
-    task.answer(task.rounds_of(moments))
+    simple.answer(simple.rounds_of(moments))

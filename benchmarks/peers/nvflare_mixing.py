@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
-from task import answer, spec
+from simple import answer, spec
 
 asked, seconds = spec(), {}
 for learners, numbers in asked["sizes"]:

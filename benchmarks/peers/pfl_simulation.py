@@ -8,6 +8,7 @@ import sys
 import time
 import types
 
+import simple
 import task
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
@@ -41,12 +42,12 @@ def metrics(network, inputs, targets, eval=True):
 
 
 def main() -> None:
-    asked = task.spec()
+    asked = simple.spec()
     torch.set_num_threads(1)
-    inputs, targets = task.examples(asked["network"])
+    inputs, targets = simple.examples(task.SHAPES[asked["network"]])
     users = {
         n: [torch.from_numpy(inputs[part]), torch.from_numpy(targets[part])]
-        for n, part in enumerate(task.parts(asked["learners"], asked["examples"]))
+        for n, part in enumerate(simple.parts(asked["learners"], asked["examples"]))
     }
     dataset = FederatedDataset.from_slices(users, get_user_sampler("minimize_reuse", list(users)))
     network = task.initial(asked["network"])
@@ -67,11 +68,11 @@ def main() -> None:
         callbacks=[watch],
     )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
-        task.answer(task.rounds_of(watch.moments))
+        simple.answer(simple.rounds_of(watch.moments))
 
 
 if __name__ == "__main__":
-    if task.spec()["processes"] == 1 or "RANK" in os.environ:
+    if simple.spec()["processes"] == 1 or "RANK" in os.environ:
         main()
     else:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
