@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from metis.core.costs import Power
     from metis.core.model import Model
     from metis.core.nova import FedNova
+    from metis.core.pacing import AdaptivePeriod
     from metis.core.policies import (
         Policy,
         async_fedavg,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         semisync_fedavg,
         sync_fedavg,
     )
+    from metis.core.schedules import Moment, Schedule
     from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
     from metis.data.datasets import Dataset, load_dataset
     from metis.errors import MetisError
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from metis.simulation.speed import Speed
 
 _HOMES = {
+    "AdaptivePeriod": "metis.core.pacing",
     "Comparison": "metis.reporting.notebook",
     "Dataset": "metis.data.datasets",
     "FedAdagrad": "metis.core.server",
@@ -55,12 +58,14 @@ _HOMES = {
     "Link": "metis.simulation.network",
     "MetisError": "metis.errors",
     "Model": "metis.core.model",
+    "Moment": "metis.core.schedules",
     "MomentumSGD": "metis.learning.solvers",
     "Policy": "metis.core.policies",
     "Power": "metis.core.costs",
     "RandomAvailability": "metis.simulation.availability",
     "RecordedAvailability": "metis.simulation.availability",
     "Run": "metis.runs",
+    "Schedule": "metis.core.schedules",
     "SimulatedLearner": "metis.experiments.federation",
     "Speed": "metis.simulation.speed",
     "StopRule": "metis.core.controller",
@@ -77,6 +82,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AdaptivePeriod",
     "Comparison",
     "Dataset",
     "FedAdagrad",
@@ -89,12 +95,14 @@ __all__ = [
     "Link",
     "MetisError",
     "Model",
+    "Moment",
     "MomentumSGD",
     "Policy",
     "Power",
     "RandomAvailability",
     "RecordedAvailability",
     "Run",
+    "Schedule",
     "SimulatedLearner",
     "Speed",
     "StopRule",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     LocalTask,
+    RoundMeasure,
     SendTask,
+    SpeedChanged,
     StopRequested,
     TaskFailed,
     UpdateCommitted,
@@ -53,11 +55,13 @@ _ACTIONS: dict[str, type[Any]] = {
     "update_committed": UpdateCommitted,
     "update_refused": UpdateRefused,
     "learner_set_aside": LearnerSetAside,
+    "speed_changed": SpeedChanged,
     "finish": Finish,
 }
 _NAMES = {kind: ("event", name) for name, kind in _EVENTS.items()}
 _NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
+_FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure))
 _MODELS = ("local_model", "community_model")
 
 
@@ -79,6 +83,10 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record["steps"], record["seconds"] = value.budget.steps, _number(value.budget.seconds)
         elif isinstance(value, CommunityStamp):
             record["version"], record["steps"] = value.version, value.steps
+        elif isinstance(value, RoundMeasure):
+            record |= measure_record(value)
+        elif key == "measure":
+            continue  # not measured
         elif isinstance(value, dict):
             record[key] = {name: _number(number) for name, number in value.items()}
         else:
@@ -109,8 +117,26 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             return at, SendTask(rest["learner"], task, Model.empty())
         if name == "community_published":
             stamp = CommunityStamp(rest["version"], rest["steps"])
-            return at, CommunityPublished(stamp, rest["contributors"], Model.empty())
+            return at, CommunityPublished(stamp, rest["contributors"], Model.empty(), recorded_measure(rest))
     return at, kind(**rest)
+
+
+def measure_record(measure: RoundMeasure) -> dict[str, float | None]:
+    """What was measured of a round, as part of a record."""
+    return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE}
+
+
+def recorded_measure(record: dict[str, Any]) -> RoundMeasure | None:
+    """What `measure_record` put into a record; None if the round was not measured."""
+    if "progress" not in record:
+        return None
+    return RoundMeasure(*(math.nan if record[name] is None else record[name] for name in _FIELDS_OF_MEASURE))
+
+
+def measures_of(events: Iterable[tuple[float, Event | Action]]) -> dict[int, RoundMeasure]:
+    """What was measured of each round, by the version of the community model that came out of it."""
+    published = (item for _, item in events if isinstance(item, CommunityPublished))
+    return {item.stamp.version: item.measure for item in published if item.measure is not None}
 
 
 def without_weights(item: Event | Action) -> Event | Action:

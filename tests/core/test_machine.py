@@ -7,7 +7,7 @@ the controller with them. I-numbers name the invariants that the design asks for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,10 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
+from metis.core.layer import Layer
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.nova import FedNova, NormalizedAverage, accumulated_steps
+from metis.core.pacing import AdaptivePeriod
 from metis.core.policies import (
     Policy,
     async_fedavg,
@@ -56,13 +58,15 @@ from metis.core.policies import (
     sync_fedavg,
 )
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
-from metis.core.server import FedAvgM, Optimized
+from metis.core.server import FedAvgM
+from metis.core.timing import TypicalTime
 from metis.errors import UnexpectedUpdate
 
 NAMES = ("a", "b", "c", "d")
 REFUSALS_ALLOWED = 2
 OTHER_LAYOUT = Model(Layout((TensorSpec("other", (3,)),)), np.zeros(3, np.float32))
 
+ADAPTIVE = AdaptivePeriod(batches=3, served=0.6)
 POLICIES = {
     "sync": sync_fedavg(1.5),
     "sync-limited": sync_fedavg(1.5, round_limit=5.0, grace=0.2),
@@ -73,6 +77,7 @@ POLICIES = {
     "fedrec": fedrec(1, rebuild_every=10**6),
     "fedasync": fedasync(1),
     "fedbuff": fedbuff(1, buffer_size=2),
+    "semisync-adaptive": semisync_fedavg(timings="smoothed", most_local_epochs=2).with_adaptive_period(ADAPTIVE),
     "semisync-server": semisync_fedavg(2).with_server(FedAvgM(0.5, 0.8)),
     "fedasync-server": fedasync(1).with_server(FedAvgM(0.5, 0.8)),
     "sync-nova": sync_fedavg(1.5).with_nova(FedNova(3.0, momentum=0.5)),
@@ -101,6 +106,11 @@ class Book:
     last_time: float | None = None
     overhead: float = 0.0
     refusals: int = 0
+    typical: TypicalTime = field(default_factory=TypicalTime)
+
+    @property
+    def typical_time(self) -> float | None:
+        return self.typical.value
 
     @property
     def available(self) -> bool:
@@ -159,7 +169,9 @@ class Federation(RuleBasedStateMachine):
     def mixing(self) -> Community:
         """The mixing rule, without the optimizer that may be behind it."""
         community = self.controller.community
-        return community._community if isinstance(community, Optimized) else community
+        while isinstance(community, Layer):
+            community = community.inside
+        return community
 
     @property
     def cached(self) -> bool:
@@ -210,6 +222,7 @@ class Federation(RuleBasedStateMachine):
             most = elapsed * (1 + 1e-9) if elapsed > 0 else math.inf
             book.last_time = min(event.time_per_batch, most)
             book.first_time = book.first_time or book.last_time
+            book.typical.note(book.last_time)
             book.overhead = max(0.0, self.now - sent_at - event.seconds)
         stale = task.based_on != self.stamp
         if isinstance(verdict, UpdateRefused):
@@ -293,6 +306,7 @@ class Federation(RuleBasedStateMachine):
         fresh = Book(examples, batch_size)
         if book is not None:
             fresh = replace(fresh, first_time=book.first_time, last_time=book.last_time, overhead=book.overhead)
+            fresh.typical = book.typical
         self.books[name] = fresh
         self.handle(event)
 
@@ -460,12 +474,12 @@ class Federation(RuleBasedStateMachine):
             expected = self.vector
         else:
             expected = self.vector
-        if isinstance(self.controller.community, Optimized):
+        if self.policy.server is not None:
             self.server_momentum = 0.8 * self.server_momentum + expected - self.current
             expected = self.current + 0.5 * self.server_momentum
         np.testing.assert_allclose(action.community_model.vector, expected, rtol=1e-5, atol=1e-5)
         self.current = action.community_model.vector.astype(np.float64)
-        if isinstance(self.controller.community, Optimized):
+        if self.policy.server is not None:
             self.vector = self.current
 
     def check_i10_budgets(self, sent: list[SendTask]) -> None:
@@ -476,14 +490,15 @@ class Federation(RuleBasedStateMachine):
                 epochs, steps = protocol.local_epochs, action.task.budget.steps
                 assert steps == max(1, math.floor(epochs * self.books[action.learner].epoch_steps + 1e-9))
             return
-        times = {
-            name: book.first_time if protocol.timings == "cold_start" else book.last_time
-            for name, book in self.books.items()
-            if book.available
-        }
+        kinds = {"cold_start": "first_time", "every_round": "last_time", "smoothed": "typical_time"}
+        times = {name: getattr(book, kinds[protocol.timings]) for name, book in self.books.items() if book.available}
         known = [time * self.books[name].epoch_steps for name, time in times.items() if time is not None]
         period = protocol.slowest_learner_epochs * max(known) if known else None
-        assert protocol.synchronization_period == period
+        if protocol.pacing is None or period is None:
+            assert protocol.synchronization_period == period
+        else:
+            period = protocol.synchronization_period
+            self.check_adaptive_period(period, times)
         for action in sent:
             time, budget = times[action.learner], action.task.budget
             if time is None or period is None:
@@ -495,8 +510,25 @@ class Federation(RuleBasedStateMachine):
                 assert budget.seconds == period
                 assert budget.steps is not None
                 if period / time < 2**50:  # beyond, a float does not count single steps
-                    assert budget.steps == max(1, math.floor(period / time * (1 + 1e-9)))
+                    most = protocol.most_local_epochs or math.inf
+                    within = max(1, math.floor(period / time * (1 + 1e-9)))
+                    assert budget.steps == min(within, most * self.books[action.learner].epoch_steps)
                     assert budget.steps * time <= period * (1 + 1e-8) or budget.steps == 1
+
+    def check_adaptive_period(self, period: float, times: dict[str, float | None]) -> None:
+        """At least so many batches, at most so many epochs, of those who hold most of the examples."""
+        timed = [(time, self.books[name]) for name, time in times.items() if time is not None]
+        wanted = ADAPTIVE.served * sum(book.examples for _, book in timed)
+        by_batch = sorted(timed, key=lambda pair: pair[0])
+        shortest = next(
+            time for place, (time, _) in enumerate(by_batch)
+            if sum(book.examples for _, book in by_batch[: place + 1]) >= wanted * (1 - 1e-9)
+        )  # fmt: skip
+        assert period >= ADAPTIVE.batches * shortest * (1 - 1e-9)
+        longest = max(time * book.epoch_steps for time, book in timed)
+        exchange = max(book.overhead for _, book in timed)
+        bounds = (ADAPTIVE.longest * longest, ADAPTIVE.batches * shortest, 10 * exchange)
+        assert period <= max(bounds) * (1 + 1e-9)
 
     def check_i11_deadline_is_bounded(self, sent: list[SendTask]) -> None:
         """I11: a round lasts at most its period, the grace, and what its learners' last exchange took."""

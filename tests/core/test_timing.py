@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metis.core.timing import MOST_STEPS, robust_time_per_batch, steps_of_epochs, steps_within
+from metis.core.timing import MOST_STEPS, TypicalTime, robust_time_per_batch, steps_of_epochs, steps_within
 
 
 @given(st.integers(1, 10_000), st.sampled_from([0.03, 0.3, 0.05, 0.8, 0.06, 2.0, 0.12, 0.1, 0.7]))
@@ -80,3 +80,41 @@ def test_the_estimate_is_among_the_measurements(times: list[float]):
     estimate = robust_time_per_batch(times)
 
     assert min(times) * (1 - 1e-9) <= estimate <= max(times) * (1 + 1e-9)
+
+
+# --- over several tasks -----------------------------------------------------------------------
+
+
+def test_a_typical_time_averages_what_is_alike():
+    """The geometric mean of what was known and what is measured."""
+    typical = TypicalTime()
+    assert [typical.note(seconds) for seconds in (0.1, 0.2)] == [None, None]
+    assert typical.value == pytest.approx(math.sqrt(0.1 * 0.2))
+
+
+def test_a_single_odd_task_is_ignored_and_two_in_a_row_are_a_change():
+    """Odd is beyond a factor of 2; two odd ones in opposite directions are no change."""
+    typical = TypicalTime()
+    for seconds in (0.1, 1.0, 0.1, 0.01, 1.0, 0.1):
+        assert typical.note(seconds) is None
+        assert typical.value == pytest.approx(0.1)
+    assert typical.note(1.0) is None
+    assert typical.note(1.2) == pytest.approx(0.1)
+    assert typical.value == 1.2
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30))
+def test_a_typical_time_stays_among_what_was_measured(times: list[float]):
+    typical = TypicalTime()
+    for seconds in times:
+        typical.note(seconds)
+    assert min(times) * (1 - 1e-9) <= typical.value <= max(times) * (1 + 1e-9)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_a_typical_time_finds_a_constant_one_within_a_few_tasks(before: float, after: float):
+    """However far it has changed: within a tenth after six tasks."""
+    typical = TypicalTime(before)
+    for _ in range(6):
+        typical.note(after)
+    assert typical.value == pytest.approx(after, rel=0.1)

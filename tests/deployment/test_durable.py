@@ -41,6 +41,7 @@ POLICIES = {
     "fedrec": policies.fedrec(1),
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
+    "semisync-adaptive": policies.semisync_fedavg(timings="smoothed").with_adaptive_period(),
     "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi()),
     "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 
 import metis
 from metis.core.community import MemoryStore
+from metis.core.pacing import AdaptivePeriod, ScheduledLambda
+from metis.core.protocols import SemiSynchronous
+from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_policy, build_solver, build_stop
@@ -140,6 +144,76 @@ def test_normalised_averaging_knows_the_solver(
     ],
 )
 def test_what_is_wrong_with_normalised_averaging_is_told(policy: dict[str, Any], complaint: str) -> None:
+    assert fault(**policy) == f"demo.toml: policy.{complaint}"
+
+
+# --- periods ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "pacing", "label"),
+    [
+        (
+            {"schedule": {"start": 4, "end": 0.5, "length": 20}},
+            ScheduledLambda(Schedule(4, 0.5, 20, "rounds", "cosine")),
+            "SemiSync (λ scheduled)",
+        ),
+        (
+            {"schedule": {"start": 4, "end": 1, "length": 60, "over": "seconds", "shape": "step", "jumps": 2}},
+            ScheduledLambda(Schedule(4, 1, 60, "seconds", "step", 2)),
+            "SemiSync (λ scheduled)",
+        ),
+        ({"adaptive": {}}, AdaptivePeriod(batches=5), "SemiSync (adaptive)"),
+        (
+            {"adaptive": {"batches": 6, "served": 0.5, "longest": 2, "wanted_agreement": 0.3, "gain": 2}},
+            AdaptivePeriod(6, 0.5, 2, 0.3, 2),
+            "SemiSync (adaptive)",
+        ),
+    ],
+)
+def test_a_table_says_how_long_periods_are(policy: dict[str, Any], pacing: object, label: str, tmp_path: Path) -> None:
+    """The shortest adaptive period comes from the solver's momentum where it is not given."""
+    config = resolved(**policy, training={"solver": "momentum", "momentum": 0.9})
+    protocol = build_policy(config.policy[0]).protocol
+
+    assert isinstance(protocol, SemiSynchronous)
+    made = protocol.pacing
+    if isinstance(made, AdaptivePeriod):
+        assert isinstance(pacing, AdaptivePeriod)
+        assert made.batches == pytest.approx(pacing.batches)
+        made = replace(made, batches=pacing.batches)
+    assert made == pacing
+    assert config.policy[0].label == label
+    assert again(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        (
+            {"schedule": {"start": 1, "end": 2, "length": 3}, "adaptive": {}},
+            "adaptive: is given together with schedule; keep one of them",
+        ),
+        (
+            {"adaptive": {}, "slowest_learner_epochs": 2},
+            "slowest_learner_epochs: is given together with adaptive; keep one of them",
+        ),
+        (
+            {"name": "fedrec", "adaptive": {}},
+            "adaptive: periods are for semi-synchronous training; fedrec has none",
+        ),
+        (
+            {"name": "sync_fedavg", "schedule": {"start": 1, "end": 2, "length": 3}},
+            "schedule: of lambda is for semi-synchronous training; sync_fedavg has none",
+        ),
+        ({"schedule": {"start": 1, "end": 2}}, "schedule.length: missing; it must be given"),
+        ({"schedule": {"start": 0, "end": 2, "length": 3}}, "schedule.start: is 0, must be greater than 0"),
+        ({"adaptive": {"served": 1.5}}, "adaptive.served: is 1.5, must be at most 1"),
+        ({"adaptive": {"batch": 2}}, "adaptive.batch: unknown key; did you mean 'batches'?"),
+        ({"most_local_epochs": 0.0}, "most_local_epochs: must be a number greater than 0, not 0.0"),
+    ],
+)
+def test_what_is_wrong_with_periods_is_told(policy: dict[str, Any], complaint: str) -> None:
     assert fault(**policy) == f"demo.toml: policy.{complaint}"
 
 

@@ -59,6 +59,7 @@ def test_defaults_are_written_out() -> None:
         "grace": 0.1,
         "weighting": "examples",
         "longest_period": math.inf,
+        "most_local_epochs": None,
     }
     assert policy.label == "SemiSync (λ=2)"
     assert policy.training.solver == "vanilla"
@@ -152,7 +153,7 @@ def test_labels_make_folder_names() -> None:
         ("policy.lambda=2", "policy.lambda: unknown key; did you mean 'slowest_learner_epochs'?"),
         ("policy.slowest_learner_epochs=0", "policy.slowest_learner_epochs: lambda must be a number greater than 0, not 0.0"),
         ("policy.slowest_learner_epochs=two", "policy.slowest_learner_epochs: is 'two', must be a number"),
-        ("policy.timings=once", "policy.timings: is 'once', must be one of every_round, cold_start"),
+        ("policy.timings=once", "policy.timings: is 'once', must be one of every_round, cold_start, smoothed"),
         ("policy.name=semisink", "policy.name: there is no policy 'semisink'; did you mean 'semisync_fedavg'?"),
         ("sede=1", "sede: unknown key; did you mean 'seed'?"),
         ("seed=1.5", "seed: is 1.5, must be a whole number"),

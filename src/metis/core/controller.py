@@ -7,6 +7,7 @@ gives the paper's first-in-first-out order without a lock. An illegal event rais
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from metis.core.community import MemoryStore, ModelStore
@@ -26,7 +27,9 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     LocalTask,
+    RoundMeasure,
     SendTask,
+    SpeedChanged,
     StopRequested,
     TaskFailed,
     UpdateCommitted,
@@ -35,7 +38,9 @@ from metis.core.events import (
 )
 from metis.core.model import Model, mixable_problem
 from metis.core.policies import Policy
+from metis.core.protocols import SemiSynchronous
 from metis.core.roster import LearnerRecord, Roster
+from metis.core.schedules import Moment
 from metis.core.timing import TOLERANCE
 from metis.errors import UnexpectedUpdate
 
@@ -100,6 +105,7 @@ class Controller:
         self.started = False
         self.finished = False
         self._tasks_sent = 0
+        self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
     def deadline(self) -> float:
@@ -189,22 +195,25 @@ class Controller:
         # Late work is lost, but not what it tells about the learner's speed. No batch took longer than the whole
         # task, so a wild claim cannot stretch the next period beyond what was seen.
         slowest = elapsed * (1 + TOLERANCE) if elapsed > 0 else event.time_per_batch
-        record.note_timing(min(event.time_per_batch, slowest), overhead=elapsed - event.seconds)
+        time_before = record.note_timing(min(event.time_per_batch, slowest), overhead=elapsed - event.seconds)
+        alarm = self._speed_alarm(record, time_before)
         if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
             version = self.community.stamp.version
-            return self._refuse(
-                record,
-                task,
-                "late",
-                f"late: it is based on community model {task.based_on.version}, rebase onto {version}",
-            )
+            reason = f"late: it is based on community model {task.based_on.version}, rebase onto {version}"
+            return [*self._refuse(record, task, "late", reason), *alarm]
         current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
         value = self.policy.contribution(event, record, task.based_on, current)
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0
         self.community.commit(event.learner, event.local_model, value, event.steps, base)
-        return [UpdateCommitted(event.learner, task.number, value)]
+        return [UpdateCommitted(event.learner, task.number, value), *alarm]
+
+    def _speed_alarm(self, record: LearnerRecord, before: float | None) -> list[Action]:
+        smoothed = isinstance(self.protocol, SemiSynchronous) and self.protocol.timings == "smoothed"
+        if before is None or record.typical_time.value is None or not smoothed:
+            return []
+        return [SpeedChanged(record.learner, before, record.typical_time.value)]
 
     def _problem(self, event: UpdateRequest, task: LocalTask) -> str | None:
         """Why this update must not enter the community model; None if it may."""
@@ -243,7 +252,11 @@ class Controller:
         contributors = self.community.contributors
         if not self.community.publish():
             return []
-        return [CommunityPublished(self.community.stamp, contributors, self.community.model)]
+        return [CommunityPublished(self.community.stamp, contributors, self.community.model, self._measure())]
+
+    def _measure(self) -> RoundMeasure | None:
+        """What was measured of the round; in a replay without weights, what was measured then."""
+        return self.measures.get(self.community.stamp.version, getattr(self.community, "measure", None))
 
     def _publish_and_assign(self, budgets: dict[LearnerId, Budget], now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
@@ -251,6 +264,9 @@ class Controller:
         spent = self._spent()
         if spent is not None:
             return [*actions, *self._finish(spent)]
+        moment = Moment(self.community.stamp.version, self.community.committed_steps, now)
+        measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
+        budgets = self.protocol.pace(self.roster, moment, measure, budgets)
         for learner, budget in budgets.items():
             task = LocalTask(self._tasks_sent, self.community.stamp, budget)
             self._tasks_sent += 1

@@ -23,6 +23,14 @@ class CommunityStamp:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundMeasure:
+    """What a publication tells about its round; lengths of vectors of weights."""
+
+    progress: float  # ||w_c' - w_c||: how far the community model went
+    divergence: float  # (sum p_k ||w_k - w_c||^2)^(1/2): how far the local models went, each its own way
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """How long to train: whichever ends first. The batch in hand is finished, at least one is done."""
 
@@ -148,6 +156,7 @@ class CommunityPublished:
     stamp: CommunityStamp
     contributors: int  # learners whose local models are in it
     community_model: Model = field(compare=False)
+    measure: RoundMeasure | None = None  # only where the protocol asks for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +187,21 @@ class LearnerSetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedChanged:
+    """This learner has become slower or faster for good: somebody may want to know why. Told under smoothed timings."""
+
+    learner: LearnerId
+    before: float  # seconds a batch
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The federation has ended."""
 
     reason: str
 
 
-Action: TypeAlias = SendTask | CommunityPublished | UpdateCommitted | UpdateRefused | LearnerSetAside | Finish
+Action: TypeAlias = (
+    SendTask | CommunityPublished | UpdateCommitted | UpdateRefused | LearnerSetAside | SpeedChanged | Finish
+)

@@ -23,10 +23,13 @@ from metis.core.contribution import (
     steps_done,
     version_staleness,
 )
+from metis.core.measured import Measured
 from metis.core.model import Model
 from metis.core.nova import FedNova, NormalizedAverage
+from metis.core.pacing import AdaptivePeriod, Pacing, ScheduledLambda
 from metis.core.protocols import Asynchronous, CommunicationProtocol, SemiSynchronous, Synchronous
 from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
+from metis.core.schedules import Changing
 from metis.core.server import Optimized, ServerOptimizer
 
 Weighting = Literal["examples", "steps"]
@@ -56,7 +59,9 @@ class Policy:
             community = self.community(initial_model, store)
         else:
             community = NormalizedAverage(initial_model, store, self.nova)
-        return community if self.server is None else Optimized(community, self.server)
+        if self.server is not None:
+            community = Optimized(community, self.server)
+        return Measured(community) if self.protocol.measures else community
 
     def with_server(self, optimizer: ServerOptimizer) -> Policy:
         """The same policy with an optimizer that makes steps from what its mixing proposes."""
@@ -69,9 +74,26 @@ class Policy:
             raise ValueError(f"nova mixes rounds by a normalised average, and {self.name} has none; {others}")
         return replace(self, nova=settings or FedNova(), label=f"{self.label} FedNova")
 
+    def with_lambda(self, schedule: Changing) -> Policy:
+        """The same semi-synchronous policy with a lambda that changes: a `Schedule`, or a function of the `Moment`."""
+        return self._paced("schedule of lambda is", ScheduledLambda(schedule), "SemiSync (λ scheduled)")
+
+    def with_adaptive_period(self, settings: AdaptivePeriod | None = None) -> Policy:
+        """The same semi-synchronous policy with periods chosen from what its rounds show, without lambda."""
+        return self._paced("adaptive periods are", settings or AdaptivePeriod(), "SemiSync (adaptive)")
+
+    def _paced(self, what: str, pacing: Pacing, label: str) -> Policy:
+        if not isinstance(self.protocol, SemiSynchronous):
+            raise ValueError(f"{what} for semi-synchronous training; {self.name} has none")
+        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label)
+
     def for_solver(self, momentum: float, pull: float) -> Policy:
-        """What normalised averaging must know of the local solver; see `accumulated_steps`."""
-        return self if self.nova is None else replace(self, nova=self.nova.for_solver(momentum, pull))
+        """With what normalised averaging and pacing must know of the local solver; see `accumulated_steps`."""
+        nova = None if self.nova is None else self.nova.for_solver(momentum, pull)
+        protocol = self.protocol
+        if isinstance(protocol, SemiSynchronous) and protocol.pacing is not None:
+            protocol = replace(protocol, pacing=protocol.pacing.for_solver(momentum))
+        return replace(self, nova=nova, protocol=protocol)
 
 
 def _contribution(weighting: Weighting) -> ContributionValue:
@@ -100,11 +122,20 @@ def semisync_fedavg(
     grace: float = 0.1,
     weighting: Weighting = "examples",
     longest_period: float = math.inf,
+    most_local_epochs: float | None = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
     return Policy(
         "semisync_fedavg",
-        SemiSynchronous(slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period),
+        SemiSynchronous(
+            slowest_learner_epochs,
+            cold_start_limit,
+            timings,
+            budget,
+            grace,
+            longest_period,
+            most_local_epochs=most_local_epochs,
+        ),
         _contribution(weighting),
         FullPass,
         f"SemiSync (λ={slowest_learner_epochs:g})",

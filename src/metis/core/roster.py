@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, KeysView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metis.core.events import LearnerId, LearnerJoined, LocalTask
 from metis.core.model import Model
+from metis.core.timing import TypicalTime
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class LearnerRecord:
     base_model: Model | None = None  # kept only for communities that mix differences
     first_time_per_batch: float | None = None  # t_beta_k of the cold start
     time_per_batch: float | None = None  # t_beta_k of the latest update
+    typical_time: TypicalTime = field(default_factory=TypicalTime)  # t_beta_k over all updates
     overhead: float = 0.0  # seconds that its latest exchange took besides training
     refusals: int = 0  # invalid or failed updates in a row
 
@@ -37,12 +39,13 @@ class LearnerRecord:
     def available(self) -> bool:
         return self.present and not self.set_aside
 
-    def note_timing(self, time_per_batch: float, overhead: float) -> None:
-        """Remember how fast the learner was this time."""
+    def note_timing(self, time_per_batch: float, overhead: float) -> float | None:
+        """Remember how fast the learner was this time; what it took before, if it has changed for good."""
         self.time_per_batch = time_per_batch
         if self.first_time_per_batch is None:
             self.first_time_per_batch = time_per_batch
         self.overhead = max(0.0, overhead)
+        return self.typical_time.note(time_per_batch)
 
 
 class Roster:

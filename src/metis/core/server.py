@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.community import Community, ModelStore
-from metis.core.events import CommunityStamp, LearnerId
+from metis.core.layer import Layer
 from metis.core.model import Layout, Model, Vector
 
 _BLOCK = 32 * 1024  # numbers; what a step needs of them stays in the processor's cache
@@ -152,52 +152,20 @@ class FedYogi:
         return _adaptive_step(difference, state, variance, self.learning_rate, self.beta1, self.tau)
 
 
-class Optimized:
+class Optimized(Layer):
     """A mixing rule whose proposals become steps of an optimizer; published is where those steps lead."""
 
-    def __init__(self, community: Community, optimizer: ServerOptimizer) -> None:
-        self._community, self._optimizer = community, optimizer
-        self._state = optimizer.start(community.model.layout.size)
-
-    @property
-    def model(self) -> Model:
-        return self._community.model
-
-    @model.setter
-    def model(self, model: Model) -> None:
-        self._community.model = model
-
-    @property
-    def stamp(self) -> CommunityStamp:
-        return self._community.stamp
-
-    @property
-    def committed_steps(self) -> int:
-        return self._community.committed_steps
-
-    @property
-    def uses_base(self) -> bool:
-        return self._community.uses_base
-
-    @property
-    def contributors(self) -> int:
-        return self._community.contributors
-
-    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
-        self._community.commit(learner, local_model, value, steps, base)
-
-    def withdraw(self, learner: LearnerId) -> None:
-        self._community.withdraw(learner)
-
-    def adopt(self, model: Model) -> None:
-        self._community.adopt(model)
+    def __init__(self, inside: Community, optimizer: ServerOptimizer) -> None:
+        super().__init__(inside)
+        self._optimizer = optimizer
+        self._state = optimizer.start(inside.model.layout.size)
 
     def publish(self) -> bool:
-        current = self._community.model
-        if not self._community.publish():
+        current = self.model
+        if not super().publish():
             return False
-        proposed = self._community.model
-        self._community.adopt(proposed.with_vector(self._step(current.vector, proposed.vector, current.layout)))
+        proposed = self.model
+        self.adopt(proposed.with_vector(self._step(current.vector, proposed.vector, current.layout)))
         return True
 
     def _step(self, current: Vector, proposed: Vector, layout: Layout) -> Vector:
@@ -214,8 +182,8 @@ class Optimized:
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         own = {f"server/{name}": vector for name, vector in self._state.items()}
-        return {**self._community.arrays(local_models=local_models), **own}
+        return {**super().arrays(local_models=local_models), **own}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
-        self._community.load_arrays(model, arrays, store)
+        super().load_arrays(model, arrays, store)
         self._state = {name: np.array(arrays[f"server/{name}"], np.float64) for name in self._state}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +23,36 @@ def steps_within(seconds: float, time_per_batch: float) -> int:
 def steps_of_epochs(epochs: float, epoch_steps: int) -> int:
     """Batches in a possibly fractional number of epochs, at least one."""
     return max(1, math.floor(epochs * epoch_steps * (1 + TOLERANCE)))
+
+
+_ODD = 2.0  # a time per batch beyond this factor is odd
+_FRESH = 0.5  # weight of a fresh measurement, in the logarithm
+
+
+@dataclass(slots=True)
+class TypicalTime:
+    """A learner's time per batch over its tasks: averaged, without single odd ones, quick to follow a real change.
+
+    A measurement within a factor of 2 is averaged in. One beyond it is ignored, until a second one in a row is odd in
+    the same direction: then the learner has changed, and the fresh measurement counts alone.
+    """
+
+    value: float | None = None
+    odd: int = 0  # 1 after an oddly slow task, -1 after an oddly fast one
+
+    def note(self, measured: float) -> float | None:
+        """Take a measurement in; where it proves that the learner has changed, what it took before."""
+        before = self.value
+        if before is None:
+            self.value = measured
+        elif 1 / _ODD <= measured / before <= _ODD:
+            self.value, self.odd = before * (measured / before) ** _FRESH, 0
+        elif self.odd == (side := 1 if measured > before else -1):
+            self.value, self.odd = measured, 0
+            return before
+        else:
+            self.odd = side
+        return None
 
 
 def robust_time_per_batch(batch_times: Sequence[float]) -> float:

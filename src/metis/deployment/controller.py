@@ -37,6 +37,7 @@ from metis.core.events import (
     LearnerLeft,
     LearnerSetAside,
     SendTask,
+    SpeedChanged,
     StopRequested,
     TaskFailed,
     UpdateCommitted,
@@ -535,6 +536,10 @@ class ControllerProcess:
                 case LearnerSetAside():
                     self._report("warning", f"learner '{action.learner}' is set aside: {action.reason}")
                     self._tell(action.learner, pb.Notice.SET_ASIDE, action.reason)
+                case SpeedChanged():
+                    what = f"a batch took {action.before:.3g} seconds and now takes {action.now:.3g}"
+                    self._report("warning", f"learner '{action.learner}' has changed: {what}")
+                    self._tell(action.learner, pb.Notice.INFORMATION, what)
                 case Finish():
                     self.finished = True
         if self._watch is not None:

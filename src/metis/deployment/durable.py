@@ -26,13 +26,14 @@ from metis.core.events import (
     Event,
     LearnerId,
     LocalTask,
+    RoundMeasure,
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
 from metis.deployment.wire import let_go, model_parts, payload_sha256, read_model
 from metis.errors import DataError, LearnerError
-from metis.trace import from_record, to_record
+from metis.trace import from_record, measure_record, recorded_measure, to_record
 
 Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
@@ -182,6 +183,8 @@ class DurableController:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
         blob = self.state.put_blob(model_parts(action.community_model), durable=False)
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
+        if action.measure is not None:
+            self._measures[action.stamp.version] = action.measure
         community = self.controller.community
         community.model = read_model(self.state.blob_path(blob), self.layout)
         if community.uses_base:
@@ -196,7 +199,9 @@ class DurableController:
                 self._note_published(action.stamp.version, now)
 
     def _note_published(self, version: int, now: float) -> None:
-        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version]})
+        measure = self._measures.pop(version, None)
+        told = {} if measure is None else measure_record(measure)
+        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version], **told})
         self._published = version
 
     def _forget_versions(self) -> None:
@@ -237,6 +242,7 @@ class DurableController:
     def _replay(self, snapshot: Snapshot | None) -> None:
         self.versions: dict[int, str] = {}
         self.hashes = {0: payload_sha256(self._initial_model)}
+        self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
         self._store = _BlobStore(self.state, self.layout)
         self._since_snapshot = 0
         self._seq = 0  # of the last entry that was applied; others may be in the journal behind it
@@ -271,6 +277,7 @@ class DurableController:
     def _replay_without_weights(self, snapshot: Snapshot, trace: list[tuple[float, Event | Action]]) -> None:
         arrays = self.state.load_snapshot(snapshot)
         controller = self._make(Model.empty(), MemoryStore())
+        controller.measures = self._journaled_measures()
         for entry in self.state.entries():
             if entry.seq > snapshot.seq:
                 break
@@ -307,6 +314,12 @@ class DurableController:
                 assert record.task is not None
                 record.base_model = self._version_model(record.task.based_on.version)
         self.controller = controller
+
+    def _journaled_measures(self) -> dict[int, RoundMeasure]:
+        """What was measured of each round when the models were there, by version."""
+        records = (entry.record for entry in self.state.entries() if "published" in entry.record)
+        measures = ((record["published"], recorded_measure(record)) for record in records)
+        return {version: measure for version, measure in measures if measure is not None}
 
     def _version_model(self, version: int) -> Model:
         if version not in self.versions:

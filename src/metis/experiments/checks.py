@@ -155,6 +155,7 @@ def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: 
     _check_learners(config, complaints)
     _check_solvers(config, complaints)
     _check_servers(config, complaints)
+    _check_pacing(config, complaints)
     processors = os.cpu_count() or 1
     if config.training.threads > processors and not elsewhere:
         complaints.add(
@@ -287,6 +288,17 @@ def _check_solvers(config: ExperimentConfig, complaints: Complaints) -> None:
             complaints.add(["training", key], _unused(key, config.training.solver))
 
 
+def _check_pacing(config: ExperimentConfig, complaints: Complaints) -> None:
+    for place, policy in enumerate(config.policy):
+        paced = [key for key in ("schedule", "adaptive") if getattr(policy, key) is not None]
+        if len(paced) == 2:
+            complaints.add(["policy", place, "adaptive"], "is given together with schedule; keep one of them")
+        elif paced and "slowest_learner_epochs" in policy.parameters:
+            complaints.add(
+                ["policy", place, "slowest_learner_epochs"], f"is given together with {paced[0]}; keep one of them"
+            )
+
+
 def _check_servers(config: ExperimentConfig, complaints: Complaints) -> None:
     for place, policy in enumerate(config.policy):
         if policy.server is None:
@@ -392,6 +404,14 @@ def _solver_settings(policy: PolicyConfig, training: TrainingConfig) -> SolverCo
     return SolverConfig(solver=cast("Any", solver), **{key: value for key, value in values.items() if key in kept})
 
 
+def _parameters(policy: PolicyConfig) -> dict[str, Any]:
+    """All parameters of the policy; not lambda, where periods are given otherwise."""
+    known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump()
+    if policy.schedule is not None or policy.adaptive is not None:
+        known.pop("slowest_learner_epochs", None)
+    return known
+
+
 def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig:
     """Every default written out, files by their full path: the same run wherever the file is moved."""
     training = config.training
@@ -400,9 +420,11 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             name=policy.name,
             label=policy.label,
             training=_solver_settings(policy, training),
+            schedule=policy.schedule,
+            adaptive=policy.adaptive,
             nova=policy.nova,
             server=None if policy.server is None else completed_server(policy.server),
-            **signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump(),
+            **_parameters(policy),
         )
         for policy in config.policy
     ]

@@ -7,7 +7,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from metis.core.nova import FedNova
+from metis.core.pacing import AdaptivePeriod
 from metis.core.policies import Policy
+from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from metis.experiments.schema import POLICIES, PolicyConfig, ServerConfig, SolverConfig
 
@@ -22,11 +24,15 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 def compose(table: PolicyConfig) -> Policy:
     """The policy that a table describes; a ValueError says which setting is impossible."""
     policy = POLICIES[table.name](**table.parameters)
+    if table.schedule is not None:
+        policy = policy.with_lambda(Schedule(**table.schedule.model_dump()))
+    if table.adaptive is not None:
+        policy = policy.with_adaptive_period(AdaptivePeriod(**table.adaptive.model_dump()))
     if table.nova is not None:
-        policy = policy.with_nova(FedNova(table.nova.largest_amplification)).for_solver(*_accumulation(table.training))
+        policy = policy.with_nova(FedNova(table.nova.largest_amplification))
     if table.server is not None:
         policy = policy.with_server(server_optimizer(table.server))
-    return policy
+    return policy.for_solver(*_accumulation(table.training))
 
 
 def _accumulation(solver: SolverConfig) -> tuple[float, float]:

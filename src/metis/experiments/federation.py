@@ -44,7 +44,7 @@ from metis.simulation.replay import RecordedPool
 from metis.simulation.simulator import Machine, Simulator
 from metis.simulation.speed import Speed
 from metis.storage import DiskStore, load_arrays, save_arrays
-from metis.trace import read_trace, to_line, without_weights
+from metis.trace import measures_of, read_trace, to_line, without_weights
 
 _CHECKPOINT = "checkpoint.safetensors"
 
@@ -322,6 +322,7 @@ class _Session:
     def _replay(self, recorded: list[tuple[float, Event | Action]]) -> Simulator:
         """The simulator as it was after these events, but for the weights; those are in the checkpoint."""
         simulator = self._simulator(Model.empty(), RecordedPool(recorded), MemoryStore())
+        simulator.controller.measures = measures_of(recorded)
         try:
             simulator.start()
             while self._lines < len(recorded) and not simulator.finished and simulator.step(Interrupts()):

@@ -232,7 +232,8 @@ def _schedule(policy: Policy) -> tuple[Any, ...]:
 
 
 def _with_lambda(policy: PolicyConfig, value: float) -> Policy:
-    made = build_policy(policy.model_copy(update={"slowest_learner_epochs": value}))
+    fixed = {"slowest_learner_epochs": value, "schedule": None, "adaptive": None}
+    made = build_policy(policy.model_copy(update=fixed))
     return replace(made, label=f"SemiSync λ={value:g}")
 
 

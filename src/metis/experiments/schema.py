@@ -29,8 +29,10 @@ PARAMETERS: dict[str, str] = {
     "local_epochs": "passes over its own data that a learner does in a task; may be a fraction",
     "slowest_learner_epochs": "lambda: a period is so many epochs of the slowest learner; may be a fraction",
     "cold_start_limit": "seconds; whoever has not done its first epoch by then hands in what it has",
-    "timings": "every_round measures the time per batch anew; cold_start keeps the first, as the paper does (R13)",
+    "timings": "every_round measures the time per batch anew; cold_start keeps the first, as the paper does (R13); "
+    "smoothed averages, ignores single odd tasks and tells when a learner has changed",
     "budget": "steps: B_k batches; deadline: whatever a learner gets done in the period",
+    "most_local_epochs": "in a period, at most; who is done waits, and its machine may sleep; no limit if not given",
     "round_limit": "seconds of training after which a learner hands in what it has",
     "longest_period": "seconds; no learner, however slow or untruthful, stretches a period beyond",
     "grace": "share of the period, or of round_limit, that a barrier waits longer before it goes on without the late",
@@ -256,6 +258,38 @@ class ServerConfig(Table):
     tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
 
 
+class ScheduleConfig(Table):
+    """A number that changes in the course of a run; beyond the paper."""
+
+    start: Positive = Field(description="at the beginning")
+    end: Positive = Field(description="once the length is over")
+    length: Positive = Field(description="from the start to the end, in what `over` says")
+    over: Literal["rounds", "steps", "seconds"] = Field(
+        default="rounds", description="published community models, local steps of all learners, or seconds of the run"
+    )
+    shape: Literal["step", "linear", "cosine", "exponential"] = Field(
+        default="cosine", description="how it gets there; step: in jumps of equal factors"
+    )
+    jumps: Count = Field(default=1, description="of a step schedule, at equal distances; the last at the end")
+
+
+class AdaptiveConfig(Table):
+    """Periods as short as learners can make use of, longer as long as their models agree; beyond the paper."""
+
+    batches: Annotated[FiniteFloat, Field(ge=1)] | None = Field(
+        default=None,
+        description="that a learner does in the shortest period; 4, or 0.5 / (1 - momentum) if that is more",
+    )
+    served: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
+        default=0.8, description="share of all examples whose holders must be able to do so many batches in a period"
+    )
+    longest: Positive = Field(default=4.0, description="no period is longer, in epochs of those learners")
+    wanted_agreement: Annotated[FiniteFloat, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="of local models, that keeps the period: 1 is all the same way; higher is shorter"
+    )
+    gain: Positive = Field(default=1.0, description="how much a period follows what was measured")
+
+
 class NovaConfig(Table):
     """Normalised averaging: who did more steps does not pull more; beyond the paper."""
 
@@ -270,6 +304,12 @@ class PolicyConfig(OpenTable):
     name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+    schedule: ScheduleConfig | None = Field(
+        default=None, description="of lambda, instead of slowest_learner_epochs; none if not given"
+    )
+    adaptive: AdaptiveConfig | None = Field(
+        default=None, description="periods chosen from what rounds show, instead of lambda; none if not given"
+    )
     nova: NovaConfig | None = Field(default=None, description="FedNova instead of a plain average; none if not given")
     server: ServerConfig | None = Field(default=None, description="an optimizer at the controller; none if not given")
 

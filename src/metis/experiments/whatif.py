@@ -29,7 +29,7 @@ from metis.experiments.forecast import names
 from metis.runs import CONFIG, EVENTS, SUMMARY, Setting
 from metis.simulation.course import Course
 from metis.simulation.recorded import recorded_tasks, replay_otherwise
-from metis.trace import read_trace, to_record
+from metis.trace import measures_of, read_trace, to_record
 
 HOUR = 3600.0
 
@@ -152,6 +152,8 @@ def what_if(recording: Recording, policy: Policy) -> Course:
         quorum=recording.quorum,
         refusals_allowed=recording.refusals_allowed,
     )
+    if recording.policy is not None and _settings(policy) == _settings(recording.policy):
+        controller.measures = measures_of(recording.events)  # there are no weights to measure again
     try:
         return replay_otherwise(recording.events, controller, recording.nominal)
     except (KeyError, UnexpectedUpdate) as problem:

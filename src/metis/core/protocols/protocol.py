@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from metis.core.events import Budget, LearnerId
+from metis.core.events import Budget, LearnerId, RoundMeasure
 from metis.core.roster import Roster
+from metis.core.schedules import Moment
 
 
 class CommunicationProtocol(Protocol):
@@ -17,7 +18,16 @@ class CommunicationProtocol(Protocol):
     """
 
     accepts_stale: bool  # may an update be based on an older community model than the current one?
-    fills_the_period: bool  # is everybody at work all the time? Then the paper charges energy for all of it.
+
+    @property
+    def fills_the_period(self) -> bool:
+        """Is everybody at work all the time? Then the paper charges energy for all of it."""
+        ...
+
+    @property
+    def measures(self) -> bool:
+        """Must each round be measured, for `pace`?"""
+        ...
 
     @property
     def deadline(self) -> float:
@@ -26,6 +36,12 @@ class CommunicationProtocol(Protocol):
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         """Who trains next and for how long; empty while the federation should wait."""
+        ...
+
+    def pace(
+        self, roster: Roster, moment: Moment, measure: RoundMeasure | None, budgets: dict[LearnerId, Budget]
+    ) -> dict[LearnerId, Budget]:
+        """The budgets that `next_tasks` has just given, or others now that the round is published and measured."""
         ...
 
 

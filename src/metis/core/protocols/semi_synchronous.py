@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from metis.core.events import Budget, LearnerId
+from metis.core.events import Budget, LearnerId, RoundMeasure
+from metis.core.pacing import Pace, Pacing, Timed
 from metis.core.protocols.protocol import Barrier
 from metis.core.roster import LearnerRecord, Roster
-from metis.core.timing import steps_within
+from metis.core.schedules import Moment
+from metis.core.timing import steps_of_epochs, steps_within
 
-Timings = Literal["every_round", "cold_start"]
+Timings = Literal["every_round", "cold_start", "smoothed"]
 BudgetUnit = Literal["steps", "deadline"]
 
 
@@ -25,16 +27,19 @@ class SemiSynchronous:
 
     slowest_learner_epochs: float = 2.0  # lambda
     cold_start_limit: float = math.inf  # seconds
-    timings: Timings = "every_round"  # or "cold_start": static, as in the paper (R13)
+    timings: Timings = "every_round"  # "cold_start": static, as in the paper (R13); "smoothed": see `TypicalTime`
     budget: BudgetUnit = "steps"  # or "deadline": train for t_max seconds, hand in what there is
     grace: float = 0.1  # share of the period that the barrier waits longer
     longest_period: float = math.inf  # seconds; no learner, however slow or untruthful, stretches a round beyond
+    pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
+    most_local_epochs: float | None = None  # in a period; who has little data need not go round and round in it
     accepts_stale = False
-    fills_the_period = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
+    _pace: Pace | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._pace = None if self.pacing is None else self.pacing.start()
         if not 0 < self.slowest_learner_epochs < math.inf:
             raise ValueError(
                 f"slowest_learner_epochs (lambda) must be a number greater than 0, not {self.slowest_learner_epochs}"
@@ -49,10 +54,28 @@ class SemiSynchronous:
             raise ValueError(f"grace must be 0 or more, not {self.grace}")
         if not self.longest_period > 0:
             raise ValueError(f"longest_period must be greater than 0 seconds, not {self.longest_period}")
+        if self.most_local_epochs is not None and not 0 < self.most_local_epochs < math.inf:
+            raise ValueError(f"most_local_epochs must be a number greater than 0, not {self.most_local_epochs}")
 
     @property
     def deadline(self) -> float:
         return self._barrier.deadline
+
+    @property
+    def fills_the_period(self) -> bool:
+        return self.most_local_epochs is None
+
+    @property
+    def measures(self) -> bool:
+        return self.pacing is not None and self.pacing.measures
+
+    def pace(
+        self, roster: Roster, moment: Moment, measure: RoundMeasure | None, budgets: dict[LearnerId, Budget]
+    ) -> dict[LearnerId, Budget]:
+        if self._pace is None:
+            return budgets
+        self._pace.learn(moment, measure)
+        return self.next_tasks(roster, moment.seconds)
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         if not self._barrier.is_open(roster, now):
@@ -60,22 +83,38 @@ class SemiSynchronous:
         waiting = roster.waiting
         if not waiting:
             return {}
-        # Over all who are there, late ones included: the period must fit a late learner as well.
-        epoch_times = [
-            record.epoch_steps * time_per_batch
-            for record in roster.available
-            if (time_per_batch := self._time_per_batch(record)) is not None
-        ]
-        self.synchronization_period = (
-            min(self.slowest_learner_epochs * max(epoch_times), self.longest_period) if epoch_times else None
-        )
+        self.synchronization_period = self._next_period(roster)
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
         slack = max(record.overhead + (record.time_per_batch or 0.0) for record in waiting)
         self._barrier.deadline = now + length * (1 + self.grace) + slack
         return {record.learner: self._budget_of(record) for record in waiting}
 
+    def _next_period(self, roster: Roster) -> float | None:
+        """t_max, over all who are there, late ones included: it must fit a late learner as well."""
+        timed = [
+            (record, time_per_batch)
+            for record in roster.available
+            if (time_per_batch := self._time_per_batch(record)) is not None
+        ]
+        if not timed:
+            return None
+        if self._pace is None:
+            slowest = max(record.epoch_steps * time_per_batch for record, time_per_batch in timed)
+            return min(self.slowest_learner_epochs * slowest, self.longest_period)
+        learners = [
+            Timed(record.examples, record.epoch_steps * time_per_batch, time_per_batch, record.overhead)
+            for record, time_per_batch in timed
+        ]
+        return min(self._pace.period(learners), self.longest_period)
+
     def _time_per_batch(self, record: LearnerRecord) -> float | None:
-        return record.first_time_per_batch if self.timings == "cold_start" else record.time_per_batch
+        match self.timings:
+            case "cold_start":
+                return record.first_time_per_batch
+            case "smoothed":
+                return record.typical_time.value
+            case "every_round":
+                return record.time_per_batch
 
     def _budget_of(self, record: LearnerRecord) -> Budget:
         time_per_batch, period = self._time_per_batch(record), self.synchronization_period
@@ -83,7 +122,9 @@ class SemiSynchronous:
             return Budget(record.epoch_steps, self.cold_start_limit)
         if time_per_batch is None:
             return Budget(record.epoch_steps, min(self.cold_start_limit, period))
-        if self.budget == "deadline":
-            return Budget(None, period)
-        # The seconds bind only a learner that has become slower than its timing says.
-        return Budget(steps_within(period, time_per_batch), period)
+        steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)
+        if self.most_local_epochs is not None:
+            most = steps_of_epochs(self.most_local_epochs, record.epoch_steps)
+            steps = most if steps is None else min(steps, most)
+        # The seconds bind only a learner that has become slower than its timing says, or that has no steps given.
+        return Budget(steps, period)

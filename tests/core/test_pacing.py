@@ -1,0 +1,262 @@
+"""How long periods are: lambda by a schedule, periods that adapt, work caps, smoothed timings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from core.play import Actor, Play
+from metis.core.controller import Controller
+from metis.core.events import (
+    Budget,
+    CommunityPublished,
+    LearnerJoined,
+    RoundMeasure,
+    SendTask,
+    SpeedChanged,
+    UpdateRequest,
+)
+from metis.core.model import Model
+from metis.core.pacing import AdaptivePeriod, ScheduledLambda, Timed
+from metis.core.policies import fedrec, semisync_fedavg, sync_fedavg
+from metis.core.schedules import Moment, Schedule
+from metis.errors import ConfigError
+
+AGREE, DISAGREE = RoundMeasure(1.0, 1.0), RoundMeasure(0.1, 1.0)
+
+
+def learners(*times: float, examples: int = 100, epoch: float = 50, exchange: float = 0.0) -> list[Timed]:
+    return [Timed(examples, epoch * time, time, exchange) for time in times]
+
+
+# --- lambda by a schedule ---------------------------------------------------------------------
+
+
+def test_lambda_follows_its_schedule_round_by_round():
+    """The period of the round after model v is lambda(v) epochs of the slowest learner, from the same moment on."""
+    schedule = Schedule(4, 1, 3, shape="linear")
+    play = Play(semisync_fedavg().with_lambda(schedule), gpu=0.03, cpu=0.3).run_until(community_version=6)
+
+    epoch = 50 * 0.3
+    budgets = [item.task.budget for item in play.items(SendTask) if item.learner == "cpu"]
+    assert budgets[0] == Budget(50)  # the cold start
+    for version, budget in enumerate(budgets[1:], start=1):
+        epochs = schedule(Moment(rounds=version))
+        assert budget.seconds == pytest.approx(epochs * epoch)
+        assert budget.steps == math.floor(epochs * 50 + 1e-6)
+    gaps = [after - before for before, after in itertools.pairwise(play.times(CommunityPublished))]
+    assert gaps == pytest.approx([3 * epoch, 2 * epoch, epoch, epoch, epoch])
+
+
+def test_lambda_may_be_any_function_of_steps_or_time():
+    """Here: long periods until 2,000 steps are done."""
+    play = Play(semisync_fedavg().with_lambda(lambda moment: 2.0 if moment.steps < 2000 else 0.5), gpu=0.03, cpu=0.3)
+    play.run_until(community_version=6)
+
+    stamps = {item.stamp.version: item.stamp.steps for item in play.published()}
+    for item in play.items(SendTask):
+        if item.task.based_on.version:
+            expected = 2.0 if stamps[item.task.based_on.version] < 2000 else 0.5
+            assert item.task.budget.seconds == pytest.approx(expected * 15)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, math.nan, math.inf])
+def test_a_function_that_gives_no_lambda_is_named(number):
+    with pytest.raises(ConfigError, match=f"the schedule of lambda gives {number} after 1 rounds"):
+        Play(semisync_fedavg().with_lambda(lambda moment: number if moment.rounds else 1.0), cpu=0.3).run_until(
+            community_version=3
+        )
+
+
+# --- periods that adapt -----------------------------------------------------------------------
+
+
+def test_the_shortest_period_serves_those_who_hold_most_examples():
+    """A single straggler with a fifth of the examples does not make it longer; a second one does."""
+    pace = AdaptivePeriod(batches=8, served=0.8).start()
+    assert pace.period(learners(0.03, 0.03, 0.03, 0.3, 3.0)) == pytest.approx(8 * 0.3)
+    assert pace.period(learners(0.03, 0.03, 0.03, 3.0, 3.0)) == pytest.approx(8 * 3.0)
+    assert AdaptivePeriod(8, served=1.0).start().period(learners(0.03, 0.3, 3.0)) == pytest.approx(8 * 3.0)
+
+
+def test_the_shortest_period_is_ten_times_the_exchange():
+    """Exchanges take no more than a tenth of the time of those who hold most examples."""
+    far = [*learners(0.01, 0.01, 0.01, 0.01, exchange=0.5), *learners(0.01, exchange=100.0)]
+    assert AdaptivePeriod(batches=8).start().period(far) == pytest.approx(10 * 0.5)
+
+
+def test_agreement_makes_periods_longer_and_disagreement_shorter():
+    """By exp(gain (agreement - wanted)); between the shortest period and `longest` epochs."""
+    settings = AdaptivePeriod(batches=8, longest=2.0, wanted_agreement=0.5, gain=0.8)
+    pace, there = settings.start(), learners(0.1, 0.1, 0.1)
+    shortest, longest = 8 * 0.1, 2.0 * 50 * 0.1
+    assert pace.period(there) == pytest.approx(shortest)
+    pace.learn(Moment(1), AGREE)
+    assert pace.period(there) == pytest.approx(shortest * math.exp(0.8 * (1 - 0.5)))
+    pace.learn(Moment(2), DISAGREE)
+    assert pace.period(there) == pytest.approx(shortest * math.exp(0.8 * (1 - 0.5) + 0.8 * (0.01 - 0.5)))
+    for _ in range(20):
+        pace.learn(Moment(3), AGREE)
+        assert pace.period(there) <= longest * (1 + 1e-12)
+    assert pace.period(there) == pytest.approx(longest)
+    pace.learn(Moment(4), DISAGREE)
+    assert pace.period(there) < longest, "what the bound cut off has not piled up"
+    for _ in range(20):
+        pace.learn(Moment(5), DISAGREE)
+        assert pace.period(there) >= shortest * (1 - 1e-12)
+
+
+def test_a_round_without_a_measure_changes_nothing():
+    pace, there = AdaptivePeriod(batches=8).start(), learners(0.1)
+    before = pace.period(there)
+    pace.learn(Moment(1), None)
+    pace.learn(Moment(1), RoundMeasure(0.0, 0.0))
+    assert pace.period(there) == before
+
+
+def test_momentum_asks_for_longer_periods():
+    """A momentum that starts anew in each task needs some steps to get going."""
+    plain, momentum = (AdaptivePeriod().for_solver(gamma) for gamma in (0.0, 0.95))
+    assert plain.batches == 4
+    assert momentum.batches == pytest.approx(0.5 / (1 - 0.95))
+    assert AdaptivePeriod(batches=5).for_solver(0.9).batches == 5
+    policy = semisync_fedavg().with_adaptive_period().for_solver(0.95, 0.0)
+    assert policy.protocol.pacing == momentum
+    assert ScheduledLambda(abs).for_solver(0.9) == ScheduledLambda(abs)
+
+
+def test_a_learner_that_becomes_ten_times_slower_does_less_instead_of_holding_everybody_up():
+    """Under lambda every period would be ten times longer from then on."""
+    names = [f"site-{number}" for number in range(5)]
+    rounds = {}
+    for kind, policy in (
+        ("adaptive", semisync_fedavg(timings="smoothed").with_adaptive_period(AdaptivePeriod(25, longest=0.5))),
+        ("fixed", semisync_fedavg(0.5)),
+    ):
+        play = Play(policy, **dict.fromkeys(names, 0.1)).run_until(time=50.0)
+        before = play.version
+        play.actors["site-0"].time_per_batch = 1.0
+        play.run_until(time=150.0)
+        rounds[kind] = (before / 50, (play.version - before) / 100)
+
+    assert rounds["adaptive"][1] == pytest.approx(rounds["adaptive"][0], rel=0.2)
+    assert rounds["fixed"][1] < 0.3 * rounds["fixed"][0]
+
+
+def test_rounds_are_measured_only_where_somebody_asks():
+    """And the measure is told with the publication."""
+    plain = Play(semisync_fedavg(2), gpu=0.03, cpu=0.3).run_until(community_version=3)
+    adaptive = Play(semisync_fedavg().with_adaptive_period(), gpu=0.03, cpu=0.3).run_until(community_version=3)
+
+    assert [item.measure for item in plain.published()] == [None] * 3
+    for item in adaptive.published():
+        assert item.measure is not None
+        assert 0 < item.measure.progress <= item.measure.divergence * (1 + 1e-6)
+
+
+def test_a_replay_without_weights_paces_as_it_was_measured():
+    """The measures of the record count, not those of empty models."""
+    policy = semisync_fedavg().with_adaptive_period(AdaptivePeriod(batches=8, gain=3.0))
+    play = Play(policy, Actor("gpu", 0.03), Actor("cpu", 0.3, transfer=0.2)).run_until(community_version=8)
+    periods = {item.task.budget.seconds for item in play.items(SendTask)}
+    assert len(periods) > 3, "otherwise this would show nothing"
+
+    again = Controller(policy, Model.empty(), learners_expected=2)
+    again.measures = {item.stamp.version: item.measure for item in play.published()}
+    told = []
+    for at, item in play.log:
+        if isinstance(item, UpdateRequest):
+            item = UpdateRequest(item.learner, item.task, item.steps, item.seconds, item.time_per_batch, Model.empty())
+        if isinstance(item, (LearnerJoined, UpdateRequest)) or type(item).__name__ == "DeadlinePassed":
+            told += [item, *again.handle(item, at)]
+    assert told == [item for _, item in play.log]
+
+
+# --- work caps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["steps", "deadline"])
+def test_a_learner_with_little_data_does_not_go_round_and_round(budget):
+    """At most so many epochs in a period; who is done waits, and the clock of the others does not change."""
+    cast = (Actor("small", 0.03, examples=500), Actor("large", 0.03, examples=5000))
+    play = Play(semisync_fedavg(2, budget=budget, most_local_epochs=3), *cast).run_until(community_version=3)
+
+    assert play.tasks()["small"] == 3 * 5
+    assert play.budgets()["large"].seconds == pytest.approx(2 * 50 * 0.03)
+    free = Play(semisync_fedavg(2, budget=budget), *cast).run_until(community_version=3)
+    assert free.times(CommunityPublished) == pytest.approx(play.times(CommunityPublished))
+    assert play.costs().by_learner["small"].idle > free.costs().by_learner["small"].idle
+
+
+def test_idle_time_of_a_cap_is_not_charged_as_work():
+    """The paper's equation charges everybody's whole time because everybody works; with a cap they do not."""
+    cast = (Actor("small", 0.03, examples=500), Actor("large", 0.03, examples=5000))
+    play = Play(semisync_fedavg(2, most_local_epochs=3), *cast).run_until(community_version=4)
+    energy = play.costs().energy
+
+    assert energy.equation == energy.active < energy.idle_charged
+
+
+# --- smoothed timings -------------------------------------------------------------------------
+
+
+def test_one_odd_task_does_not_change_the_period_and_two_are_told():
+    """A learner that is slow once is let be; slow twice, it has changed, and somebody is told."""
+    play = Play(semisync_fedavg(1, timings="smoothed"), gpu=0.03, cpu=0.3).run_until(community_version=2)
+    period = play.controller.protocol.synchronization_period
+    cpu = play.actors["cpu"]
+
+    cpu.time_per_batch = 3.0
+    play.run_until(community_version=3)
+    cpu.time_per_batch = 0.3
+    play.run_until(community_version=6)
+    assert play.controller.protocol.synchronization_period == pytest.approx(period)
+    assert play.items(SpeedChanged) == []
+
+    cpu.time_per_batch = 3.0
+    play.run_until(community_version=9)
+    assert play.items(SpeedChanged) == [SpeedChanged("cpu", pytest.approx(0.3), 3.0)]
+    assert play.controller.protocol.synchronization_period == pytest.approx(10 * period)
+
+
+def test_other_timings_tell_of_no_change():
+    """What the paper's policies say stays as it was."""
+    play = Play(semisync_fedavg(1), gpu=0.03, cpu=0.3).run_until(community_version=2)
+    play.actors["cpu"].time_per_batch = 3.0
+    play.run_until(community_version=6)
+    assert play.items(SpeedChanged) == []
+
+
+# --- what cannot be ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [sync_fedavg(), fedrec()], ids=lambda policy: policy.name)
+def test_policies_without_periods_cannot_be_paced(policy):
+    with pytest.raises(ValueError, match=f"adaptive periods are for semi-synchronous training; {policy.name} has none"):
+        policy.with_adaptive_period()
+    with pytest.raises(
+        ValueError, match=f"schedule of lambda is for semi-synchronous training; {policy.name} has none"
+    ):
+        policy.with_lambda(Schedule(2, 1, 10))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"batches": 0.5}, "batches must be 1 or more, not 0.5"),
+        ({"served": 0}, "served must be greater than 0 and at most 1, not 0"),
+        ({"longest": 0}, "longest must be a number greater than 0, not 0"),
+        ({"gain": math.nan}, "gain must be a number greater than 0, not nan"),
+        ({"wanted_agreement": 1}, "wanted_agreement must lie between 0 and 1, not 1"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=f"^{complaint}$"):
+        AdaptivePeriod(**settings)
+
+
+def test_an_impossible_cap_is_refused():
+    with pytest.raises(ValueError, match="most_local_epochs must be a number greater than 0, not 0"):
+        semisync_fedavg(most_local_epochs=0)

@@ -1,0 +1,61 @@
+"""Numbers that change in the course of a run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metis.core.schedules import Moment, Schedule
+
+numbers = st.floats(1e-3, 1e3)
+
+
+@given(numbers, numbers, numbers, st.sampled_from(["step", "linear", "cosine", "exponential"]), st.floats(0, 5000))
+def test_a_schedule_goes_from_its_start_to_its_end_and_stays(start, end, length, shape, seconds):
+    """And never leaves what lies between them."""
+    schedule = Schedule(start, end, length, "seconds", shape, jumps=3)
+
+    assert schedule(Moment()) == pytest.approx(start)
+    assert schedule(Moment(seconds=length)) == pytest.approx(end)
+    assert schedule(Moment(rounds=9, steps=9, seconds=1e9)) == pytest.approx(end)
+    low, high = min(start, end), max(start, end)
+    assert low * (1 - 1e-9) <= schedule(Moment(seconds=seconds)) <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "half"),
+    [
+        ("linear", (4 + 0.25) / 2),
+        ("cosine", (4 + 0.25) / 2),
+        ("exponential", math.sqrt(4 * 0.25)),
+        ("step", math.sqrt(4 * 0.25)),
+    ],
+)
+@pytest.mark.parametrize(("over", "moment"), [("rounds", Moment(rounds=10)), ("steps", Moment(steps=10))])
+def test_half_way(shape, half, over, moment):
+    """By rounds or by steps; a step schedule of two jumps has made one."""
+    assert Schedule(4, 0.25, 20, over, shape, jumps=2)(moment) == pytest.approx(half)
+
+
+def test_a_step_schedule_waits_for_its_jump():
+    schedule = Schedule(1, 0.1, 10, shape="step")
+    assert [schedule(Moment(rounds=number)) for number in (0, 9, 10)] == pytest.approx([1, 1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ((0, 1, 1), "start must be a number greater than 0, not 0"),
+        ((1, math.inf, 1), "end must be a number greater than 0, not inf"),
+        ((1, 1, -2), "length must be a number greater than 0, not -2"),
+        ((1, 1, 1, "minutes"), "over must be one of rounds, steps, seconds, not 'minutes'"),
+        ((1, 1, 1, "rounds", "wave"), "shape must be one of step, linear, cosine, exponential, not 'wave'"),
+        ((1, 1, 1, "rounds", "step", 0), "jumps must be 1 or more, not 0"),
+    ],
+)
+def test_impossible_schedules_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=f"^{complaint}$"):
+        Schedule(*settings)
