@@ -208,6 +208,8 @@ def measure_page(told: Report, learners: int, events_a_minute: float, seconds: f
             )
             heap = ["heap of the page, before, after", f"{before:.1f} MB, {megabytes():.1f} MB"]
             told.table([[what, ""], *trace.rows(lasted), heap])
+            longest = trace.tasks[-1]
+            told.goal(f"longest task of the page, {learners} learners", "100 ms", f"{longest:.0f} ms", longest <= 100)
             told.figures["page"] = {"tasks_ms": trace.tasks[-20:], "busy": sum(trace.tasks) / lasted / 1000}
             browser.close()
         writer.stopped.set()
@@ -277,6 +279,8 @@ def measure_overhead(told: Report, repeats: int, rounds: int) -> None:
             ],
         ]
     )
+    ratio = beside[0] / without[0]
+    told.goal("a simulation with the dashboard / without, wall time", "at most 1.01", f"{ratio:.4f}", ratio <= 1.01)
     told.figures["overhead"] = {"seconds": times[False], "with_dashboard": times[True], "starting": starting}
 
 
