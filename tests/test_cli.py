@@ -435,7 +435,7 @@ def test_a_mistake_of_ours_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPat
     def broken(*arguments: object) -> None:
         raise RuntimeError("the roof\nis on fire")
 
-    monkeypatch.setattr("metis.experiments.config.load_config", broken)
+    monkeypatch.setattr("metis.experiments.cells.load_experiment", broken)
     result = metis("simulate", "one.toml")
     assert result.exit_code == 1
     assert result.stderr.startswith(
