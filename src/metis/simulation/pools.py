@@ -355,6 +355,9 @@ def make_pool(workplace: Workplace, places: Places) -> Pool:
     if places.kind == "inline":
         return InlinePool(workplace)
     if places.kind == "processes":
+        on_ray = sys.modules.get("metis.simulation.ray_pool")
+        if on_ray is not None:
+            on_ray.leave()
         return ProcessPool(workplace, min(places.workers or os.cpu_count() or 1, len(workplace.learners)))
     from metis.simulation.ray_pool import RayPool
 

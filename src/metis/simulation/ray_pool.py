@@ -191,7 +191,11 @@ class RayPool(WorkerPool):
             return known
 
 
+_ours = False  # whether `_connect` has connected this process with Ray, and not the program that it belongs to
+
+
 def _connect(places: Places) -> None:
+    global _ours  # noqa: PLW0603  # a process has one connection, and Ray keeps it
     if ray.is_initialized():
         return
     address = places.ray_address or os.environ.get("RAY_ADDRESS")
@@ -207,6 +211,15 @@ def _connect(places: Places) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as problem:
         where = f"the Ray cluster at {address} cannot be used" if address else "Ray cannot be started here"
         raise ConfigError(f"{where}: {_first_line(problem)}") from problem
+    _ours = True
+
+
+def leave() -> None:
+    """End a cluster that was started here: its threads do not survive a fork of this process, nor does the fork."""
+    if ray.is_initialized():
+        if not _ours:
+            raise ConfigError("worker processes cannot be forked where the program uses Ray itself: use the pool 'ray'")
+        ray.shutdown()
 
 
 def _room(places: Places) -> int:
