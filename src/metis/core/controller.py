@@ -38,7 +38,7 @@ from metis.core.events import (
 )
 from metis.core.model import Model, mixable_problem
 from metis.core.policies import Policy
-from metis.core.protocols import SemiSynchronous
+from metis.core.protocols import Paced, SemiSynchronous
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.timing import TOLERANCE
@@ -94,6 +94,7 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
+        self._paced = self.protocol if isinstance(self.protocol, Paced) else None
         self.community = policy.start_community(initial_model, MemoryStore() if store is None else store)
         self.roster = Roster()
         self.stop = stop or StopRule()
@@ -264,9 +265,10 @@ class Controller:
         spent = self._spent()
         if spent is not None:
             return [*actions, *self._finish(spent)]
-        moment = Moment(self.community.stamp.version, self.community.committed_steps, now)
-        measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
-        budgets = self.protocol.pace(self.roster, moment, measure, budgets)
+        if self._paced is not None:
+            moment = Moment(self.community.stamp.version, self.community.committed_steps, now)
+            measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
+            budgets = self._paced.pace(self.roster, moment, measure, budgets)
         for learner, budget in budgets.items():
             task = LocalTask(self._tasks_sent, self.community.stamp, budget)
             self._tasks_sent += 1

@@ -27,7 +27,7 @@ from metis.core.measured import Measured
 from metis.core.model import Model
 from metis.core.nova import FedNova, NormalizedAverage
 from metis.core.pacing import AdaptivePeriod, Pacing, ScheduledLambda
-from metis.core.protocols import Asynchronous, CommunicationProtocol, SemiSynchronous, Synchronous
+from metis.core.protocols import Asynchronous, CommunicationProtocol, Paced, SemiSynchronous, Synchronous
 from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
 from metis.core.schedules import Changing
 from metis.core.server import Optimized, ServerOptimizer
@@ -61,7 +61,7 @@ class Policy:
             community = NormalizedAverage(initial_model, store, self.nova)
         if self.server is not None:
             community = Optimized(community, self.server)
-        return Measured(community) if self.protocol.measures else community
+        return Measured(community) if isinstance(self.protocol, Paced) and self.protocol.measures else community
 
     def with_server(self, optimizer: ServerOptimizer) -> Policy:
         """The same policy with an optimizer that makes steps from what its mixing proposes."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from metis.core.events import Budget, LearnerId, RoundMeasure
+from metis.core.events import Budget, LearnerId
 from metis.core.roster import Roster
-from metis.core.schedules import Moment
 from metis.core.timing import steps_of_epochs
 
 
@@ -18,17 +17,11 @@ class Asynchronous:
     local_epochs: float = 4.0
     accepts_stale = True
     fills_the_period = False
-    measures = False
     deadline = math.inf
 
     def __post_init__(self) -> None:
         if not 0 < self.local_epochs < math.inf:
             raise ValueError(f"local_epochs must be a number greater than 0, not {self.local_epochs}")
-
-    def pace(
-        self, roster: Roster, moment: Moment, measure: RoundMeasure | None, budgets: dict[LearnerId, Budget]
-    ) -> dict[LearnerId, Budget]:
-        return budgets
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from metis.core.events import Budget, LearnerId, RoundMeasure
 from metis.core.roster import Roster
@@ -25,17 +25,22 @@ class CommunicationProtocol(Protocol):
         ...
 
     @property
-    def measures(self) -> bool:
-        """Must each round be measured, for `pace`?"""
-        ...
-
-    @property
     def deadline(self) -> float:
         """Wake me then, even if nothing happens; math.inf for never."""
         ...
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         """Who trains next and for how long; empty while the federation should wait."""
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """What a protocol also has if a round tells it how long the next one should be."""
+
+    @property
+    def measures(self) -> bool:
+        """Must each round be measured?"""
         ...
 
     def pace(

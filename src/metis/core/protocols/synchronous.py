@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from metis.core.events import Budget, LearnerId, RoundMeasure
+from metis.core.events import Budget, LearnerId
 from metis.core.protocols.protocol import Barrier
 from metis.core.roster import Roster
-from metis.core.schedules import Moment
 from metis.core.timing import steps_of_epochs
 
 
@@ -21,7 +20,6 @@ class Synchronous:
     grace: float = 0.1  # share of the round limit that the barrier waits longer
     accepts_stale = False
     fills_the_period = False
-    measures = False
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -35,11 +33,6 @@ class Synchronous:
     @property
     def deadline(self) -> float:
         return self._barrier.deadline
-
-    def pace(
-        self, roster: Roster, moment: Moment, measure: RoundMeasure | None, budgets: dict[LearnerId, Budget]
-    ) -> dict[LearnerId, Budget]:
-        return budgets
 
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         if not self._barrier.is_open(roster, now):
