@@ -58,6 +58,11 @@ def learner(
     device: Annotated[
         str | None, typer.Option("--device", help="Where to train, as in cuda:0; by default as the experiment says.")
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option("--processes", min=1, help="Train in so many processes as one: a batch is divided over them, each "
+                     "with a GPU of its own if --device is cuda."),
+    ] = 1,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, to a controller on this machine.")] = False,
     name: Annotated[str | None, typer.Option("--name", help="With --insecure: this learner's name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
@@ -85,7 +90,7 @@ def learner(
     process = deployment.LearnerProcess(
         controller,
         work=work or Path(f"learner-{called}"),
-        child=_TRAINER,
+        child=_TRAINER if processes == 1 else (*_TRAINER, "--processes", str(processes)),
         report=report,
         site=None if site is None else site.resolve(),
         device=device,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,18 @@ def build(command: Mapping[str, Any]) -> Silo:
     return build_silo(command["settings"], site, command["name"], command["index"], command["device"])
 
 
+def place(arguments: Sequence[str]) -> trainer.Place:
+    """Of several processes that train as one: `--processes 4` is the first, which starts the others by `--follow`."""
+    match arguments:
+        case ["--processes", size]:
+            return trainer.Place(0, int(size))
+        case ["--follow", rank, size, meeting_point]:
+            return trainer.Place(int(rank), int(size), meeting_point)
+        case _:
+            return trainer.Place()
+
+
 if __name__ == "__main__":
     # Before torch is imported; the settings' threads are set later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    trainer.main(build)
+    trainer.main(build, place(sys.argv[1:]))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ TRAINER = [sys.executable, "-m", "metis.cli_trainer"]
 class Trainer:
     """A child process and the lines to and from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = TRAINER) -> None:
         self.process = subprocess.Popen(
-            TRAINER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )  # fmt: skip
         self._numbers = itertools.count(1)
         self.progress: list[int] = []

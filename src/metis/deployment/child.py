@@ -122,10 +122,11 @@ class Child:
         code = await process.wait()
         for answer, _ in self._waiting.values():
             if not answer.done():
-                answer.set_exception(ChildDied(_how_it_ended(code)))
+                answer.set_exception(ChildDied(how_it_ended(code)))
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """A sentence for the exit code of a process that trains."""
     if code == -signal.SIGKILL:
         return "the training process was killed (SIGKILL): out of memory?"
     if code < 0:

@@ -61,22 +61,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
 from metis.core.timing import robust_time_per_batch
+from metis.deployment.followers import Followers, own_device
 from metis.deployment.wire import model_bytes, model_parts, read_model
 from metis.errors import ConfigError, DataError, MetisError, told
 from metis.storage import load_arrays, save_arrays, save_model
 
 if TYPE_CHECKING:
     from metis.learning import Engine, Examples, Learner, Memory
+    from metis.learning.parallel import Ranks
 
 _PROGRESS_SECONDS = 1.0
 _PIECE = 1 << 24  # bytes that are hashed and written at once
+_ABANDON = 2  # what processes that train as one agree on at a batch boundary, besides going on and ending
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -103,6 +106,17 @@ class Silo(Protocol):
 
 
 Build = Callable[[Mapping[str, Any]], Silo]  # from the command `prepare`
+
+
+class Place(NamedTuple):
+    """Which of the silo's processes this is; they train as one and meet at a file."""
+
+    rank: int = 0
+    size: int = 1
+    meeting_point: str = ""
+
+
+ALONE = Place()
 
 
 class _Abandoned(Exception):
@@ -203,8 +217,8 @@ class _Memories:
     Two, so that a task that is given again starts from the memory that it started from the first time.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, *, writes: bool = True) -> None:
+        self._folder = folder if writes else None
         self._kept: dict[int, Memory] = {}  # by task
         if folder is None:
             return
@@ -246,8 +260,16 @@ class _Memories:
 
 
 class _Trainer:
-    def __init__(self, build: Build, commands: _Commands, answers: _Answers) -> None:
-        self._build, self._commands, self._answers = build, commands, answers
+    """Does what it is told; `place` says which of several processes this is, that train as one."""
+
+    def __init__(self, build: Build, commands: _Commands, answers: _Answers, place: Place) -> None:
+        self._build, self._commands, self._answers, self._place = build, commands, answers, place
+        self._followers: Followers | None = None
+        self._ranks: Ranks | None = None
+        self._in_hand: tuple[Any, dict[str, Any]] | None = None  # the command's id and what is known of its training
+        if place.rank == 0 and place.size > 1:
+            self._followers = Followers(place.size, self._lost)
+            self._place = place._replace(meeting_point=self._followers.meeting_point)
         self._silo: Silo | None = None
         self._memories = _Memories(None)
         self._pace = 0.0
@@ -258,16 +280,37 @@ class _Trainer:
             "initial": self._initial,
             "save": self._save,
             "ping": lambda *_: {},
+            "join": self._join,
         }
+
+    def close(self) -> None:
+        if self._followers is not None:
+            self._followers.close()
+
+    def _lost(self, reason: str) -> None:
+        """Another process of the silo is gone: say so and end, because this one may wait for it for ever."""
+        in_hand = self._in_hand
+        if in_hand is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._answers.write(id=in_hand[0], failed=reason, **in_hand[1])
+        sys.stderr.write(f"{reason}; the training process ends with it\n")
+        os._exit(1)
 
     def answer(self, command: dict[str, Any], arrived: float) -> None:
         """Do what is asked and say how it ended."""
         number, facts = command.get("id"), {"steps": 0, "seconds": 0.0}
+        self._in_hand = (number, facts)
         try:
             work = self._works.get(str(command.get("command")))
             if work is None:
                 raise ConfigError(f"a trainer knows no command '{command.get('command')}'")
-            done = work(command, arrived, facts)
+            if self._followers is not None and command["command"] in ("prepare", "train"):
+                done = self._followers.together(command, lambda: work(command, arrived, facts))
+            else:
+                done = work(command, arrived, facts)
+            if self._followers is not None and command["command"] == "prepare":
+                meeting = {"id": number, "command": "join"}
+                self._followers.together(meeting, lambda: self._join(meeting, arrived, facts))
         except _Abandoned:
             self._answers.write(id=number, abandoned={"task": command.get("task"), "steps": facts["steps"]})
         except Exception as problem:  # of the site's code, of its data, or of this machine
@@ -275,6 +318,7 @@ class _Trainer:
             self._answers.write(id=number, failed=_sentence(problem), **extra)
         else:
             self._answers.write(id=number, done=done)
+        self._in_hand = None
 
     @property
     def _ready(self) -> Silo:
@@ -283,6 +327,8 @@ class _Trainer:
         return self._silo
 
     def _prepare(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
+        if self._followers is not None:
+            command = {**command, "device": own_device(command, 0, self._place.size)}
         silo = self._build(command)
         layout = silo.engine.layout
         if command["layout"] is not None:
@@ -290,8 +336,9 @@ class _Trainer:
             if theirs.fingerprint != layout.fingerprint:
                 raise ConfigError(f"the network here is not the federation's: {_difference(layout, theirs)}")
         self._silo = silo
-        self._memories = _Memories(None if command["memory"] is None else Path(command["memory"]))
-        self._pace = float(command["pace"] or 0.0)
+        memory = None if command["memory"] is None else Path(command["memory"])
+        self._memories = _Memories(memory, writes=self._place.rank == 0)
+        self._pace = float(command["pace"] or 0.0) if self._place.rank == 0 else 0.0
         learner = silo.learner
         return {
             "examples": 0 if learner is None else len(learner.indices),
@@ -304,6 +351,18 @@ class _Trainer:
             "seed": silo.seed,
         }
 
+    def _join(self, _command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
+        """Train as one with the other processes of the silo; all of them are prepared."""
+        from metis.learning.parallel import Ranks
+
+        if self._ranks is None:
+            self._ranks = Ranks(self._place.rank, self._place.size, self._place.meeting_point)
+        engine, learner = self._ready.engine, self._ready.learner
+        if learner is None or not hasattr(engine, "ranks"):
+            raise ConfigError(f"{type(engine).__name__} trains in one process only")
+        engine.ranks = learner.ranks = self._ranks
+        return {}
+
     def _train(self, command: dict[str, Any], arrived: float, facts: dict[str, Any]) -> dict[str, Any]:
         learner, engine = self._ready.learner, self._ready.engine
         if learner is None:
@@ -313,28 +372,39 @@ class _Trainer:
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = _Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
         started = reported = time.monotonic()
+        ranks, unwanted, budget = self._ranks, False, Budget(command["steps"], max(0.0, ends - started))
+        if self._place.rank:  # the first process decides for all
+            budget = Budget()
 
         def at_boundary(steps: int) -> None:
-            nonlocal reported
+            nonlocal reported, unwanted
             facts["steps"] = steps
-            if pace.wait(steps):
+            unwanted = pace.wait(steps)
+            if unwanted and ranks is None:
                 raise _Abandoned
             now = time.monotonic()
             facts["seconds"] = now - started
-            if now - reported >= _PROGRESS_SECONDS:
+            if now - reported >= _PROGRESS_SECONDS and not self._place.rank:
                 self._answers.write(id=number, progress={"task": task, "steps": steps})
                 reported = now
+
+        def agree(ended: bool) -> bool:
+            verdict = int(ended) if ranks is None else ranks.decide(_ABANDON if unwanted else int(ended))
+            if verdict == _ABANDON:
+                raise _Abandoned
+            return bool(verdict)
 
         trained = learner.train_while(
             engine,
             community_model,
             task,
-            Budget(command["steps"], max(0.0, ends - time.monotonic())),
+            budget,
             time.monotonic,
             self._memories.before(task),
             at_boundary,
+            agree,
         )
-        sha256, length = write_model(Path(command["out"]), trained.model)
+        sha256, length = ("", 0) if self._place.rank else write_model(Path(command["out"]), trained.model)
         self._memories.keep(task, dict(trained.memory))
         whole = trained.batch_times[:-1] if pace.cut_short and trained.steps > 1 else trained.batch_times
         return {
@@ -426,16 +496,17 @@ def _sentence(problem: Exception) -> str:
     return f"out of memory: {text}" if memory else text
 
 
-def serve(build: Build, stdin: BinaryIO, stdout: BinaryIO) -> None:
+def serve(build: Build, stdin: BinaryIO, stdout: BinaryIO, place: Place = ALONE) -> None:
     """Answer commands until there are no more; `build` makes what `prepare` asks for."""
     commands, answers = _Commands(stdin), _Answers(stdout)
-    trainer = _Trainer(build, commands, answers)
+    trainer = _Trainer(build, commands, answers, place)
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
         while (command := commands.next()) is not None:
             trainer.answer(*command)
+    trainer.close()
 
 
-def main(build: Build) -> None:
+def main(build: Build, place: Place = ALONE) -> None:
     """The life of the child process; it ends with its parent."""
     # The protocol keeps the pipes to itself: what the site's code prints or reads must not get into it.
     stdin, stdout = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -450,7 +521,7 @@ def main(build: Build) -> None:
         # The end of stdin is not seen while the site's code keeps the interpreter to itself.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    serve(build, stdin, stdout)
+    serve(build, stdin, stdout, place)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of the site's code do not keep it alive

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from metis.core.model import Layout, Model
+from metis.learning.parallel import Part
 from metis.learning.solvers import Solver
 
 Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # inputs, targets
@@ -64,7 +65,7 @@ class Engine(Protocol):
     def train(
         self,
         community_model: Model,
-        batches: Iterable[Batch],
+        batches: Iterable[Batch | Part],
         solver: Solver,
         memory: Memory | None = None,
         seed: int = 0,

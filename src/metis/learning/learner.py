@@ -20,6 +20,7 @@ from metis.core.model import Model, mixable_problem
 from metis.errors import ConfigError, DataError, Diverged
 from metis.learning.augmentation import Augmentation, Transform
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
+from metis.learning.parallel import Part, Ranks
 from metis.learning.solvers import Solver
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
@@ -199,6 +200,7 @@ class Learner:
     solver: Solver
     seed: int = 0
     augment: Augmentation | None = None
+    ranks: Ranks | None = None  # the processes that train with this one, as one
 
     def __post_init__(self) -> None:
         self.indices = _as_indices(self.name, self.indices)
@@ -220,7 +222,7 @@ class Learner:
         """Batches in an epoch; the last one may be short (R2)."""
         return math.ceil(len(self.indices) / self.batch_size)
 
-    def batches(self, task_number: int) -> Iterator[Batch]:
+    def batches(self, task_number: int) -> Iterator[Batch | Part]:
         """Endless batches, shuffled anew in each epoch; the same for the same seed, learner and task."""
         rng = np.random.default_rng(self._seed_of(_ORDER, task_number))
         generator = torch.Generator()
@@ -229,10 +231,24 @@ class Learner:
         while True:
             epoch = rng.permutation(self.indices)
             for start in range(0, len(epoch), self.batch_size):
-                inputs, targets = self.examples.batch(epoch[start : start + self.batch_size])
+                chosen = epoch[start : start + self.batch_size]
+                if self.ranks is not None:
+                    yield self._part(chosen, generator, self.ranks)
+                    continue
+                inputs, targets = self.examples.batch(chosen)
                 if self.augment is not None:
                     inputs = self.augment(inputs, generator)
                 yield inputs, targets
+
+    def _part(self, chosen: NDArray[np.int64], generator: torch.Generator, ranks: Ranks) -> Part:
+        """What this process trains on, augmented as one process would do it: there chance is drawn batch by batch."""
+        own, whole = ranks.indices(len(chosen)), len(chosen)
+        if self.augment is None:
+            inputs, targets = self.examples.batch(chosen[own])
+        else:
+            inputs, targets = self.examples.batch(chosen)
+            inputs, targets = self.augment(inputs, generator)[own], targets[own]
+        return Part(inputs, targets, whole, ranks.weight(whole))
 
     def train(
         self,
@@ -257,16 +273,18 @@ class Learner:
         clock: Callable[[], float],
         memory: Memory | None = None,
         at_boundary: Callable[[int], None] | None = None,
+        agree: Callable[[bool], bool] = bool,
     ) -> Trained:
         """Train until the budget ends by this clock; the batch in hand is finished, one always is (R3).
 
         `at_boundary` is called with the steps done, before the first batch and after each; it counts as a batch's
-        time, and what it raises ends the training.
+        time, and what it raises ends the training. `agree` is told after each batch whether the budget has ended and
+        says whether the training has, where several processes train as one.
         """
         started = clock()
         batch_times: list[float] = []
 
-        def until_the_budget_ends() -> Iterator[Batch]:
+        def until_the_budget_ends() -> Iterator[Batch | Part]:
             # The engine asks for the next batch when it is done with the last, so here is the batch boundary.
             if at_boundary is not None:
                 at_boundary(0)
@@ -278,7 +296,7 @@ class Learner:
                 now = clock()
                 batch_times.append(now - before)
                 before = now
-                if steps == budget.steps or now - started >= budget.seconds:
+                if agree(steps == budget.steps or now - started >= budget.seconds):
                     return
 
         trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory)
@@ -288,7 +306,7 @@ class Learner:
         self,
         engine: Engine,
         community_model: Model,
-        batches: Iterator[Batch],
+        batches: Iterator[Batch | Part],
         task_number: int,
         memory: Memory | None,
     ) -> Trained:

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Memory, Trained
+from metis.learning.parallel import Part, Ranks
 from metis.learning.solvers import Solver
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch
@@ -93,6 +94,7 @@ class TorchEngine:
         self._local = buffers == "local"
         self._channels_last = channels_last
         self._evaluation_batch = evaluation_batch
+        self.ranks: Ranks | None = None  # the processes that train with this one, as one
         try:
             self._device = torch.device(device)
             torch.empty(1, device=self._device)
@@ -144,7 +146,7 @@ class TorchEngine:
     def train(
         self,
         community_model: Model,
-        batches: Iterable[Batch],
+        batches: Iterable[Batch | Part],
         solver: Solver,
         memory: Memory | None = None,
         seed: int = 0,
@@ -161,22 +163,32 @@ class TorchEngine:
         steps, examples, total_loss = 0, 0, 0.0
         # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
         # give the caller's state back afterwards.
-        with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
-            self._seed(seed)
+        with (
+            torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type),
+            self._together() as (ranks, part),
+        ):
+            self._seed(seed if ranks is None else seed + ranks.rank)
             for batch in batches:
-                inputs, targets = self._move(batch)
-                with self._without_variance(len(targets)):
+                inputs, targets = self._move((batch[0], batch[1]))
+                whole = len(targets)
+                if isinstance(batch, Part):
+                    whole, part[0] = batch.whole, batch.weight
+                with self._without_variance(whole):
                     outputs = module(inputs)
                 loss = self._loss(self._fit(outputs, targets), targets)
                 if trainable:
                     gradient.zero_()
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    (loss if ranks is None else loss * part[0]).backward()  # type: ignore[no-untyped-call]
+                    if ranks is not None:
+                        ranks.add_up(gradient)
                     solver.step(weights, gradient, solver_memory, community)
                 # Waits for the device, so that whoever times the batches times work and not its announcement.
                 batch_loss = loss.item()
+                if ranks is not None:
+                    batch_loss = ranks.mean(batch_loss, part[0])
                 steps += 1
-                examples += len(targets)
-                total_loss += batch_loss * len(targets)
+                examples += whole
+                total_loss += batch_loss * whole
                 if not math.isfinite(batch_loss):
                     break  # all later steps would be as lost
         kept: Memory = {}
@@ -184,6 +196,15 @@ class TorchEngine:
             kept["solver"] = _to_numpy(solver_memory).copy()
         model = self._store(community_model, kept)
         return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[tuple[Ranks | None, list[float]]]:
+        """The processes that train with this one, if any, and a place for the weight of the part in hand."""
+        part = [1.0]
+        with contextlib.ExitStack() as stack:
+            if self.ranks is not None:
+                stack.enter_context(self.ranks.normalising(self._batch_norms, part))
+            yield self.ranks, part
 
     @contextlib.contextmanager
     def _without_variance(self, examples: int) -> Iterator[None]:
