@@ -282,7 +282,7 @@ def latency(told: Report, tasks: int) -> None:
     told.table(rows)
 
 
-def against_peers(told: Report, size: float, rounds: int, peers: bool) -> None:
+def against_peers(told: Report, size: float, rounds: int) -> None:
     def ours(megabytes: float, tls: bool) -> float:
         return median(round_times(exchange(megabytes, rounds + 1, "process", tls, raw=False)[1]))
 
@@ -292,10 +292,9 @@ def against_peers(told: Report, size: float, rounds: int, peers: bool) -> None:
     systems: dict[str, Any] = {
         "Metis": lambda megabytes: ours(megabytes, False),
         "Metis, mTLS": lambda megabytes: ours(megabytes, True),
+        "Flower": lambda megabytes: theirs(megabytes, "flower", "flower_deployment"),
+        "NVFlare": lambda megabytes: theirs(megabytes, "nvflare", "nvflare_exchange"),
     }
-    if peers:
-        systems["Flower"] = lambda megabytes: theirs(megabytes, "flower", "flower_deployment")
-        systems["NVFlare"] = lambda megabytes: theirs(megabytes, "nvflare", "nvflare_exchange")
     found: dict[str, dict[str, float]] = {}
     for name, round_of in systems.items():
         try:
@@ -330,7 +329,8 @@ def main() -> None:
     with report(options, __doc__) as told:
         against_raw(told, options.megabytes, options.repeats)
         latency(told, options.tasks)
-        against_peers(told, options.megabytes, 2 if options.quick else 4, not options.no_peers)
+        if not options.no_peers:
+            against_peers(told, options.megabytes, 2 if options.quick else 4)
 
 
 if __name__ == "__main__":
