@@ -36,12 +36,15 @@ from metis.experiments.results import (
     slowest_learner_epochs,
     solver_of,
 )
+from metis.experiments.study import STUDIES, condition_table, load_study, verdicts
 from metis.reporting.console import number, plain_table, waiting
 from metis.reporting.paper import (
     characteristics_sheet,
     cost_sheet,
+    markdown_table,
     mixing_sheet,
     ratio_sheet,
+    study_sheet,
     terminal_claims,
     terminal_sheet,
     verdict_count,
@@ -107,7 +110,7 @@ def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
     """The results in the order of the paper; an unknown name is an error."""
     for name in wanted:
         if name != "all" and name not in RESULTS:
-            raise ConfigError(f"there is no result '{name}'; {did_you_mean(name, [*RESULTS, 'all', 'list'])}")
+            raise ConfigError(f"there is no result '{name}'; {did_you_mean(name, [*RESULTS, *STUDIES, 'all', 'list'])}")
     return tuple(RESULTS) if "all" in wanted else tuple(name for name in RESULTS if name in wanted)
 
 
@@ -118,6 +121,8 @@ def command(request: Request, stdout: Console, stderr: Console) -> Done:
         raise ConfigError("--rounds is for --dry-run; how long a run takes is in its file, or --set stop.rounds=...")
     if request.results == ("list",):
         return listing(scale, stdout)
+    if set(request.results) & set(STUDIES):
+        return run_study(request, stdout, stderr)
     results = chosen_results(request.results)
     environments = load_environments(scale, request.overrides, results=results)
     if request.dry_run:
@@ -137,6 +142,11 @@ def listing(scale: Scale, stdout: Console) -> Done:
         own = [there for there in environments if name in there.paper.results]
         cells = sum(len(there.needed_for([name])) for there in own)
         rows.append({"result": name, "title": title, "environments": [there.name for there in own], "runs": cells})
+    for name, title in STUDIES.items():
+        conditions = load_study(name, scale)
+        runs = sum(len(condition.cells) for condition in conditions)
+        names = [condition.name for condition in conditions]
+        rows.append({"result": name, "title": title, "environments": names, "runs": runs})
     cells_of = [[str(row["result"]), str(row["title"]), str(row["runs"] or "none")] for row in rows]
     stdout.print(plain_table("Results of the paper", ["result", "what it is", "runs"], cells_of))
     return Done(rows)
@@ -178,6 +188,57 @@ def reproduce(
     show(document, stdout)
     stdout.print(f"report in {report}, figures in {folder / 'figures'}", soft_wrap=True)
     return Done({**document, "report": report.as_posix()}, complete)
+
+
+def run_study(request: Request, stdout: Console, stderr: Console) -> Done:
+    """Run what is missing of a study, then tell all that is there; its folder is OUT/SCALE/STUDY."""
+    if len(request.results) > 1:
+        raise ConfigError(f"{', '.join(request.results)}: a study is reproduced by itself")
+    (name,) = request.results
+    conditions = load_study(name, request.scale, request.overrides)
+    cells = [cell for condition in conditions for cell in condition.cells]
+    if request.dry_run:
+        plans = [
+            make_plan(cell, request.rounds) for condition in conditions for cell in condition.environments[0].cells
+        ]
+        for condition in conditions:
+            there = condition.environments[0]
+            stdout.print(plan_table(there, [plan for plan in plans if plan.cell.environment is there]))
+        return Done([plan.to_json() for plan in plans])
+    with BoardDisplay(stderr) as display:
+        workers = request.workers or usual_workers(len(cells))
+        board = run_cells(cells, request.out, workers, display, anew=request.anew)
+    complete = board.count("done") == len(cells)
+    if not complete:
+        again = ["metis", "reproduce", name, "--scale", request.scale, "--out", str(request.out)]
+        stderr.print(f"{board.count('done')} of {len(cells)} runs are done; go on with: {escape(shlex.join(again))}")
+    runs = load_finished(cells, request.out)
+    tables = [condition_table(condition, runs) for condition in conditions]
+    sheets, told = [study_sheet(table) for table in tables], verdicts(tables)
+    document = {
+        "study": name,
+        "title": STUDIES[name],
+        "scale": request.scale,
+        "complete": complete,
+        "runs": len(runs),
+        "wall_seconds": sum(run.wall_seconds for run in runs.values()),
+        "conditions": tables,
+        "verdicts": told,
+    }
+    folder = request.out / request.scale / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DOCUMENT).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = [f"# {STUDIES[name]}", "", f"{len(runs)} of {len(cells)} runs at {request.scale} scale.", ""]
+    for sheet in sheets:
+        lines += [f"## {sheet.title}", "", *markdown_table(sheet), "", sheet.note, "", sheet.foot, ""]
+    lines += ["## Verdicts", "", *(f"- {line}" for line in told)]
+    (folder / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for sheet in sheets:
+        stdout.print(terminal_sheet(sheet))
+    for line in told:
+        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+    stdout.print(f"results in {folder / 'results.md'}", soft_wrap=True)
+    return Done(document, complete)
 
 
 def _with_what_is_kept(

@@ -527,7 +527,7 @@ class Federation(RuleBasedStateMachine):
         assert period >= ADAPTIVE.batches * shortest * (1 - 1e-9)
         longest = max(time * book.epoch_steps for time, book in timed)
         exchange = max(book.overhead for _, book in timed)
-        bounds = (ADAPTIVE.longest * longest, ADAPTIVE.batches * shortest, 10 * exchange)
+        bounds = (ADAPTIVE.longest * longest, ADAPTIVE.batches * shortest, 10 * exchange, by_batch[-1][0])
         assert period <= max(bounds) * (1 + 1e-9)
 
     def check_i11_deadline_is_bounded(self, sent: list[SendTask]) -> None:

@@ -75,10 +75,17 @@ def test_a_function_that_gives_no_lambda_is_named(number):
 
 def test_the_shortest_period_serves_those_who_hold_most_examples():
     """A single straggler with a fifth of the examples does not make it longer; a second one does."""
-    pace = AdaptivePeriod(batches=8, served=0.8).start()
-    assert pace.period(learners(0.03, 0.03, 0.03, 0.3, 3.0)) == pytest.approx(8 * 0.3)
-    assert pace.period(learners(0.03, 0.03, 0.03, 3.0, 3.0)) == pytest.approx(8 * 3.0)
+    pace = AdaptivePeriod(batches=12, served=0.8).start()
+    assert pace.period(learners(0.03, 0.03, 0.03, 0.3, 3.0)) == pytest.approx(12 * 0.3)
+    assert pace.period(learners(0.03, 0.03, 0.03, 3.0, 3.0)) == pytest.approx(12 * 3.0)
     assert AdaptivePeriod(8, served=1.0).start().period(learners(0.03, 0.3, 3.0)) == pytest.approx(8 * 3.0)
+
+
+def test_a_period_is_as_long_as_anybody_s_batch():
+    """Who waited for it would be idle; but nobody is waited for longer than `longest` epochs."""
+    pace = AdaptivePeriod(batches=8, longest=2.0, served=0.8).start()
+    assert pace.period(learners(0.1, 0.1, 0.1, 0.1, 5.0)) == pytest.approx(5.0)
+    assert pace.period(learners(0.1, 0.1, 0.1, 0.1, 50.0)) == pytest.approx(2 * 50 * 0.1)
 
 
 def test_the_shortest_period_is_ten_times_the_exchange():

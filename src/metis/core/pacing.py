@@ -90,7 +90,7 @@ class AdaptivePeriod:
     in which a solver's momentum, which starts anew in each task, gets going. So the shortest sensible period is given
     by the learners, not by lambda: `batches` of them (4, or 0.5 / (1 - momentum) if that is more), and ten times their
     exchange. "They" are the fastest that hold `served` of all examples: one learner that is, or becomes, ten times
-    slower than the others does less in a period instead of making all periods ten times longer.
+    slower than the others does less in a period, a batch at least, instead of making all periods ten times longer.
 
     After each round the period is changed by what was measured. `agreement` is the square of how far the community
     model went over the mean square of how far the local models went: 1 where all went the same way, so that mixing
@@ -147,7 +147,9 @@ class _Adaptive:
         longest = max(shortest, self.settings.longest * of_most(lambda learner: learner.epoch_time))
         # What a bound cut off must not pile up.
         self.factor = min(max(1.0, self.factor), longest / shortest)
-        return self.factor * shortest
+        # Everybody does a batch at least, and it is better to train on than to wait for it.
+        longest_batch = max(learner.time_per_batch for learner in learners)
+        return max(self.factor * shortest, min(longest_batch, longest))
 
     def learn(self, moment: Moment, measure: RoundMeasure | None) -> None:
         if measure is not None and measure.divergence > 0:

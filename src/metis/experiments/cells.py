@@ -174,7 +174,7 @@ def _order(environment: Environment) -> tuple[int, int, str]:
 def _paper_of(content: Mapping[str, Any], source: str) -> Paper:
     if not isinstance(content.get("paper"), dict):
         raise ConfigError(f"{source}: paper: missing; say in a table [paper] which experiment of the paper it is")
-    return cast("Paper", _checked(Paper, content["paper"], source, "paper"))
+    return cast("Paper", checked(Paper, content["paper"], source, "paper"))
 
 
 def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -195,7 +195,7 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     paper = _paper_of(content, file.name)
     del content["paper"]
     epochs = {
-        role: _checked(Reference, content.pop(role), file.name, role).epochs
+        role: checked(Reference, content.pop(role), file.name, role).epochs
         for role in ("centralized", "alone")
         if role in content
     }
@@ -203,7 +203,7 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     published = []
     for place, policy in enumerate(policies if isinstance(policies, list) else []):
         given = policy.pop("published", None)
-        published.append(None if given is None else _checked(Published, given, file.name, f"policy.{place}.published"))
+        published.append(None if given is None else checked(Published, given, file.name, f"policy.{place}.published"))
     config = resolve_config(content, source, overrides, folder=file.parent)
     references: dict[Role, ExperimentConfig] = {}
     for role, passes in epochs.items():
@@ -234,7 +234,8 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _checked(model: Any, given: Any, source: str, path: str) -> Any:
+def checked(model: Any, given: Any, source: str, path: str) -> Any:
+    """A table of the file as this model; a ConfigError names what is wrong with it."""
     try:
         return model.model_validate(given)
     except ValidationError as problem:

@@ -203,6 +203,39 @@ def mixing_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("Time of one community model: with the cache, and with a full pass", headings, made)
 
 
+def study_sheet(table: Mapping[str, Any]) -> Sheet:
+    """A condition of a study: what the target cost each policy, as mean and deviation over the seeds."""
+    names = {
+        "parallel_time": "PT (s)",
+        "update_requests": "CC",
+        "energy_equation": ENERGIES["equation"],
+        "energy_active": ENERGIES["active"],
+        "energy_idle_charged": ENERGIES["idle_charged"],
+    }
+    rows = table["rows"]
+    least = {key: min((r[key]["mean"] for r in rows if r[key]["mean"] is not None), default=None) for key in names}
+    made = []
+    for row in rows:
+        cells = [Cell(f"{row['reached']} of {len(table['seeds'])}", missed=row["reached"] < len(table["seeds"]))]
+        for key in names:
+            mean, deviation = row[key]["mean"], row[key]["deviation"]
+            told = "" if deviation is None else f"± {number(deviation)}"
+            cells.append(
+                Cell("–" if mean is None else number(mean), told, best=mean is not None and mean == least[key])
+            )
+        against = row["against_best_fixed"]
+        cells.append(Cell("–" if against is None else _factor(against["mean"]) or "–"))
+        made.append(Row(row["label"], cells))
+    return Sheet(
+        f"{table['title']}: costs until {table['metric']} {table['target']:g}",
+        ["policy", "reached", *names.values(), "PT over that of\nthe best fixed λ"],
+        made,
+        table["note"],
+        "Mean over the seeds, below it the standard deviation; the last column is the geometric mean of the seeds' "
+        f"quotients. Best fixed lambda in hindsight: {table['best_fixed'] or 'none reached the target'}.",
+    )
+
+
 def _told(value: float | None) -> str:
     return "" if value is None else number(value)
 
@@ -320,7 +353,7 @@ def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:
             if name.endswith(".svg"):
                 lines += [f"![{section.title}](figures/{Path(name).name})", ""]
         for sheet in section.tables:
-            lines += [f"**{sheet.title}**", "", *_markdown_table(sheet), ""]
+            lines += [f"**{sheet.title}**", "", *markdown_table(sheet), ""]
             lines += [line for note in (sheet.note, sheet.foot) if note for line in (note, "")]
     lines += ["## Claims", "", "| verdict | claim | numbers |", "| --- | --- | --- |"]
     for claim in document["claims"]:
@@ -330,7 +363,8 @@ def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def _markdown_table(sheet: Sheet) -> list[str]:
+def markdown_table(sheet: Sheet) -> list[str]:
+    """The lines of a table as a repository shows it."""
     headings = [heading.replace("\n", " ") for heading in sheet.headings]
     lines = [f"| {' | '.join(headings)} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
     for row in sheet.rows:
