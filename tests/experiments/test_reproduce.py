@@ -33,6 +33,7 @@ from metis.experiments.results import (
     ratios,
     staleness,
 )
+from metis.experiments.study import STUDIES
 
 PAPER = load_environments("paper")
 TABLES = [environment for environment in PAPER.values() if {"table2", "table3"} & set(environment.paper.results)]
@@ -459,7 +460,7 @@ def test_the_list_names_every_result() -> None:
     """What can be asked for, and how many runs it takes."""
     done = cli_reproduce.command(cli_reproduce.Request(results=("list",)), quiet(), quiet())
 
-    assert [row["result"] for row in done.document] == list(RESULTS)
+    assert [row["result"] for row in done.document] == [*RESULTS, *STUDIES]
     runs = {row["result"]: row["runs"] for row in done.document}
     assert (runs["table2"], runs["table3"], runs["figure2"], runs["figure6"]) == (24, 27, 0, 0)
 
