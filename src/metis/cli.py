@@ -300,6 +300,8 @@ def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Seq
         what = config.data.dataset if config.site is None else Path(config.site.file).name
         _stderr().print(f"[dim]{escape(source)}: preparing {escape(what)}, {config.learner_count} learners[/]")
     division: Division | None = divide(config, progress=not quiet) if config.site is None else None
+    if division is not None and division.dataset.note and not quiet:
+        _stderr().print(f"[yellow]note:[/] {escape(config.data.dataset)}: {escape(division.dataset.note)}")
     overridden = [change.partition("=")[0].strip() for change in changes]
     return build_federation(config, source=source, division=division, overridden=overridden)
 

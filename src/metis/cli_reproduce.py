@@ -89,6 +89,12 @@ class Request:
     overrides: tuple[str, ...] = ()
     anew: bool = False
 
+    @property
+    def command_line(self) -> str:
+        """What to type to go on with it, or to repeat it."""
+        words = ["metis", "reproduce", *self.results, "--scale", self.scale, "--out", str(self.out)]
+        return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
+
 
 @dataclass(frozen=True)
 class Done:
@@ -171,8 +177,7 @@ def reproduce(
     if (folder / MIXING).exists() or ("figure4" in results and complete):
         evidence.mixing_times = _mixing_times(folder, stderr)
     if not complete:
-        again = ["metis", "reproduce", *request.results, "--scale", request.scale, "--out", str(request.out)]
-        stderr.print(f"{board.count('done')} of {asked} runs are done; go on with: {escape(shlex.join(again))}")
+        stderr.print(f"{board.count('done')} of {asked} runs are done; go on with: {escape(request.command_line)}")
     if not evidence.runs and cells:
         return Done({"scale": request.scale, "complete": False, "results": {}, "claims": []}, complete=False)
     drawn = draw_figures(evidence, results, folder / "figures")
@@ -180,10 +185,7 @@ def reproduce(
     document["command_seconds"] = time.perf_counter() - started
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DOCUMENT).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    command_line = ["metis", "reproduce", *request.results, "--scale", request.scale]
-    for change in request.overrides:
-        command_line += ["--set", change]
-    report = write_paper_report(document, drawn.svg, folder, shlex.join(command_line))
+    report = write_paper_report(document, drawn.svg, folder, request.command_line)
     write_markdown(document, folder)
     show(document, stdout)
     stdout.print(f"report in {report}, figures in {folder / 'figures'}", soft_wrap=True)
@@ -210,8 +212,7 @@ def run_study(request: Request, stdout: Console, stderr: Console) -> Done:
         board = run_cells(cells, request.out, workers, display, anew=request.anew)
     complete = board.count("done") == len(cells)
     if not complete:
-        again = ["metis", "reproduce", name, "--scale", request.scale, "--out", str(request.out)]
-        stderr.print(f"{board.count('done')} of {len(cells)} runs are done; go on with: {escape(shlex.join(again))}")
+        stderr.print(f"{board.count('done')} of {len(cells)} runs are done; go on with: {escape(request.command_line)}")
     runs = load_finished(cells, request.out)
     tables = [condition_table(condition, runs) for condition in conditions]
     sheets, told = [study_sheet(table) for table in tables], verdicts(tables)
@@ -304,7 +305,10 @@ def _notes(name: str, evidence: Evidence) -> list[str]:
         return ["Measured on this machine: one update request, from the commit of a local model to the new model."]
     if name in ("table2", "table3"):
         return []
-    return list(dict.fromkeys(environment.paper.note for environment in evidence.of(name)))
+    notes = [environment.paper.note for environment in evidence.of(name)]
+    for environment in evidence.of(name):
+        notes += [run.setting.facts.get("of_the_data", "") for _, run in evidence.cells(environment)]
+    return [note for note in dict.fromkeys(notes) if note]
 
 
 _CAPTIONS = {
@@ -401,7 +405,7 @@ def _idle_panels() -> list[tuple[str, Run]]:
         config = next(there for there in environments.values() if there.paper.domain == domain).config
         for title, policy in (
             ("Sync", {"name": "sync_fedavg", "local_epochs": 4.0}),
-            ("SemiSync", {"name": "semisync_fedavg", "slowest_learner_epochs": 2.0, "timings": "cold_start"}),
+            ("SemiSync (λ=2)", {"name": "semisync_fedavg", "slowest_learner_epochs": 2.0, "timings": "cold_start"}),
         ):
             changed = _changed(config, partition={"sizes": "uniform", "classes": "iid"}, policy=[policy])
             # As long as five synchronous rounds: long enough to see the cold start and the rhythm after it.

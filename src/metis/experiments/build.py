@@ -443,6 +443,7 @@ def build_material(
         class_names=dataset.class_names,
         facts={
             "dataset": config.data.dataset,
+            "of_the_data": dataset.note,
             "train_examples": len(dataset.y_train),
             "test_examples": len(dataset.y_test),
             "partition": _partition_in_words(config),

@@ -239,8 +239,11 @@ def active_idle_figure(panels: Sequence[tuple[str, Run]]) -> Figure:
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, run) in zip(grid, panels, strict=True):
         draw_learner_bars(axes, run, run.costs.parallel_time, title)
-    for axes in grid[1:]:
-        axes.tick_params(labelleft=False)
+    for before, axes in itertools.pairwise(
+        grid
+    ):  # learners that are the same as in the panel to the left are named there
+        labels = ([label.get_text() for label in there.get_yticklabels()] for there in (before, axes))
+        axes.tick_params(labelleft=next(labels) != next(labels))
     kinds_below(figure, [run for _, run in panels])
     return figure
 
