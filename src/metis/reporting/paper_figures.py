@@ -235,7 +235,7 @@ def _draw_inset(axes: Axes, run: Run) -> None:
 
 def active_idle_figure(panels: Sequence[tuple[str, Run]]) -> Figure:
     """One bar a learner, one panel a policy: dark is training, pale and hatched is waiting."""
-    figure = blank_figure(11.0, 3.4)
+    figure = blank_figure(12.6, 3.4)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, run) in zip(grid, panels, strict=True):
         draw_learner_bars(axes, run, run.costs.parallel_time, title)
