@@ -81,6 +81,8 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record["task"] = value.number
             record["based_on"] = [value.based_on.version, value.based_on.steps]
             record["steps"], record["seconds"] = value.budget.steps, _number(value.budget.seconds)
+            if value.rate != 1:
+                record["rate"] = value.rate
         elif isinstance(value, CommunityStamp):
             record["version"], record["steps"] = value.version, value.steps
         elif isinstance(value, RoundMeasure):
@@ -113,7 +115,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         kind = _ACTIONS[name]
         if name == "send_task":
             seconds = math.inf if rest["seconds"] is None else rest["seconds"]
-            task = LocalTask(rest["task"], CommunityStamp(*rest["based_on"]), Budget(rest["steps"], seconds))
+            budget, rate = Budget(rest["steps"], seconds), rest.get("rate", 1.0)
+            task = LocalTask(rest["task"], CommunityStamp(*rest["based_on"]), budget, rate)
             return at, SendTask(rest["learner"], task, Model.empty())
         if name == "community_published":
             stamp = CommunityStamp(rest["version"], rest["steps"])

@@ -22,6 +22,7 @@ from metis.core.model import Model
 from metis.core.pacing import AdaptivePeriod, ScheduledLambda, Timed
 from metis.core.policies import fedrec, semisync_fedavg, sync_fedavg
 from metis.core.schedules import Moment, Schedule
+from metis.core.server import FedAvgM
 from metis.errors import ConfigError
 
 AGREE, DISAGREE = RoundMeasure(1.0, 1.0), RoundMeasure(0.1, 1.0)
@@ -234,6 +235,57 @@ def test_other_timings_tell_of_no_change():
     play.actors["cpu"].time_per_batch = 3.0
     play.run_until(community_version=6)
     assert play.items(SpeedChanged) == []
+
+
+# --- learning rates ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("over", "moment_of"),
+    [
+        ("rounds", lambda at, stamp: stamp.version),
+        ("steps", lambda at, stamp: stamp.steps),
+        ("seconds", lambda at, stamp: at),
+    ],
+)
+@pytest.mark.parametrize("policy", [sync_fedavg(1), semisync_fedavg(1), fedrec(1)], ids=lambda policy: policy.name)
+def test_a_task_carries_the_factor_of_its_learning_rate(policy, over, moment_of):
+    """By rounds, by committed steps or by time, as they are when the task is sent; without a schedule it is 1."""
+    schedule = Schedule(1, 0.1, {"rounds": 4, "steps": 3000, "seconds": 60}[over], over, "linear")
+    play = Play(policy.with_rate(schedule), gpu=0.03, cpu=0.3).run_until(community_version=8)
+
+    sent = [(at, item.task) for at, item in play.log if isinstance(item, SendTask)]
+    assert len({task.rate for _, task in sent}) > 2
+    for at, task in sent:
+        moment = moment_of(at, task.based_on)
+        assert task.rate == pytest.approx(schedule(Moment(**{over: moment})))
+    plain = Play(policy, gpu=0.03, cpu=0.3).run_until(community_version=8)
+    assert {item.task.rate for item in plain.items(SendTask)} == {1.0}
+    assert [item.task.budget for item in plain.items(SendTask)] == [item.task.budget for item in play.items(SendTask)]
+
+
+@pytest.mark.parametrize("over", ["rounds", "seconds"])
+def test_the_server_s_rate_follows_its_schedule(over):
+    """A step of half the rate goes half as far; the moment is that of the model that comes out."""
+    schedule = Schedule(1, 0.5, {"rounds": 2, "seconds": 20}[over], over, "step")
+    plain = Play(sync_fedavg(1).with_server(FedAvgM(1.0, 0.0)), cpu=0.3).run_until(community_version=2)
+    halved = Play(sync_fedavg(1).with_server(FedAvgM(1.0, 0.0), schedule), cpu=0.3).run_until(community_version=2)
+
+    ways = []
+    for play in (plain, halved):
+        first, second = (item.community_model.vector for item in play.published())
+        ways.append((first[0], second[0] - first[0]))
+    assert ways[1][0] == pytest.approx(ways[0][0])
+    assert ways[1][1] == pytest.approx(ways[0][1] / 2)
+
+
+def test_a_function_that_gives_no_rate_is_named():
+    with pytest.raises(ConfigError, match="the schedule of the learning rate gives -1 after 1 rounds"):
+        Play(sync_fedavg(1).with_rate(lambda moment: -1 if moment.rounds else 1), cpu=0.3).run_until(
+            community_version=3
+        )
+    with pytest.raises(ConfigError, match="the schedule of the server's learning rate gives 0 after 1 rounds"):
+        Play(sync_fedavg(1).with_server(FedAvgM(), lambda moment: 0), cpu=0.3).run_until(community_version=3)
 
 
 # --- what cannot be ---------------------------------------------------------------------------

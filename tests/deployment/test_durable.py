@@ -25,6 +25,7 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
+from metis.core.schedules import Schedule
 from metis.core.server import FedAvgM, FedYogi
 from metis.deployment.durable import DurableController
 from metis.deployment.state import DuplicateUpdate, State, StateError
@@ -34,6 +35,7 @@ from metis.trace import to_line
 LAYOUT = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
 INITIAL = Model(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32), np.array([7]))
 LEARNERS = ["anna", "ben", "carl", "dora"]
+RATE = Schedule(1, 0.1, 30, "seconds")
 POLICIES = {
     "sync": policies.sync_fedavg(1),
     "semisync": policies.semisync_fedavg(2, cold_start_limit=5),
@@ -42,7 +44,7 @@ POLICIES = {
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
     "semisync-adaptive": policies.semisync_fedavg(timings="smoothed").with_adaptive_period(),
-    "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi()),
+    "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi(), RATE).with_rate(RATE),
     "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
 }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import metis
@@ -215,6 +216,43 @@ def test_a_table_says_how_long_periods_are(policy: dict[str, Any], pacing: objec
 )
 def test_what_is_wrong_with_periods_is_told(policy: dict[str, Any], complaint: str) -> None:
     assert fault(**policy) == f"demo.toml: policy.{complaint}"
+
+
+# --- learning rates -------------------------------------------------------------------------------
+
+
+def test_tables_of_schedules_become_rates(tmp_path: Path) -> None:
+    """At the learners and at the server, by rounds, steps or seconds."""
+    config = resolved(
+        rate={"start": 1, "end": 0.1, "length": 30, "over": "seconds", "shape": "exponential"},
+        server={"optimizer": "adam", "rate": {"start": 1, "end": 0.5, "length": 10, "shape": "step", "jumps": 2}},
+    )
+    policy = build_policy(config.policy[0])
+
+    assert policy.rate == Schedule(1, 0.1, 30, "seconds", "exponential")
+    assert policy.server_rate == Schedule(1, 0.5, 10, "rounds", "step", 2)
+    assert policy.server == FedAdam()
+    assert config.policy[0].label == "SemiSync (λ=2) + FedAdam, η scheduled"
+    assert again(config, tmp_path) == config
+    assert (
+        fault(rate={"start": 1, "end": -1, "length": 3}) == "demo.toml: policy.rate.end: is -1, must be greater than 0"
+    )
+    assert fault(rate={"start": 1, "stop": 1, "end": 1, "length": 3}).startswith(
+        "demo.toml: policy.rate.stop: unknown key"
+    )
+
+
+def test_a_learner_trains_with_the_rate_of_its_task() -> None:
+    """A tiny rate moves the model by so much less, in the same direction."""
+    config = resolved()
+    federation = build_federation(config)
+    ways = []
+    for factor in (1.0, 1e-3):
+        run = federation.simulate(metis.sync_fedavg(1).with_rate(lambda moment, factor=factor: factor), rounds=1)
+        ways.append(run.community_model.vector.astype(float) - federation.initial_model.vector)
+    ratio = np.linalg.norm(ways[1]) / np.linalg.norm(ways[0])
+    assert 0.5e-3 < ratio < 2e-3
+    assert ways[0] @ ways[1] > 0.8 * np.linalg.norm(ways[0]) * np.linalg.norm(ways[1])
 
 
 # --- the page -----------------------------------------------------------------------------------

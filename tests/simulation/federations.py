@@ -28,7 +28,9 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     "fedasync": lambda: metis.fedasync(local_epochs=1),
     "fedbuff": lambda: metis.fedbuff(local_epochs=1, buffer_size=3),
     "semisync_adaptive": lambda: metis.semisync_fedavg(timings="smoothed", most_local_epochs=2).with_adaptive_period(),
-    "semisync_nova": lambda: metis.semisync_fedavg(slowest_learner_epochs=1).with_nova(),
+    "semisync_nova": lambda: (
+        metis.semisync_fedavg(slowest_learner_epochs=1).with_nova().with_rate(metis.Schedule(1, 0.1, 5, "seconds"))
+    ),
     "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_server(metis.FedAdam()),
 }
 

@@ -40,7 +40,7 @@ from metis.core.model import Model, mixable_problem
 from metis.core.policies import Policy
 from metis.core.protocols import Paced, SemiSynchronous
 from metis.core.roster import LearnerRecord, Roster
-from metis.core.schedules import Moment
+from metis.core.schedules import Moment, factor_of
 from metis.core.timing import TOLERANCE
 from metis.errors import UnexpectedUpdate
 
@@ -94,8 +94,11 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
+        self._now = 0.0
         self._paced = self.protocol if isinstance(self.protocol, Paced) else None
-        self.community = policy.start_community(initial_model, MemoryStore() if store is None else store)
+        self.community = policy.start_community(
+            initial_model, MemoryStore() if store is None else store, lambda: self._now
+        )
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
@@ -123,6 +126,7 @@ class Controller:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
+        self._now = now
         actions: list[Action] = []
         match event:
             case LearnerJoined():
@@ -239,6 +243,10 @@ class Controller:
 
     # --- actions ----------------------------------------------------------------------------
 
+    @property
+    def _moment(self) -> Moment:
+        return Moment(self.community.stamp.version, self.community.committed_steps, self._now)
+
     def _spent(self) -> str | None:
         """Which limit is used up, in words; None while there is something left."""
         if self.stop.rounds is not None and self.community.stamp.version >= self.stop.rounds:
@@ -266,11 +274,11 @@ class Controller:
         if spent is not None:
             return [*actions, *self._finish(spent)]
         if self._paced is not None:
-            moment = Moment(self.community.stamp.version, self.community.committed_steps, now)
             measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
-            budgets = self._paced.pace(self.roster, moment, measure, budgets)
+            budgets = self._paced.pace(self.roster, self._moment, measure, budgets)
+        rate = 1.0 if self.policy.rate is None else factor_of(self.policy.rate, "the learning rate", self._moment)
         for learner, budget in budgets.items():
-            task = LocalTask(self._tasks_sent, self.community.stamp, budget)
+            task = LocalTask(self._tasks_sent, self.community.stamp, budget, rate)
             self._tasks_sent += 1
             self.roster.assign(learner, task, now, self.community.model if self.community.uses_base else None)
             actions.append(SendTask(learner, task, self.community.model))

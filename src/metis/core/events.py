@@ -45,6 +45,7 @@ class LocalTask:
     number: int  # counts all tasks of a run, so an update names the task that it answers
     based_on: CommunityStamp
     budget: Budget
+    rate: float = 1.0  # times the solver's learning rate
 
 
 # --- events ---------------------------------------------------------------------------------

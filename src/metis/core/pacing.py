@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from metis.core.events import RoundMeasure
-from metis.core.schedules import Changing, Moment
-from metis.errors import ConfigError
+from metis.core.schedules import Changing, Moment, factor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,7 @@ class _Scheduled:
     moment: Moment = field(default_factory=Moment)
 
     def period(self, learners: Sequence[Timed]) -> float:
-        epochs = self.schedule(self.moment)
-        if not 0 < epochs < math.inf:
-            raise ConfigError(
-                f"the schedule of lambda gives {epochs} after {self.moment.rounds} rounds; it must be greater than 0"
-            )
+        epochs = factor_of(self.schedule, "lambda", self.moment)
         return epochs * max(learner.epoch_time for learner in learners)
 
     def learn(self, moment: Moment, measure: RoundMeasure | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -47,25 +48,36 @@ class Policy:
     proximal_term: float = 0.0  # regularization toward the received model that the policy asks of local training
     nova: FedNova | None = None  # normalised averaging in place of the community's own
     server: ServerOptimizer | None = None  # what becomes of what the community proposes
+    server_rate: Changing | None = None  # times the server's learning rate, in the course of a run
+    rate: Changing | None = None  # times the learners' learning rate, in the course of a run
 
     def __post_init__(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", self.name)
 
-    def start_community(self, initial_model: Model, store: ModelStore) -> Community:
-        """The mixing of one run, with all that is put on top of it."""
+    def start_community(
+        self, initial_model: Model, store: ModelStore, now: Callable[[], float] = lambda: 0.0
+    ) -> Community:
+        """The mixing of one run, with all that is put on top of it; `now` tells how long the run has lasted."""
         community: Community
         if self.nova is None:
             community = self.community(initial_model, store)
         else:
             community = NormalizedAverage(initial_model, store, self.nova)
         if self.server is not None:
-            community = Optimized(community, self.server)
+            community = Optimized(community, self.server, self.server_rate, now)
         return Measured(community) if isinstance(self.protocol, Paced) and self.protocol.measures else community
 
-    def with_server(self, optimizer: ServerOptimizer) -> Policy:
-        """The same policy with an optimizer that makes steps from what its mixing proposes."""
-        return replace(self, server=optimizer, label=f"{self.label} + {optimizer.name}")
+    def with_server(self, optimizer: ServerOptimizer, rate: Changing | None = None) -> Policy:
+        """The same policy with an optimizer that makes steps from what its mixing proposes.
+
+        `rate` is what its learning rate is multiplied by: a `Schedule`, or a function of the `Moment`.
+        """
+        return replace(self, server=optimizer, server_rate=rate, label=f"{self.label} + {optimizer.name}")
+
+    def with_rate(self, schedule: Changing) -> Policy:
+        """The same policy with a learning rate of the learners that is multiplied by a `Schedule`, or by a function."""
+        return replace(self, rate=schedule, label=f"{self.label}, η scheduled")
 
     def with_nova(self, settings: FedNova | None = None) -> Policy:
         """The same policy with normalised averaging; its rounds must be mixed by a plain average."""

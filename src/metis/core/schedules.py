@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from metis.errors import ConfigError
+
 Unit = Literal["rounds", "steps", "seconds"]
 Shape = Literal["step", "linear", "cosine", "exponential"]
 
@@ -56,3 +58,13 @@ class Schedule:
 
 
 Changing: TypeAlias = Callable[[Moment], float]  # a Schedule, or any function of the moment
+
+
+def factor_of(schedule: Changing, what: str, moment: Moment) -> float:
+    """What a schedule says now; a function of a user may say what cannot be."""
+    value = schedule(moment)
+    if not 0 < value < math.inf:
+        raise ConfigError(
+            f"the schedule of {what} gives {value} after {moment.rounds} rounds; it must be a number greater than 0"
+        )
+    return value

@@ -8,7 +8,7 @@ are optimized: floating-point buffers, such as BatchNorm's statistics, become wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from metis.core.community import Community, ModelStore
 from metis.core.layer import Layer
 from metis.core.model import Layout, Model, Vector
+from metis.core.schedules import Changing, Moment, factor_of
 
 _BLOCK = 32 * 1024  # numbers; what a step needs of them stays in the processor's cache
 
@@ -155,9 +156,16 @@ class FedYogi:
 class Optimized(Layer):
     """A mixing rule whose proposals become steps of an optimizer; published is where those steps lead."""
 
-    def __init__(self, inside: Community, optimizer: ServerOptimizer) -> None:
+    def __init__(
+        self,
+        inside: Community,
+        optimizer: ServerOptimizer,
+        rate: Changing | None = None,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         super().__init__(inside)
         self._optimizer = optimizer
+        self._rate, self._now = rate, now
         self._state = optimizer.start(inside.model.layout.size)
 
     def publish(self) -> bool:
@@ -165,16 +173,19 @@ class Optimized(Layer):
         if not super().publish():
             return False
         proposed = self.model
-        self.adopt(proposed.with_vector(self._step(current.vector, proposed.vector, current.layout)))
+        # The moment of the model that comes out now, as if it were published.
+        moment = Moment(self.stamp.version, self.committed_steps, self._now())
+        rate = 1.0 if self._rate is None else factor_of(self._rate, "the server's learning rate", moment)
+        self.adopt(proposed.with_vector(self._step(current.vector, proposed.vector, current.layout, rate)))
         return True
 
-    def _step(self, current: Vector, proposed: Vector, layout: Layout) -> Vector:
+    def _step(self, current: Vector, proposed: Vector, layout: Layout, rate: float) -> Vector:
         result = np.empty(layout.size, np.float32)
         for start in range(0, layout.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             before = current[part].astype(np.float64)
             state = {name: vector[part] for name, vector in self._state.items()}
-            result[part] = before + self._optimizer.step(proposed[part] - before, state)
+            result[part] = before + rate * self._optimizer.step(proposed[part] - before, state)
         for spec in layout.tensors:
             if spec.role == "buffer":
                 result[layout.slices[spec.name]] = proposed[layout.slices[spec.name]]

@@ -570,6 +570,7 @@ class ControllerProcess:
                 version_steps=task.based_on.steps,
                 steps=task.budget.steps,
                 seconds=max(0.0, seconds) if math.isfinite(seconds) else None,
+                rate=None if task.rate == 1 else task.rate,
                 sha256=blob,
                 bytes=model_bytes(self.layout),
                 evaluate=self._terms.evaluate_at_learners and session.ready.evaluation_examples > 0,

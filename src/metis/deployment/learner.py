@@ -640,6 +640,7 @@ class LearnerProcess:
             model=str(model),
             steps=task.steps if task.HasField("steps") else None,
             seconds=seconds,
+            rate=task.rate if task.HasField("rate") else 1.0,
             out=str(self._work.update_file(task.number)),
             progress=progress,
         )

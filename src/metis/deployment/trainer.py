@@ -16,7 +16,7 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
         local buffers outlive the process. With `pace` each batch takes at least so long.
 
     {"id": 2, "command": "train", "task": 7, "model": FILE, "steps": 240 or null, "seconds": 11.5 or null,
-     "out": FILE}
+     "rate": 1.0, "out": FILE}
     {"id": 2, "progress": {"task": 7, "steps": 31}}                      at most one a second
     {"id": 2, "done": {"task": 7, "steps": 240, "seconds": 10.9, "time_per_batch": 0.045, "loss": 0.31,
                        "sha256": "51ab...", "bytes": 4840}}
@@ -403,6 +403,7 @@ class _Trainer:
             self._memories.before(task),
             at_boundary,
             agree,
+            float(command.get("rate", 1.0)),
         )
         sha256, length = ("", 0) if self._place.rank else write_model(Path(command["out"]), trained.model)
         self._memories.keep(task, dict(trained.memory))

@@ -20,7 +20,7 @@ import numpy as np
 from metis.core.model import Layout, Model
 from metis.deployment import wire_pb2 as pb
 
-PROTOCOL = 1
+PROTOCOL = 2
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
 MOST_MESSAGE = CHUNK + (1 << 16)
 TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header

@@ -304,7 +304,7 @@ def _check_servers(config: ExperimentConfig, complaints: Complaints) -> None:
         if policy.server is None:
             continue
         chosen = policy.server.optimizer
-        given = policy.server.model_dump(exclude_none=True, exclude={"optimizer"})
+        given = policy.server.model_dump(exclude_none=True, exclude={"optimizer", "rate"})
         for key in given.keys() - server_settings(chosen):
             takers = [f"'{name}'" for name in SERVER_OPTIMIZERS if key in server_settings(name)]
             complaints.add(
@@ -420,6 +420,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             name=policy.name,
             label=policy.label,
             training=_solver_settings(policy, training),
+            rate=policy.rate,
             schedule=policy.schedule,
             adaptive=policy.adaptive,
             nova=policy.nova,

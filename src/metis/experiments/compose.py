@@ -11,7 +11,7 @@ from metis.core.pacing import AdaptivePeriod
 from metis.core.policies import Policy
 from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.experiments.schema import POLICIES, PolicyConfig, ServerConfig, SolverConfig
+from metis.experiments.schema import POLICIES, PolicyConfig, ScheduleConfig, ServerConfig, SolverConfig
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "momentum": FedAvgM,
@@ -25,13 +25,16 @@ def compose(table: PolicyConfig) -> Policy:
     """The policy that a table describes; a ValueError says which setting is impossible."""
     policy = POLICIES[table.name](**table.parameters)
     if table.schedule is not None:
-        policy = policy.with_lambda(Schedule(**table.schedule.model_dump()))
+        policy = policy.with_lambda(schedule_of(table.schedule))
     if table.adaptive is not None:
         policy = policy.with_adaptive_period(AdaptivePeriod(**table.adaptive.model_dump()))
     if table.nova is not None:
         policy = policy.with_nova(FedNova(table.nova.largest_amplification))
     if table.server is not None:
-        policy = policy.with_server(server_optimizer(table.server))
+        rate = table.server.rate
+        policy = policy.with_server(server_optimizer(table.server), None if rate is None else schedule_of(rate))
+    if table.rate is not None:
+        policy = policy.with_rate(schedule_of(table.rate))
     return policy.for_solver(*_accumulation(table.training))
 
 
@@ -41,9 +44,14 @@ def _accumulation(solver: SolverConfig) -> tuple[float, float]:
     return momentum, (solver.learning_rate or 0.0) * (solver.proximal_term or 0.0)
 
 
+def schedule_of(table: ScheduleConfig) -> Schedule:
+    """A schedule from its table."""
+    return Schedule(**table.model_dump())
+
+
 def server_optimizer(table: ServerConfig) -> ServerOptimizer:
     """The optimizer of a table [policy.server]."""
-    given = table.model_dump(exclude_none=True, exclude={"optimizer"})
+    given = table.model_dump(exclude_none=True, exclude={"optimizer", "rate"})
     return SERVER_OPTIMIZERS[table.optimizer](**given)
 
 
@@ -55,4 +63,4 @@ def server_settings(optimizer: str) -> set[str]:
 def completed_server(table: ServerConfig) -> ServerConfig:
     """With every default written out."""
     settings: dict[str, Any] = asdict(server_optimizer(table))  # type: ignore[call-overload]
-    return ServerConfig(optimizer=table.optimizer, **settings)
+    return ServerConfig(optimizer=table.optimizer, rate=table.rate, **settings)

@@ -241,6 +241,21 @@ class TrainingConfig(Table):
     )
 
 
+class ScheduleConfig(Table):
+    """A number that changes in the course of a run; beyond the paper."""
+
+    start: Positive = Field(description="at the beginning")
+    end: Positive = Field(description="once the length is over")
+    length: Positive = Field(description="from the start to the end, in what `over` says")
+    over: Literal["rounds", "steps", "seconds"] = Field(
+        default="rounds", description="published community models, local steps of all learners, or seconds of the run"
+    )
+    shape: Literal["step", "linear", "cosine", "exponential"] = Field(
+        default="cosine", description="how it gets there; step: in jumps of equal factors"
+    )
+    jumps: Count = Field(default=1, description="of a step schedule, at equal distances; the last at the end")
+
+
 class ServerConfig(Table):
     """What becomes of a mixture: a step of an optimizer; beyond the paper."""
 
@@ -256,21 +271,9 @@ class ServerConfig(Table):
         default=None, description="how much of the variance is kept, for adam and yogi; 0.99"
     )
     tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
-
-
-class ScheduleConfig(Table):
-    """A number that changes in the course of a run; beyond the paper."""
-
-    start: Positive = Field(description="at the beginning")
-    end: Positive = Field(description="once the length is over")
-    length: Positive = Field(description="from the start to the end, in what `over` says")
-    over: Literal["rounds", "steps", "seconds"] = Field(
-        default="rounds", description="published community models, local steps of all learners, or seconds of the run"
+    rate: ScheduleConfig | None = Field(
+        default=None, description="schedule of a factor of this learning rate; none if not given"
     )
-    shape: Literal["step", "linear", "cosine", "exponential"] = Field(
-        default="cosine", description="how it gets there; step: in jumps of equal factors"
-    )
-    jumps: Count = Field(default=1, description="of a step schedule, at equal distances; the last at the end")
 
 
 class AdaptiveConfig(Table):
@@ -304,6 +307,9 @@ class PolicyConfig(OpenTable):
     name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+    rate: ScheduleConfig | None = Field(
+        default=None, description="schedule of a factor of the learners' learning rate; none if not given"
+    )
     schedule: ScheduleConfig | None = Field(
         default=None, description="of lambda, instead of slowest_learner_epochs; none if not given"
     )

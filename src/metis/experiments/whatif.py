@@ -303,7 +303,7 @@ def decisions(course: Course, end: float) -> list[dict[str, Any]]:
 
 def _settings(policy: Policy) -> tuple[Any, ...]:
     # Communities are functions with their arguments bound; what they are is in their representation.
-    parts = (policy.protocol, policy.community, policy.contribution, policy.nova, policy.server)
+    parts = (policy.protocol, policy.community, policy.contribution, policy.nova, policy.server, policy.rate)
     return policy.name, *(repr(part) for part in parts)
 
 

@@ -21,7 +21,7 @@ from metis.errors import ConfigError, DataError, Diverged
 from metis.learning.augmentation import Augmentation, Transform
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.parallel import Part, Ranks
-from metis.learning.solvers import Solver
+from metis.learning.solvers import Solver, with_rate
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
 
@@ -257,12 +257,16 @@ class Learner:
         task_number: int,
         steps: int,
         memory: Memory | None = None,
+        rate: float = 1.0,
     ) -> Trained:
-        """Exactly this many batches from the community model on; raises `Diverged` if that fails."""
+        """Exactly this many batches from the community model on; raises `Diverged` if that fails.
+
+        `rate` is a factor of the solver's learning rate.
+        """
         if steps < 1:
             raise ConfigError(f"learner '{self.name}' was asked for {steps} steps; a task has at least one")
         batches = itertools.islice(self.batches(task_number), steps)
-        return self._train(engine, community_model, batches, task_number, memory)
+        return self._train(engine, community_model, batches, task_number, memory, rate)
 
     def train_while(
         self,
@@ -274,6 +278,7 @@ class Learner:
         memory: Memory | None = None,
         at_boundary: Callable[[int], None] | None = None,
         agree: Callable[[bool], bool] = bool,
+        rate: float = 1.0,
     ) -> Trained:
         """Train until the budget ends by this clock; the batch in hand is finished, one always is (R3).
 
@@ -299,7 +304,7 @@ class Learner:
                 if agree(steps == budget.steps or now - started >= budget.seconds):
                     return
 
-        trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory)
+        trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory, rate)
         return Trained(trained.model, trained.steps, trained.loss, trained.memory, tuple(batch_times))
 
     def _train(
@@ -309,9 +314,11 @@ class Learner:
         batches: Iterator[Batch | Part],
         task_number: int,
         memory: Memory | None,
+        rate: float,
     ) -> Trained:
+        solver = self.solver if rate == 1 else with_rate(self.solver, rate)
         seed = _torch_seed(self._seed_of(_DROPOUT, task_number))
-        trained = engine.train(community_model, batches, self.solver, memory, seed)
+        trained = engine.train(community_model, batches, solver, memory, seed)
         problem = mixable_problem(trained.model, engine.layout)
         if problem is None and not math.isfinite(trained.loss):
             problem = f"its loss is {trained.loss}"

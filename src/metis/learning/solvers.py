@@ -152,6 +152,17 @@ def accumulation(solver: Solver) -> tuple[float, float]:
             return 0.0, 0.0
 
 
+def with_rate(solver: Solver, factor: float) -> Solver:
+    """The same solver with its learning rate times this, as a task may ask."""
+    match solver:
+        case VanillaSGD() | MomentumSGD() | FedProx():
+            return replace(solver, learning_rate=factor * solver.learning_rate)
+        case _:
+            raise ConfigError(
+                f"{type(solver).__name__} cannot be given another learning rate; use vanilla, momentum or fedprox"
+            )
+
+
 def with_proximal_term(solver: Solver, proximal_term: float) -> Solver:
     """The same solver, held toward the received community model as FedAsync asks (R14)."""
     match solver:

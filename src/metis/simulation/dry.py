@@ -11,7 +11,7 @@ class DryPool:
     """Answers every task with a model without weights and all its steps done; evaluations measure nothing."""
 
     def train(
-        self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         return Known(Trained(Model.empty(), steps, 0.0))
 

@@ -37,10 +37,12 @@ class Workplace:
     learners: Sequence[Learner]
     test: Examples | None
 
-    def train(self, model: Model, learner: int, task: int, steps: int, memory: Memory | None) -> Trained:
+    def train(
+        self, model: Model, learner: int, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Trained:
         who = self.learners[learner]
         try:
-            return who.train(self.engine, model, task, steps, memory)
+            return who.train(self.engine, model, task, steps, memory, rate)
         except MetisError:
             raise
         except Exception as problem:  # of the user's network or data
@@ -88,7 +90,7 @@ class Pool(Protocol):
     """A place to train; `due` is the virtual moment at which the result will be asked for."""
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]: ...
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]: ...
@@ -131,9 +133,9 @@ class InlinePool:
         self._workplace = workplace
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
-        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory))
+        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory, rate))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
         return _Deferred(self._workplace, "evaluate", lambda: model)
@@ -177,9 +179,9 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
-        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory)))
+        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory, rate)))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
         return self._submit(Job(self, due, "evaluate", lambda: model))

@@ -26,7 +26,7 @@ class RecordedPool:
                 self._metrics[item.version] = item.metrics
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         match self._updates.get(task):
             case UpdateRequest(steps=done, loss=loss):

@@ -68,6 +68,7 @@ class _Arrival:
     learner: int
     task: int
     version: int  # of the community model that it is based on
+    rate: float
     spent: Spent
     ticket: Ticket[Trained]
 
@@ -271,9 +272,9 @@ class Simulator:
             self._base_models[version] = self._keep(version, action.community_model)
         self._in_hand[version] += 1
         ticket = self._pool.train(
-            due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index)
+            due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index), task.rate
         )
-        self._open[index] = _Arrival(index, task.number, version, spent, ticket)
+        self._open[index] = _Arrival(index, task.number, version, task.rate, spent, ticket)
         self._push(due, self._open[index])
 
     def _published(self, action: CommunityPublished) -> None:
@@ -359,6 +360,7 @@ class Simulator:
                 arrival.task,
                 arrival.spent.steps,
                 self._memories.get(arrival.learner),
+                arrival.rate,
             )
         for at, _, _, occurrence in self._heap:
             if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
