@@ -29,6 +29,7 @@ from metis.deployment.wire import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.build import build_stop
 from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document
+from metis.kernels import use_all_processors
 from metis.reporting.console import RunProgress
 from metis.runs import CONFIG, Run, RunFold
 
@@ -133,6 +134,7 @@ def run_controller(
         problem = serving_problem(None, *_host_and_port(http))  # before minutes are spent on the initial model
     if problem is not None:
         raise ConfigError(problem)
+    use_all_processors()
 
     def watched(fold: RunFold) -> None:
         progress(fold)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.play import LAYOUT, model
-from metis.core import community as community_module
+from metis.core import arithmetic
 from metis.core.community import (
     Buffered,
     CachedAverage,
@@ -274,8 +274,16 @@ def test_full_pass_forgets_a_withdrawn_learner_and_its_model():
             store.get(learner)
 
 
-@given(st.integers(1, 40), st.integers(1, 50))
-def test_blocks_and_batches_of_rows_change_nothing(size: int, learners: int):
+class Elsewhere:
+    """A store that is not in memory, as far as anybody can see."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self.put, self.get, self.remove = self._store.put, self._store.get, self._store.remove
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([MemoryStore, Elsewhere]))
+def test_blocks_and_batches_of_rows_change_nothing(size: int, learners: int, store: type):
     """A model longer than a block, and more learners than are mapped at once, give the plain sum's bits."""
     rng = np.random.default_rng([size, learners])
     layout = Layout((TensorSpec("w", (size,)),))
@@ -284,8 +292,8 @@ def test_blocks_and_batches_of_rows_change_nothing(size: int, learners: int):
     for vector in vectors:
         expected += vector.astype(np.float64) * 0.1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(community_module, "_BLOCK", 7)
-        full = FullPass(Model(layout, np.zeros(size, np.float32)), MemoryStore())
+        patch.setattr(arithmetic, "BLOCK", 7)
+        full = FullPass(Model(layout, np.zeros(size, np.float32)), store())
         for k, vector in enumerate(vectors):
             full.commit(f"{k:02}", Model(layout, vector), 0.1, 1, None)
         assert full.publish()

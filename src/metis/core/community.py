@@ -1,8 +1,4 @@
-"""HOW models are mixed: from committed local models to the community model.
-
-The arithmetic is blocked so that the float64 accumulator of a block stays in the processor's cache
-while local models stream past it.
-"""
+"""HOW models are mixed: from committed local models to the community model."""
 
 from __future__ import annotations
 
@@ -13,17 +9,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import Row, add_scaled, average, quotient
 from metis.core.events import CommunityStamp, LearnerId
 from metis.core.model import Model, Vector
 
-_BLOCK = 32 * 1024  # numbers; 256 KiB of float64
 _ROWS_AT_ONCE = 32  # local models mapped at the same time, which bounds memory on a disk store
-
-
-class Row(Protocol):
-    """A stored local model that can be read piece by piece, so that a store may leave it on disk."""
-
-    def __getitem__(self, part: slice, /) -> Vector: ...
 
 
 class ModelStore(Protocol):
@@ -106,52 +96,26 @@ class Community(Protocol):
 CommunityFactory: TypeAlias = Callable[[Model, ModelStore], Community]
 
 
-def _add_scaled(total: NDArray[np.float64], rows: Iterable[tuple[Row, float]]) -> None:
-    """total += sum of factor * row, element by element in the order given, whatever the blocking."""
-    rows = list(rows)
-    scratch = np.empty(min(_BLOCK, total.size), np.float64)
-    for start in range(0, total.size, _BLOCK):
-        block = total[start : start + _BLOCK]
-        product = scratch[: block.size]
-        for row, factor in rows:
-            product[:] = row[start : start + _BLOCK]  # first: float32 times a Python float is float32
-            product *= factor
-            block += product
-
-
 def _weighted_sum(size: int, store: ModelStore, values: Mapping[LearnerId, float]) -> NDArray[np.float64]:
     """Full pass over the stored models in learner order, so that arrival order cannot change a bit."""
     total = np.zeros(size, np.float64)
-    order = sorted(values)
-    for start in range(0, len(order), _ROWS_AT_ONCE):
-        _add_scaled(total, ((store.get(k), values[k]) for k in order[start : start + _ROWS_AT_ONCE]))
+    order, together = sorted(values), _together(store, len(values))
+    for start in range(0, len(order), together):
+        add_scaled(total, [(store.get(k), values[k]) for k in order[start : start + together]])
     return total
 
 
 def _average(size: int, store: ModelStore, values: Mapping[LearnerId, float]) -> Vector:
-    """The same numbers as the weighted sum over its weight, with no more than the result in memory."""
+    """The same numbers as the weighted sum over its weight, with no more than the result in memory where possible."""
     normalization = math.fsum(values.values())
-    if len(values) > _ROWS_AT_ONCE:
-        return _quotient(_weighted_sum(size, store, values), normalization)
-    rows = [(store.get(learner), values[learner]) for learner in sorted(values)]
-    average = np.empty(size, np.float32)
-    for start in range(0, size, _BLOCK):
-        block = np.zeros(min(_BLOCK, size - start), np.float64)
-        for row, factor in rows:
-            product = row[start : start + _BLOCK].astype(np.float64)
-            product *= factor
-            block += product
-        block /= normalization
-        average[start : start + _BLOCK] = block
-    return average
+    if len(values) > _together(store, len(values)):
+        return quotient(_weighted_sum(size, store, values), normalization)
+    return average(size, [(store.get(learner), values[learner]) for learner in sorted(values)], normalization)
 
 
-def _quotient(total: NDArray[np.float64], divisor: float) -> Vector:
-    """total / divisor as float32, with no more than the result in memory."""
-    quotient = np.empty(total.size, np.float32)
-    for start in range(0, total.size, _BLOCK):
-        quotient[start : start + _BLOCK] = total[start : start + _BLOCK] / divisor
-    return quotient
+def _together(store: ModelStore, models: int) -> int:
+    """How many models are added in one pass: all, unless they are read from a disk."""
+    return max(1, models) if isinstance(store, MemoryStore) else _ROWS_AT_ONCE
 
 
 def _stored(store: ModelStore, learners: Iterable[LearnerId]) -> dict[str, NDArray[Any]]:
@@ -245,7 +209,7 @@ class CachedAverage(_Published):
         rows: list[tuple[Row, float]] = [(local_model.vector, value)]
         if learner in self._values:
             rows.append((self._store.get(learner), -self._values[learner]))
-        _add_scaled(self._sum, rows)
+        add_scaled(self._sum, rows)
         self._store.put(learner, local_model.vector)
         self._values[learner] = value
         self.committed_steps += steps
@@ -271,7 +235,7 @@ class CachedAverage(_Published):
         if not self._changed:
             return False
         self._changed = False
-        self._stamp_new(_quotient(self._sum, self.normalization))
+        self._stamp_new(quotient(self._sum, self.normalization))
         return True
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
@@ -299,7 +263,7 @@ class Interpolation(_Published):
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         alpha = self._mixing * value
         self._vector *= 1 - alpha
-        _add_scaled(self._vector, [(local_model.vector, alpha)])
+        add_scaled(self._vector, [(local_model.vector, alpha)])
         self.committed_steps += steps
         self.contributors += 1
         self._changed = True
@@ -347,7 +311,7 @@ class Buffered(_Published):
 
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         assert base is not None
-        _add_scaled(self._differences, [(local_model.vector, value), (base.vector, -value)])
+        add_scaled(self._differences, [(local_model.vector, value), (base.vector, -value)])
         self.committed_steps += steps
         self.contributors += 1
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import MemoryStore, ModelStore, Row
+from metis.core.arithmetic import Row
+from metis.core.community import MemoryStore, ModelStore
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,

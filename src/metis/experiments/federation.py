@@ -24,6 +24,7 @@ from metis.core.events import Action, Event, LearnerId
 from metis.core.model import Model
 from metis.core.policies import Policy
 from metis.errors import ConfigError, DataError, InternalError, LearnerError
+from metis.kernels import use_all_processors
 from metis.learning import (
     Augmentation,
     Engine,
@@ -292,6 +293,7 @@ class _Session:
                 (self._out / name).unlink(missing_ok=True)
             self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
+        use_all_processors()
         with closing(make_pool(self._workplace, self._places)) as pool:
             return self._go(self._simulator(self._initial_model, pool, self._store()))
 
@@ -311,6 +313,7 @@ class _Session:
         simulator = self._replay(recorded)
         self._setting.save(self._out)
         self._wall_before = float(metadata["wall_seconds"])
+        use_all_processors()
         with closing(make_pool(self._workplace, self._places)) as pool:
             simulator.load_arrays(self._initial_model, arrays, pool, self._store())
             path = self._out / EVENTS

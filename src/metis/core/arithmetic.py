@@ -1,0 +1,81 @@
+"""The arithmetic of mixing, in blocks whose float64 accumulator stays in the processor's cache.
+
+An element of a result depends on that element of the models alone, and is added up in the order given. So the blocks
+may be worked off in any order and by any number of threads, and a process that has a faster way than numpy's may use
+it: the bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 128 * 1024  # numbers; 1 MiB of float64
+
+
+class Row(Protocol):
+    """A stored local model that can be read piece by piece, so that a store may leave it on disk."""
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.float32]: ...
+
+
+class Arithmetic:
+    """One block after the other, by numpy."""
+
+    def add(self, block: NDArray[np.float64], pieces: Iterable[tuple[NDArray[np.float32], float]]) -> None:
+        """block += factor * piece, one after the other; a piece may be read when it is asked for."""
+        product = np.empty_like(block)
+        for piece, factor in pieces:
+            product[:] = piece  # first: float32 times a Python float is float32
+            product *= factor
+            block += product
+
+    def each_block(self, size: int, work: Callable[[int, int], None]) -> None:
+        """Call `work` with start and end of every block of a vector of this size."""
+        for start in range(0, size, BLOCK):
+            work(start, min(start + BLOCK, size))
+
+
+_chosen = Arithmetic()
+
+
+def choose(arithmetic: Arithmetic) -> None:
+    """Compute so in this process from now on; for a runtime that has threads, which the core has not."""
+    global _chosen  # noqa: PLW0603  # it changes no result, and a process has its processors only once
+    _chosen = arithmetic
+
+
+def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) -> None:
+    """total += sum of factor * row, element by element in the order given."""
+
+    def work(start: int, end: int) -> None:
+        _chosen.add(total[start:end], ((row[start:end], factor) for row, factor in rows))
+
+    _chosen.each_block(total.size, work)
+
+
+def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDArray[np.float32]:
+    """The sum of factor * row over the divisor, with no more than the result in memory."""
+    result = np.empty(size, np.float32)
+
+    def work(start: int, end: int) -> None:
+        block = np.zeros(end - start, np.float64)
+        _chosen.add(block, ((row[start:end], factor) for row, factor in rows))
+        np.divide(block, divisor, out=result[start:end], casting="same_kind")
+
+    _chosen.each_block(size, work)
+    return result
+
+
+def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
+    """total / divisor as float32, with no more than the result in memory."""
+    result = np.empty(total.size, np.float32)
+
+    def work(start: int, end: int) -> None:
+        np.divide(total[start:end], divisor, out=result[start:end], casting="same_kind")
+
+    _chosen.each_block(total.size, work)
+    return result

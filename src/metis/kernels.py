@@ -1,0 +1,114 @@
+"""Mixing on all processors of this machine, and without temporaries where numba is installed (`metis[fast]`).
+
+The core computes in numpy and in one thread. This does the same operations on the same elements in the same order, so
+that every bit is the same, at the speed of the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.arithmetic import BLOCK, Arithmetic, choose
+
+_LARGE = 1 << 20  # numbers; below, starting threads and a compiler takes longer than the work
+_MOST_THREADS = 8  # the memory has no more to give
+_TOGETHER = 4  # models added in one pass over a block
+
+
+class FastArithmetic(Arithmetic):
+    """A contiguous part of the blocks for each thread."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads = threads or min(processors, _MOST_THREADS)
+        self._large = False
+
+    def add(self, block: NDArray[np.float64], pieces: Iterable[tuple[NDArray[np.float32], float]]) -> None:
+        kernels = _kernels() if self._large else None
+        if kernels is None:
+            super().add(block, pieces)
+            return
+        one, several = kernels
+        waiting = iter(pieces)
+        while group := list(itertools.islice(waiting, _TOGETHER)):
+            rows, factors = [_readonly(row) for row, _ in group], [factor for _, factor in group]
+            if len(group) == _TOGETHER:
+                several(block, *rows, *factors)
+            else:
+                for row, factor in zip(rows, factors, strict=True):
+                    one(block, row, factor)
+
+    def each_block(self, size: int, work: Callable[[int, int], None]) -> None:
+        self._large = size >= _LARGE
+        if not self._large or self.threads == 1:
+            super().each_block(size, work)
+            return
+        blocks = -(-size // BLOCK)
+        edges = [blocks * thread // self.threads * BLOCK for thread in range(self.threads)] + [size]
+
+        def part(thread: int) -> None:
+            for start in range(edges[thread], edges[thread + 1], BLOCK):
+                work(start, min(start + BLOCK, edges[thread + 1]))
+
+        for _ in _threads(self.threads).map(part, range(self.threads)):
+            pass
+
+
+def use_all_processors() -> None:
+    """Let this process mix with all its processors."""
+    choose(FastArithmetic())
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="mixing")
+
+
+# Threads do not survive a fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+@functools.cache
+def _kernels() -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """Compiled, for one model and for several; None without a compiler."""
+    try:
+        from numba import njit, types
+    except ImportError:
+        return None
+
+    def one(total: Any, a: Any, by_a: float) -> None:
+        for i in range(total.size):
+            total[i] += np.float64(a[i]) * by_a
+
+    def four(total: Any, a: Any, b: Any, c: Any, d: Any, by_a: float, by_b: float, by_c: float, by_d: float) -> None:
+        for i in range(total.size):
+            total[i] = (
+                ((total[i] + np.float64(a[i]) * by_a) + np.float64(b[i]) * by_b) + np.float64(c[i]) * by_c
+            ) + np.float64(d[i]) * by_d
+
+    total = types.Array(types.float64, 1, "C")
+    row = types.Array(types.float32, 1, "C", readonly=True)
+
+    def compiled(kernel: Callable[..., None], rows: int) -> Callable[..., None]:
+        signature = types.void(total, *[row] * rows, *[types.float64] * rows)
+        # Neither fused nor reassociated: the compiler may only do what the equation says.
+        ready: Callable[..., None] = njit(signature, nogil=True, fastmath=False, cache=True)(kernel)
+        return ready
+
+    return compiled(one, 1), compiled(four, _TOGETHER)
+
+
+def _readonly(piece: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A plain view, so that memory, memory-mapped files and what is borrowed look alike to the compiled kernels."""
+    view: NDArray[np.float32] = np.asarray(piece).view()
+    view.flags.writeable = False
+    return view

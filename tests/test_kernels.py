@@ -1,0 +1,120 @@
+"""Mixing with threads and compiled kernels: every bit as in the core's plain numpy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metis import kernels
+from metis.core import arithmetic
+from metis.core.arithmetic import BLOCK, Arithmetic, add_scaled, average, quotient
+from metis.kernels import FastArithmetic
+
+
+@pytest.fixture(autouse=True)
+def plain() -> Iterator[None]:
+    """Whatever a test chooses, the next one starts with numpy."""
+    yield
+    arithmetic.choose(Arithmetic())
+
+
+def models(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [
+        rng.standard_normal(size, dtype=np.float32) * np.float32(10.0 ** rng.integers(-20, 20)) for _ in range(count)
+    ]
+
+
+def slow_average(rows: list[np.ndarray], factors: list[float], divisor: float) -> np.ndarray:
+    """One operation after the other, each rounded as IEEE says."""
+    total = np.zeros(len(rows[0]))
+    for row, factor in zip(rows, factors, strict=True):
+        total = total + row.astype(np.float64) * factor
+    return (total / divisor).astype(np.float32)
+
+
+SIZES = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+FACTORS = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@settings(max_examples=40)
+@given(
+    size=SIZES,
+    factors=st.lists(FACTORS, min_size=1, max_size=11),
+    divisor=st.floats(1e-3, 1e6),
+    threads=st.integers(1, 3),
+    compiled=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_every_bit_is_the_same(
+    size: int, factors: list[float], divisor: float, threads: int, compiled: bool, seed: int
+) -> None:
+    """Any size, any number of models and threads, with and without the compiler, for models of any magnitude."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_LARGE", 1)
+        if not compiled:
+            patch.setattr(kernels, "_kernels", lambda: None)
+        rows = models(len(factors), size, seed)
+        for row in rows[::2]:
+            row.flags.writeable = False
+        pairs = list(zip(rows, factors, strict=True))
+        start = np.random.default_rng(seed).standard_normal(size)
+        results = []
+        for way in (Arithmetic(), FastArithmetic(threads)):
+            arithmetic.choose(way)
+            total = start.copy()
+            add_scaled(total, pairs)
+            results.append((average(size, pairs, divisor), total, quotient(total, divisor)))
+
+    for plain, fast in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain.view(np.uint8), fast.view(np.uint8))
+    np.testing.assert_array_equal(results[0][0], slow_average(rows, factors, divisor))
+
+
+def test_models_that_are_mapped_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the disk store hands them out."""
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+    rows = models(5, 1000)
+    mapped = []
+    for number, row in enumerate(rows):
+        row.tofile(tmp_path / str(number))
+        mapped.append(np.memmap(tmp_path / str(number), np.float32, "r"))
+    arithmetic.choose(FastArithmetic(2))
+
+    mixed = average(1000, [(row, 0.1) for row in mapped], 0.5)
+
+    np.testing.assert_array_equal(mixed, slow_average(rows, [0.1] * 5, 0.5))
+
+
+def test_an_error_in_a_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is gone while it is mixed, say."""
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+
+    class Gone:
+        def __getitem__(self, part: slice, /) -> np.ndarray:
+            raise OSError("the file is gone")
+
+    arithmetic.choose(FastArithmetic(2))
+    with pytest.raises(OSError, match="the file is gone"):
+        average(4 * BLOCK, [(Gone(), 1.0)], 1.0)
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the parent do not exist in it."""
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+    kernels.use_all_processors()
+    arithmetic.choose(FastArithmetic(2))
+    rows = models(3, 3 * BLOCK)
+    pairs = [(row, 1.0) for row in rows]
+    expected = average(3 * BLOCK, pairs, 3.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(average(3 * BLOCK, pairs, 3.0), expected) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
