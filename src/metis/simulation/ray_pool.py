@@ -50,6 +50,11 @@ _MOST_STILLBIRTHS = 3  # of workers, one after the other
 _SITE_FILES = "metis_site_"
 
 
+# Ray tells of workers that died, which is no news here, and does so on stdout, which is the result's.
+_tell = ray._private.worker.print_to_stdstream
+ray._private.worker.print_to_stdstream = lambda data, **options: _tell({**data, "is_err": True}, **options)
+
+
 class _Worker:
     """What runs on Ray: one process that has the engine and the data and does one piece of work after the other."""
 
@@ -67,7 +72,7 @@ class _Worker:
     def begin(self) -> tuple[str | None, dict[str, str]]:
         """Why this worker cannot work, if so; and what it works with."""
         problem = self._problem
-        return (None if problem is None else f"{type(problem).__name__}: {problem}"), _versions()
+        return (None if problem is None else _last_line(problem)), _versions()
 
     def do(self, work: str, model: Model, arguments: tuple[Any, ...]) -> Any:
         return outcome_of(self._workplace, work, (model, *arguments))
