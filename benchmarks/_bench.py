@@ -89,6 +89,7 @@ class Report:
             "seconds": round(time.monotonic() - self._began, 1),
             "load_before": round(self._load, 2),
             "load_after": round(os.getloadavg()[0], 2),
+            "niceness": os.nice(0),
             "machine": machine(),
             "goals": self._goals,
             "figures": self.figures,
