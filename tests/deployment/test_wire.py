@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.wire import (
+    CHUNK,
+    SMALLEST_CHUNK,
     Piece,
+    Stride,
     let_go,
     model_parts,
     payload_sha256,
@@ -90,3 +93,21 @@ def test_a_model_that_was_let_go_is_read_again(tmp_path: Path) -> None:
     for each in (mapped, model):
         let_go(each)
         assert payload_sha256(each) == payload_sha256(model)
+
+
+# --- strides ------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, CHUNK // 4), st.lists(st.sampled_from([0.01, 0.3, 5.0])))
+def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
+    """Doubled while the line is fast, halved while it is slow; whole numbers, and never beyond what is allowed."""
+    stride = Stride(4 * numbers)
+    for took in seconds:
+        before = stride.bytes
+        stride.took(took)
+        assert stride.bytes % 4 == 0 and min(4 * numbers, SMALLEST_CHUNK) <= stride.bytes <= 4 * numbers
+        assert (stride.bytes > before) == (took < 0.1 and before < 4 * numbers)
+        assert (stride.bytes < before) == (took > 0.5 and before > SMALLEST_CHUNK)
+    for _ in range(20):
+        stride.took(0.01)
+    assert stride.bytes == 4 * numbers

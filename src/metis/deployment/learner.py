@@ -25,7 +25,7 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, keep_buffers
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, Stride, keep_buffers
 from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
 
@@ -872,15 +872,17 @@ class LearnerProcess:
 
     async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart | Piece]:
         """Chunks and end; the next chunk is read while the last one travels."""
-        size = session.chunk_bytes
+        stride = Stride(session.chunk_bytes)
         file = os.open(self._work.update_file(update.task), os.O_RDONLY)
         reading: asyncio.Future[bytes] | None = None
         try:
-            reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, size, 0))
+            reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, stride.bytes, 0))
             offset = 0
             while data := await reading:
-                reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, size, offset + len(data)))
+                reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, stride.bytes, offset + len(data)))
+                began = time.monotonic()
                 yield Piece(offset, data)
+                stride.took(time.monotonic() - began)
                 offset += len(data)
             yield pb.UploadPart(end=pb.UploadEnd(bytes=update.bytes, sha256=update.sha256))
         finally:

@@ -23,7 +23,7 @@ from metis.core.model import Layout
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
 from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
-from metis.deployment.wire import CHUNK, PROTOCOL, TURN, Piece, model_bytes
+from metis.deployment.wire import CHUNK, PROTOCOL, SMALLEST_CHUNK, TURN, Piece, Stride, model_bytes
 from metis.errors import ConfigError, LearnerError
 
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
@@ -33,7 +33,6 @@ _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
 _MOST_UPLOADS = 32  # at the same time; the others wait for their turn
 _MOST_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
-_SMALLEST_CHUNK = 1 << 16
 _MOST_TEXT = 2000
 _UNREADABLE = "a message could not be read: it is none of this protocol"
 
@@ -288,22 +287,24 @@ class Service:
         except Refused as refused:
             await self._abort(context, refused)
             return
-        offset = request.offset
+        offset, stride = request.offset, Stride(CHUNK)
         self._downloads += 1
-        reading = _in_thread(os.pread, file, self._chunk(), offset)
+        reading = _in_thread(os.pread, file, self._chunk(stride), offset)
         try:
             while data := await asyncio.shield(reading):  # the next chunk is read while this one travels
-                reading = _in_thread(os.pread, file, self._chunk(), offset + len(data))
+                reading = _in_thread(os.pread, file, self._chunk(stride), offset + len(data))
+                began = time.monotonic()
                 yield Piece(offset, data)
+                stride.took(time.monotonic() - began)
                 offset += len(data)
         finally:
             self._downloads -= 1
             await _ended(reading)
             os.close(file)
 
-    def _chunk(self) -> int:
+    def _chunk(self, stride: Stride) -> int:
         """Bytes to read at once; smaller ones for many learners, so that memory does not grow with them."""
-        return max(_SMALLEST_CHUNK, min(CHUNK, _MOST_OUTGOING // self._downloads))
+        return max(SMALLEST_CHUNK, min(stride.bytes, _MOST_OUTGOING // self._downloads))
 
     # --- what can go wrong ------------------------------------------------------------------------
 

@@ -22,15 +22,17 @@ from metis.deployment import wire_pb2 as pb
 
 PROTOCOL = 2
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
+SMALLEST_CHUNK = 1 << 16
 MOST_MESSAGE = CHUNK + (1 << 16)
+_BRISK_SECONDS, _SLUGGISH_SECONDS = 0.1, 0.5  # for one chunk
 TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 SERVICE = "metis.Federation"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
 
 # A peer that vanished without a word is found within 25 seconds, before the default lease ends. Not sooner: an answer
-# waits behind a chunk or two of a model, which at 1 Mbit/s take up to 17 seconds, and no slow site would ever get one
-# through. The third is needed: without it gRPC's own bandwidth ping masks the others for a minute.
+# waits behind a chunk or two of a model and what the system has buffered, and no slow site would ever get one through.
+# The third is needed: without it gRPC's own bandwidth ping masks the others for a minute.
 KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -98,6 +100,20 @@ def keep_buffers() -> None:
         mallopt(_TRIM_THRESHOLD, 16 << 20)
         mallopt(_ARENA_MAX, 2)  # of which each keeps as much; there would be one for each of many threads
         mallopt(_MMAP_THRESHOLD, 8 << 20)  # what is larger, a whole model say, comes and goes as before
+
+
+class Stride:
+    """How many bytes of a model to send at once: few on a slow line, where signs of life wait behind them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self.bytes = most, min(most, SMALLEST_CHUNK)
+
+    def took(self, seconds: float) -> None:
+        """The last ones were on their way after so long."""
+        if seconds < _BRISK_SECONDS:
+            self.bytes = min(self._most, 2 * self.bytes)
+        elif seconds > _SLUGGISH_SECONDS and self.bytes > SMALLEST_CHUNK:
+            self.bytes = max(SMALLEST_CHUNK, self.bytes // 8 * 4)  # whole numbers of the vector
 
 
 class Piece:
