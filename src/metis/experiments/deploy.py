@@ -39,12 +39,15 @@ def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
             )
 
 
-def _first_difference(then: Any, now: Any) -> str:
+def _first_difference(then: Any, now: Any, place: str = "") -> str:
+    """Where two documents differ, as deep as it can be said."""
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        then, now = dict(enumerate(then)), dict(enumerate(now))
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
             if then.get(key) != now.get(key):
-                return f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
-    return f"was {then!r}, is {now!r}"[:200]
+                return _first_difference(then.get(key), now.get(key), f"{place}.{key}" if place else str(key))
+    return f"{place or 'it'} was {then!r}, is {now!r}"[:200]
 
 
 def check_deployment(config: ExperimentConfig) -> None:

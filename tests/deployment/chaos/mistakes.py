@@ -32,7 +32,11 @@ MISTAKES: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("not an address", ["--listen", "here"], ("'here' is no address", "HOST:PORT")),
     ("open to others without certificates", ["--listen", "0.0.0.0:0"], ("--insecure is for one machine only",)),
     ("state folder is a file", [], ("cannot be opened",)),
-    ("another file for a run that was begun", ["--set", "training.learning_rate=0.5"], ("another [training]",)),
+    (
+        "another file for a run that was begun",
+        ["--set", "training.learning_rate=0.5"],
+        ("another [policy]", "learning_rate was 0.0001, is 0.5"),
+    ),
 ]
 QUICK = ("lambda = 0", "minimum > learners", "unknown key", "port in use")
 
