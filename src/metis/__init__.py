@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         semisync_fedavg,
         sync_fedavg,
     )
+    from metis.core.sampling import Sample
     from metis.core.schedules import Moment, Schedule
     from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
     from metis.data.datasets import Dataset, load_dataset
@@ -65,6 +66,7 @@ _HOMES = {
     "RandomAvailability": "metis.simulation.availability",
     "RecordedAvailability": "metis.simulation.availability",
     "Run": "metis.runs",
+    "Sample": "metis.core.sampling",
     "Schedule": "metis.core.schedules",
     "SimulatedLearner": "metis.experiments.federation",
     "Speed": "metis.simulation.speed",
@@ -102,6 +104,7 @@ __all__ = [
     "RandomAvailability",
     "RecordedAvailability",
     "Run",
+    "Sample",
     "Schedule",
     "SimulatedLearner",
     "Speed",

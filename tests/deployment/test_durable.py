@@ -25,6 +25,7 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
+from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAvgM, FedYogi
 from metis.deployment.durable import DurableController
@@ -44,6 +45,7 @@ POLICIES = {
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
     "semisync-adaptive": policies.semisync_fedavg(timings="smoothed").with_adaptive_period(),
+    "semisync-sample": policies.semisync_fedavg(2, exchange="inside").with_sample(Sample(learners=2)),
     "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi(), RATE).with_rate(RATE),
     "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
 }

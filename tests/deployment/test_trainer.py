@@ -107,6 +107,18 @@ def model(site: Path, tmp_path: Path) -> Path:
     return tmp_path / "initial.model"
 
 
+def test_a_task_may_ask_for_another_learning_rate(trainer: Trainer, site: Path, model: Path, tmp_path: Path) -> None:
+    """A thousandth of the rate goes about a thousandth of the way."""
+    trainer.prepare(site)
+    start = np.fromfile(model, "<f4")
+    ways = []
+    for number, rate in enumerate((1.0, 1e-3)):
+        out = tmp_path / f"{number}.model"
+        assert "done" in trainer.train(model, out, rate=rate)
+        ways.append(np.linalg.norm(np.fromfile(out, "<f4") - start))
+    assert 0.3e-3 < ways[1] / ways[0] < 3e-3
+
+
 def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> None:
     """Sizes, the layout and what is measured."""
     silo = build_silo(settings(site), site, "zurich", 1)

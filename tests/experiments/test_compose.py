@@ -255,6 +255,41 @@ def test_a_learner_trains_with_the_rate_of_its_task() -> None:
     assert ways[0] @ ways[1] > 0.8 * np.linalg.norm(ways[0]) * np.linalg.norm(ways[1])
 
 
+# --- samples and far learners -----------------------------------------------------------------------
+
+
+def test_a_table_draws_a_sample(tmp_path: Path) -> None:
+    config = resolved(sample={"share": 0.5}, exchange="inside")
+    protocol = build_policy(config.policy[0]).protocol
+
+    assert isinstance(protocol, SemiSynchronous)
+    assert protocol.sample == metis.Sample(share=0.5)
+    assert protocol.exchange == "inside"
+    assert config.policy[0].label == "SemiSync (λ=2), 50% of the learners"
+    assert again(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        ({"sample": {}}, "sample: must be a number of learners or a share of them, one of both"),
+        (
+            {"sample": {"learners": 2, "share": 0.5}},
+            "sample: must be a number of learners or a share of them, one of both",
+        ),
+        ({"sample": {"learners": 0}}, "sample.learners: is 0, must be at least 1"),
+        ({"sample": {"share": 2}}, "sample.share: is 2, must be at most 1"),
+        (
+            {"name": "fedrec", "sample": {"learners": 2}},
+            "sample: is drawn for each round, and fedrec has none; sync_fedavg and semisync_fedavg do",
+        ),
+        ({"exchange": "outside"}, "exchange: is 'outside', must be one of inside; did you mean 'inside'?"),
+    ],
+)
+def test_what_is_wrong_with_a_sample_is_told(policy: dict[str, Any], complaint: str) -> None:
+    assert fault(**policy) == f"demo.toml: policy.{complaint}"
+
+
 # --- the page -----------------------------------------------------------------------------------
 
 

@@ -60,6 +60,7 @@ def test_defaults_are_written_out() -> None:
         "weighting": "examples",
         "longest_period": math.inf,
         "most_local_epochs": None,
+        "exchange": None,
     }
     assert policy.label == "SemiSync (λ=2)"
     assert policy.training.solver == "vanilla"

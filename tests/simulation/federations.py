@@ -31,6 +31,7 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     "semisync_nova": lambda: (
         metis.semisync_fedavg(slowest_learner_epochs=1).with_nova().with_rate(metis.Schedule(1, 0.1, 5, "seconds"))
     ),
+    "sync_sample": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(metis.Sample(learners=2)),
     "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_server(metis.FedAdam()),
 }
 

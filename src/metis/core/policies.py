@@ -30,6 +30,7 @@ from metis.core.nova import FedNova, NormalizedAverage
 from metis.core.pacing import AdaptivePeriod, Pacing, ScheduledLambda
 from metis.core.protocols import Asynchronous, CommunicationProtocol, Paced, SemiSynchronous, Synchronous
 from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
+from metis.core.sampling import Sample
 from metis.core.schedules import Changing
 from metis.core.server import Optimized, ServerOptimizer
 
@@ -86,6 +87,14 @@ class Policy:
             raise ValueError(f"nova mixes rounds by a normalised average, and {self.name} has none; {others}")
         return replace(self, nova=settings or FedNova(), label=f"{self.label} FedNova")
 
+    def with_sample(self, sample: Sample) -> Policy:
+        """The same policy with a sample of the learners in each round; its protocol must have rounds."""
+        if not isinstance(self.protocol, (Synchronous, SemiSynchronous)):
+            others = "sync_fedavg and semisync_fedavg do"
+            raise ValueError(f"sample is drawn for each round, and {self.name} has none; {others}")
+        size = f"{sample.learners} learners" if sample.learners is not None else f"{sample.share:.0%} of the learners"
+        return replace(self, protocol=replace(self.protocol, sample=sample), label=f"{self.label}, {size}")
+
     def with_lambda(self, schedule: Changing) -> Policy:
         """The same semi-synchronous policy with a lambda that changes: a `Schedule`, or a function of the `Moment`."""
         return self._paced("schedule of lambda is", ScheduledLambda(schedule), "SemiSync (λ scheduled)")
@@ -135,6 +144,7 @@ def semisync_fedavg(
     weighting: Weighting = "examples",
     longest_period: float = math.inf,
     most_local_epochs: float | None = None,
+    exchange: Literal["inside"] | None = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
     return Policy(
@@ -147,6 +157,7 @@ def semisync_fedavg(
             grace,
             longest_period,
             most_local_epochs=most_local_epochs,
+            exchange=exchange,
         ),
         _contribution(weighting),
         FullPass,

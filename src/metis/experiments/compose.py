@@ -9,6 +9,7 @@ from typing import Any
 from metis.core.nova import FedNova
 from metis.core.pacing import AdaptivePeriod
 from metis.core.policies import Policy
+from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from metis.experiments.schema import POLICIES, PolicyConfig, ScheduleConfig, ServerConfig, SolverConfig
@@ -28,6 +29,8 @@ def compose(table: PolicyConfig) -> Policy:
         policy = policy.with_lambda(schedule_of(table.schedule))
     if table.adaptive is not None:
         policy = policy.with_adaptive_period(AdaptivePeriod(**table.adaptive.model_dump()))
+    if table.sample is not None:
+        policy = policy.with_sample(Sample(**table.sample.model_dump()))
     if table.nova is not None:
         policy = policy.with_nova(FedNova(table.nova.largest_amplification))
     if table.server is not None:

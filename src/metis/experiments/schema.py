@@ -33,6 +33,7 @@ PARAMETERS: dict[str, str] = {
     "smoothed averages, ignores single odd tasks and tells when a learner has changed",
     "budget": "steps: B_k batches; deadline: whatever a learner gets done in the period",
     "most_local_epochs": "in a period, at most; who is done waits, and its machine may sleep; no limit if not given",
+    "exchange": "inside: a period has room for download, training and upload, so that far learners are not late",
     "round_limit": "seconds of training after which a learner hands in what it has",
     "longest_period": "seconds; no learner, however slow or untruthful, stretches a period beyond",
     "grace": "share of the period, or of round_limit, that a barrier waits longer before it goes on without the late",
@@ -276,6 +277,16 @@ class ServerConfig(Table):
     )
 
 
+class SampleConfig(Table):
+    """A sample of the learners, drawn anew for each round; beyond the paper."""
+
+    learners: Count | None = Field(default=None, description="so many; this or share")
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
+        default=None, description="of those who are there, rounded up; this or learners"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(default=1990, description="of the draw")
+
+
 class AdaptiveConfig(Table):
     """Periods as short as learners can make use of, longer as long as their models agree; beyond the paper."""
 
@@ -310,6 +321,7 @@ class PolicyConfig(OpenTable):
     rate: ScheduleConfig | None = Field(
         default=None, description="schedule of a factor of the learners' learning rate; none if not given"
     )
+    sample: SampleConfig | None = Field(default=None, description="who takes part in a round; everybody if not given")
     schedule: ScheduleConfig | None = Field(
         default=None, description="of lambda, instead of slowest_learner_epochs; none if not given"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -10,6 +11,7 @@ from metis.core.events import Budget, LearnerId, RoundMeasure
 from metis.core.pacing import Pace, Pacing, Timed
 from metis.core.protocols.protocol import Barrier
 from metis.core.roster import LearnerRecord, Roster
+from metis.core.sampling import Sample
 from metis.core.schedules import Moment
 from metis.core.timing import steps_of_epochs, steps_within
 
@@ -33,9 +35,12 @@ class SemiSynchronous:
     longest_period: float = math.inf  # seconds; no learner, however slow or untruthful, stretches a round beyond
     pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
     most_local_epochs: float | None = None  # in a period; who has little data need not go round and round in it
+    sample: Sample | None = None  # who takes part in a round; None for everybody
+    exchange: Literal["inside"] | None = None  # "inside": a period has room for download, training and upload
     accepts_stale = False
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
+    _rounds: int = field(default=0, init=False, repr=False)
     _pace: Pace | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +59,8 @@ class SemiSynchronous:
             raise ValueError(f"grace must be 0 or more, not {self.grace}")
         if not self.longest_period > 0:
             raise ValueError(f"longest_period must be greater than 0 seconds, not {self.longest_period}")
+        if self.exchange not in (None, "inside"):
+            raise ValueError(f"exchange must be inside, or be left out, not '{self.exchange}'")
         if self.most_local_epochs is not None and not 0 < self.most_local_epochs < math.inf:
             raise ValueError(f"most_local_epochs must be a number greater than 0, not {self.most_local_epochs}")
 
@@ -63,7 +70,7 @@ class SemiSynchronous:
 
     @property
     def fills_the_period(self) -> bool:
-        return self.most_local_epochs is None
+        return self.most_local_epochs is None and self.sample is None
 
     @property
     def measures(self) -> bool:
@@ -80,32 +87,44 @@ class SemiSynchronous:
     def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
         if not self._barrier.is_open(roster, now):
             return {}
-        waiting = roster.waiting
+        waiting, others = roster.waiting, roster.training
         if not waiting:
             return {}
-        self.synchronization_period = self._next_period(roster)
+        if self.sample is not None:
+            self._rounds += 1
+            waiting = self.sample.draw(waiting, self._rounds)
+        # Late ones included: the period must fit a late learner as well.
+        self.synchronization_period = self._next_period([*waiting, *others])
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
         slack = max(record.overhead + (record.time_per_batch or 0.0) for record in waiting)
         self._barrier.deadline = now + length * (1 + self.grace) + slack
         return {record.learner: self._budget_of(record) for record in waiting}
 
-    def _next_period(self, roster: Roster) -> float | None:
-        """t_max, over all who are there, late ones included: it must fit a late learner as well."""
+    def _next_period(self, records: Sequence[LearnerRecord]) -> float | None:
+        """t_max of a round with these learners; None if none of them was measured yet."""
         timed = [
             (record, time_per_batch)
-            for record in roster.available
+            for record in records
             if (time_per_batch := self._time_per_batch(record)) is not None
         ]
         if not timed:
             return None
         if self._pace is None:
-            slowest = max(record.epoch_steps * time_per_batch for record, time_per_batch in timed)
-            return min(self.slowest_learner_epochs * slowest, self.longest_period)
+            epochs = self.slowest_learner_epochs
+            longest = max(
+                epochs * (record.epoch_steps * time_per_batch) + self._exchange(record)
+                for record, time_per_batch in timed
+            )
+            return min(longest, self.longest_period)
         learners = [
             Timed(record.examples, record.epoch_steps * time_per_batch, time_per_batch, record.overhead)
             for record, time_per_batch in timed
         ]
         return min(self._pace.period(learners), self.longest_period)
+
+    def _exchange(self, record: LearnerRecord) -> float:
+        """What of a period is not for training."""
+        return record.overhead if self.exchange == "inside" else 0.0
 
     def _time_per_batch(self, record: LearnerRecord) -> float | None:
         match self.timings:
@@ -122,6 +141,8 @@ class SemiSynchronous:
             return Budget(record.epoch_steps, self.cold_start_limit)
         if time_per_batch is None:
             return Budget(record.epoch_steps, min(self.cold_start_limit, period))
+        if self.exchange == "inside":
+            period = max(period - record.overhead, time_per_batch)
         steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)
         if self.most_local_epochs is not None:
             most = steps_of_epochs(self.most_local_epochs, record.epoch_steps)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from metis.core.events import Budget, LearnerId
 from metis.core.protocols.protocol import Barrier
 from metis.core.roster import Roster
+from metis.core.sampling import Sample
 from metis.core.timing import steps_of_epochs
 
 
@@ -18,8 +19,10 @@ class Synchronous:
     local_epochs: float = 4.0
     round_limit: float = math.inf  # seconds of training after which a learner hands in what it has
     grace: float = 0.1  # share of the round limit that the barrier waits longer
+    sample: Sample | None = None  # who takes part in a round; None for everybody
     accepts_stale = False
     fills_the_period = False
+    _rounds: int = field(default=0, init=False, repr=False)
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -38,6 +41,9 @@ class Synchronous:
         if not self._barrier.is_open(roster, now):
             return {}
         waiting = roster.waiting
+        if self.sample is not None and waiting:
+            self._rounds += 1
+            waiting = self.sample.draw(waiting, self._rounds)
         if waiting:
             slack = max(record.overhead + (record.time_per_batch or 0.0) for record in waiting)
             self._barrier.deadline = now + self.round_limit * (1 + self.grace) + slack
