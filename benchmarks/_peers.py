@@ -70,6 +70,7 @@ def ask(
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",  # its workers would stand behind everything else on a busy machine
             **(settings or {}),
         }
         command = [python, SCRIPTS / f"{script}.py", json.dumps(dict(spec)), answer]
