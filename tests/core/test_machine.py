@@ -218,9 +218,12 @@ class Federation(RuleBasedStateMachine):
         verdict = actions[0]
         valid = isinstance(event, UpdateRequest) and self.is_valid(event, task)
         if valid:
-            elapsed = self.now - sent_at  # no batch took longer than the whole task
-            most = elapsed * (1 + 1e-9) if elapsed > 0 else math.inf
-            book.last_time = min(event.time_per_batch, most)
+            elapsed = self.now - sent_at  # half of the timed batches took no longer than all of them
+            most = 2 * elapsed / max(2, event.steps - 1) * (1 + 1e-9) if elapsed > 0 else math.inf
+            claimed, known = min(event.time_per_batch, most), book.last_time
+            if known is not None and event.steps == 1 and task.budget.steps != 1:
+                claimed = min(max(claimed, known / 2), 2 * known)
+            book.last_time = claimed
             book.first_time = book.first_time or book.last_time
             book.typical.note(book.last_time)
             book.overhead = max(0.0, self.now - sent_at - event.seconds)

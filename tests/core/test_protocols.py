@@ -894,16 +894,31 @@ def test_roster_knows_who_is_there():
     assert not any(isinstance(item, UpdateRefused) for _, item in play.log)
 
 
-def test_a_wild_claim_of_time_per_batch_cannot_stretch_the_period():
-    """No batch takes longer than the task that it is in, whatever a learner says."""
+@pytest.mark.parametrize(("steps", "most"), [(9, 0.25), (2, 1.0)])
+def test_a_wild_claim_of_time_per_batch_cannot_stretch_the_period(steps: int, most: float):
+    """Half of the batches that were timed took no longer than the whole task, whatever a learner says."""
     play = Play(semisync_fedavg(2), gpu=FAST, cpu=SLOW)
     play.run_until(community_version=1)
     honest = play.controller.protocol.synchronization_period
     task = play.controller.roster["gpu"].task
     play.now += honest
-    play.handle(UpdateRequest("gpu", task.number, 1, honest, 1e300, model(0.0, 0.0, 0.0)))
+    play.handle(UpdateRequest("gpu", task.number, steps, honest, 1e300, model(0.0, 0.0, 0.0)))
 
-    assert play.controller.roster["gpu"].time_per_batch == pytest.approx(honest)
+    assert play.controller.roster["gpu"].time_per_batch == pytest.approx(most * honest)
+
+
+@pytest.mark.parametrize(("claim", "factor"), [(1e300, 2.0), (1e-9, 0.5), (None, 1.0)])
+def test_one_batch_that_was_cut_off_tells_little(claim: float | None, factor: float):
+    """A learner that was restarted near the deadline times its warm-up, or a piece of a batch."""
+    play = Play(semisync_fedavg(2), gpu=FAST, cpu=SLOW)
+    play.run_until(community_version=1)
+    record = play.controller.roster["gpu"]
+    known, task = record.time_per_batch, record.task
+    assert task.budget.steps > 1
+    play.now += play.controller.protocol.synchronization_period
+    play.handle(UpdateRequest("gpu", task.number, 1, 0.1, claim or known, model(0.0, 0.0, 0.0)))
+
+    assert record.time_per_batch == pytest.approx(factor * known)
 
 
 def test_something_that_is_no_event_is_refused():

@@ -197,10 +197,8 @@ class Controller:
         problem = self._problem(event, task)
         if problem is not None:
             return self._refuse(record, task, "invalid", problem)
-        # Late work is lost, but not what it tells about the learner's speed. No batch took longer than the whole
-        # task, so a wild claim cannot stretch the next period beyond what was seen.
-        slowest = elapsed * (1 + TOLERANCE) if elapsed > 0 else event.time_per_batch
-        time_before = record.note_timing(min(event.time_per_batch, slowest), overhead=elapsed - event.seconds)
+        # Late work is lost, but not what it tells about the learner's speed.
+        time_before = record.note_timing(_credible(event, task, record, elapsed), overhead=elapsed - event.seconds)
         alarm = self._speed_alarm(record, time_before)
         if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
             version = self.community.stamp.version
@@ -289,3 +287,16 @@ class Controller:
             return []
         self.finished = True
         return [Finish(reason)]
+
+
+def _credible(update: UpdateRequest, task: LocalTask, record: LearnerRecord, elapsed: float) -> float:
+    """The time per batch that an update claims, as far as one can know: a period for everybody is made from it."""
+    claimed = update.time_per_batch
+    if elapsed > 0:
+        # A mean without stalls and warm-up leaves out at most half of the batches that were timed.
+        claimed = min(claimed, 2 * elapsed / max(2, update.steps - 1) * (1 + TOLERANCE))
+    known = record.time_per_batch
+    if known is not None and update.steps == 1 and task.budget.steps != 1:
+        # Cut off after its only batch, which may be all warm-up or only a piece of one.
+        claimed = min(max(claimed, known / 2), 2 * known)
+    return claimed

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from metis.core.compression import Compression
 from metis.core.controller import Controller
 from metis.core.costs import Power
 from metis.core.events import (
@@ -109,6 +110,7 @@ class Plan:
     setting: Setting  # what folds the events into a run; learners as far as they are known
     members: Mapping[LearnerId, Power] | None  # who may join, in order; None for everybody with a certificate
     terms: Terms = field(default_factory=Terms)
+    compression: Compression | None = None  # of what learners hand in
 
 
 class Judge(Protocol):
@@ -218,6 +220,7 @@ class ControllerProcess:
     ) -> None:
         self.plan, self.state, self.folder = plan, state, folder
         self.run, self.layout = state.run, plan.initial_model.layout
+        self.compression = plan.compression
         self._judge, self._report, self._watch = judge, report, watch
         self._terms = plan.terms
         folder.mkdir(parents=True, exist_ok=True)
@@ -654,6 +657,8 @@ class ControllerProcess:
     def part(self, session: Session) -> None:
         if self._sessions.get(session.learner) is session:
             del self._sessions[session.learner]
+            if session.ready is None and session.learner not in self._heard:
+                self._report("warning", f"'{session.learner}' has gone before it was ready; its own terminal says why")
             if session.learner in self._heard:
                 self._heard[session.learner] = session.last_heard
             if self.finished:
@@ -731,6 +736,13 @@ class ControllerProcess:
         if any(self._holds(other, header.task) for other in list(self._seats) if other != learner):
             raise self._not_yours(learner, header.task)
         return self._too_late(header.task)
+
+    def base_model(self, learner: LearnerId, task: int) -> Model | None:
+        opened = self._durable.open_task(learner)
+        blob = None if opened is None else self._durable.hashes.get(opened.based_on.version)
+        if opened is None or opened.number != task or blob is None:
+            return None
+        return read_model(self.state.blob_path(blob), self.layout)
 
     def _holds(self, learner: LearnerId, number: int) -> bool:
         task = self._durable.open_task(learner)

@@ -348,7 +348,8 @@ class LearnerProcess:
                         self._lose(session)
                         return await self._part(message.farewell, stub, metadata)
                     self._hear(session, message)
-                self._complain(f"the controller at {self._target} ended the connection; trying again")
+                if not (self._ending.done() or self._parting):
+                    self._complain(f"the controller at {self._target} ended the connection; trying again")
                 return None
             finally:
                 self._lose(session)

@@ -10,20 +10,23 @@ import asyncio
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from metis.core.model import Layout
+from metis.core.compression import Compression
+from metis.core.model import Layout, Model
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
 from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
-from metis.deployment.wire import CHUNK, PROTOCOL, SMALLEST_CHUNK, TURN, Piece, Stride, model_bytes
+from metis.deployment.wire import CHUNK, PROTOCOL, SMALLEST_CHUNK, TURN, Piece, Stride, model_bytes, model_parts
 from metis.errors import ConfigError, LearnerError
 
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
@@ -34,7 +37,19 @@ _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something com
 _MOST_UPLOADS = 32  # at the same time; the others wait for their turn
 _MOST_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MOST_TEXT = 2000
+_TELL_AGAIN = 300.0  # seconds, of a refusal that is the same
+_NOT_LET_IN = {
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+}
 _UNREADABLE = "a message could not be read: it is none of this protocol"
+
+
+def address_of(context: Context) -> str:
+    """Where a call comes from, as a person would write it."""
+    kind, _, rest = unquote(str(context.peer())).partition(":")
+    return rest if kind in ("ipv4", "ipv6") else f"{kind}:{rest}"
 
 
 class Refused(Exception):
@@ -82,6 +97,10 @@ class Host(Protocol):
     run: str
     layout: Layout
     state: State
+    compression: Compression | None  # of what learners hand in
+
+    def base_model(self, learner: str, task: int) -> Model | None:
+        """The community model that this open task of the learner is based on; None if it is not open."""
 
     def admit(self, session: Session, hello: pb.Hello) -> None:
         """Take a new stream in and greet it, or raise `Refused`."""
@@ -114,8 +133,10 @@ class Service:
         self._host, self._identify, self._report = host, identify, report
         self._largest_number = largest_number
         self._uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads
         self._downloads = 0  # in progress
         self.refusals: dict[str, int] = {}  # calls refused, by status
+        self._told: dict[str, float] = {}  # reasons, and when they were reported
 
     # --- one stream for each learner --------------------------------------------------------------
 
@@ -136,7 +157,7 @@ class Service:
             )
         if not 1 <= len(hello.instance) <= 100:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "Hello.instance must have 1 to 100 characters")
-        session = Session(learner, hello.instance, str(context.peer()), 0)
+        session = Session(learner, hello.instance, address_of(context), 0)
         self._host.admit(session, hello)
         reader = asyncio.create_task(self._read(session, requests))
         try:
@@ -165,20 +186,26 @@ class Service:
     async def upload(self, requests: AsyncIterator[pb.UploadPart | Piece], context: Context) -> pb.Receipt:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
-            async with self._uploads:
-                received = await self._receive(learner, requests, context)
+            # A learner that is silent, or calls many times, keeps nobody but itself waiting.
+            first = await self._next(requests, _HELLO_SECONDS)
+            async with self._turns[learner], self._uploads:
+                received = await self._receive(learner, first, requests, context)
                 return received if isinstance(received, pb.Receipt) else await self._host.hand_in(received)
 
         return await self._guarded(context, receive())
 
     async def _receive(
-        self, learner: str, requests: AsyncIterator[pb.UploadPart | Piece], context: Context
+        self,
+        learner: str,
+        first: pb.UploadPart | Piece | None,
+        requests: AsyncIterator[pb.UploadPart | Piece],
+        context: Context,
     ) -> Handed | pb.Receipt:
         """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
-        first = await self._next(requests, _PROGRESS_SECONDS)
         if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
-        header, length = first.header, model_bytes(self._host.layout)
+        header, compression = first.header, self._host.compression
+        length = model_bytes(self._host.layout) if compression is None else compression.nbytes(self._host.layout)
         if header.run != self._host.run:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -195,8 +222,13 @@ class Service:
         await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
         with self._host.state.incoming() as incoming:
             numbers = _Numbers(self._host.layout, self._largest_number)
-            end = await self._take_in(learner, requests, length, incoming, numbers)
-            concluding = _in_thread(self._conclude, learner, header, incoming, numbers, end)
+            if compression is None:
+                end = await self._take_in(learner, requests, length, incoming, numbers)
+                concluding = _in_thread(self._conclude, learner, header, incoming, numbers, end)
+            else:
+                base = self._host.base_model(learner, header.task)
+                end = await self._take_in(learner, requests, length, incoming, None)
+                concluding = _in_thread(self._unpack, learner, header, incoming, numbers, end, compression, base)
             try:
                 return await asyncio.shield(concluding)
             finally:
@@ -208,7 +240,7 @@ class Service:
         requests: AsyncIterator[pb.UploadPart | Piece],
         length: int,
         incoming: Incoming,
-        numbers: _Numbers,
+        numbers: _Numbers | None,
     ) -> pb.UploadEnd:
         """Everything between header and end; a chunk is hashed, looked at and written while the next one travels."""
         received = 0
@@ -216,7 +248,8 @@ class Service:
 
         def take(offset: int, data: bytes | memoryview) -> None:
             incoming.write(data)
-            numbers.look_at(offset, data)
+            if numbers is not None:
+                numbers.look_at(offset, data)
 
         try:
             while True:
@@ -265,6 +298,36 @@ class Service:
         if whole and (problem is not None or self._host.state.find(header.task) is not None):
             return Handed(learner, header, None if problem else incoming.sha256, problem)
         return Handed(learner, header, incoming.commit(end.bytes, end.sha256))
+
+    def _unpack(
+        self,
+        learner: str,
+        header: pb.UploadHeader,
+        incoming: Incoming,
+        numbers: _Numbers,
+        end: pb.UploadEnd,
+        compression: Compression,
+        base: Model | None,
+    ) -> Handed:
+        """Keep the local model that a compressed update stands for, if it may be needed."""
+        if (incoming.bytes, incoming.sha256) != (end.bytes, end.sha256):
+            incoming.commit(end.bytes, end.sha256)  # raises
+        known = self._host.state.find(header.task)
+        if known is not None or base is None:  # what it was based on may be gone: the first one counts
+            return Handed(learner, header, None if known is None else known.blob)
+        try:
+            model = compression.restore(incoming.content(), base)
+        except ValueError as problem:
+            return Handed(learner, header, None, str(problem))
+        parts = model_parts(model)
+        numbers.look_at(0, parts[0])
+        wrong = numbers.problem()
+        if wrong is not None:
+            return Handed(learner, header, None, wrong)
+        with self._host.state.incoming() as whole:
+            for part in parts:
+                whole.write(part)
+            return Handed(learner, header, whole.commit(whole.bytes, whole.sha256))
 
     async def download(self, content: bytes, context: Context) -> AsyncIterator[Piece]:
         try:
@@ -325,7 +388,18 @@ class Service:
 
     async def _abort(self, context: Context, refused: Refused) -> None:
         self.refusals[refused.code.name] = self.refusals.get(refused.code.name, 0) + 1
+        if refused.code in _NOT_LET_IN:
+            self._tell(f"a call from {address_of(context)} is refused: {refused.reason}", refused.reason)
         await context.abort(refused.code, refused.reason[:_MOST_TEXT])
+
+    def _tell(self, line: str, key: str) -> None:
+        """Say it to the operator of the controller, but not again and again while a learner keeps trying."""
+        now = time.monotonic()
+        if len(self._told) > 1000:
+            self._told.clear()
+        if now - self._told.get(key, -math.inf) >= _TELL_AGAIN:
+            self._told[key] = now
+            self._report(line[:_MOST_TEXT])
 
     async def _next(self, requests: AsyncIterator[_T], seconds: float) -> _T | None:
         """The next message; None at the end of the stream, which is also how a killed learner looks."""
