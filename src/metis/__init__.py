@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from metis.core.compression import Compression
     from metis.core.controller import StopRule, Target
     from metis.core.costs import Power
     from metis.core.model import Model
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdaptivePeriod": "metis.core.pacing",
     "Comparison": "metis.reporting.notebook",
+    "Compression": "metis.core.compression",
     "Dataset": "metis.data.datasets",
     "FedAdagrad": "metis.core.server",
     "FedAdam": "metis.core.server",
@@ -86,6 +88,7 @@ _HOMES = {
 __all__ = [
     "AdaptivePeriod",
     "Comparison",
+    "Compression",
     "Dataset",
     "FedAdagrad",
     "FedAdam",

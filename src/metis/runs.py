@@ -112,11 +112,13 @@ class Setting:
     target: Target | None = None
     class_names: tuple[str, ...] = ()
     real_time: bool = False  # learners are real sites and the clock is the wall's
+    update_bytes: int | None = None  # of what learners hand in, if it is compressed
     facts: dict[str, Any] = field(default_factory=dict)  # dataset, network, versions: shown in reports
 
     def to_json(self) -> dict[str, Any]:
         return {
             "model_bytes": self.model_bytes,
+            **({} if self.update_bytes is None else {"update_bytes": self.update_bytes}),
             "fills_the_period": self.fills_the_period,
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
@@ -157,6 +159,7 @@ class Setting:
                 for row in setting["learners"]
             ),
             model_bytes=setting["model_bytes"],
+            update_bytes=setting.get("update_bytes"),
             fills_the_period=setting["fills_the_period"],
             metric=metric,
             higher_is_better=higher,
@@ -191,6 +194,7 @@ class RunFold:
             {learner.name: learner.power for learner in setting.learners},
             setting.model_bytes,
             setting.fills_the_period,
+            setting.update_bytes,
         )
         # When each model was published: its bill is made if it is measured, under the wall clock some time later.
         self._published: dict[int, Moment] = {0: self._ledger.moment(0.0)}

@@ -87,7 +87,7 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record["version"], record["steps"] = value.version, value.steps
         elif isinstance(value, RoundMeasure):
             record |= measure_record(value)
-        elif key == "measure":
+        elif key == "measure" or (key == "compression_error" and not math.isfinite(value)):
             continue  # not measured
         elif isinstance(value, dict):
             record[key] = {name: _number(number) for name, number in value.items()}

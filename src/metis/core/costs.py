@@ -178,8 +178,15 @@ class CostLedger:
     The learners' times lie in one table, so that a bill is a few operations on columns, however many they are.
     """
 
-    def __init__(self, powers: Mapping[LearnerId, Power], model_bytes: int, fills_the_period: bool) -> None:
+    def __init__(
+        self,
+        powers: Mapping[LearnerId, Power],
+        model_bytes: int,
+        fills_the_period: bool,
+        update_bytes: int | None = None,  # of what learners hand in, if that is not whole models
+    ) -> None:
         self._powers, self._model_bytes = powers, model_bytes
+        self._update_bytes = model_bytes if update_bytes is None else update_bytes
         self._fills_the_period = fills_the_period  # of the protocol: then `equation` charges everybody's whole time
         self._places: dict[LearnerId, int] = {}  # in the order of joining: where a learner's account lies
         self._times: _Times = np.empty((8, 5))
@@ -284,7 +291,7 @@ class CostLedger:
             update_requests=moment.updates,
             refused=moment.refused,
             models_exchanged=exchanged,
-            bytes_exchanged=exchanged * self._model_bytes,
+            bytes_exchanged=moment.tasks * self._model_bytes + moment.updates * self._update_bytes,
             by_learner=dict(zip(self._places, shares, strict=False)),
         )
 
@@ -298,7 +305,7 @@ class CostLedger:
             update_requests=moment.updates,
             refused=moment.refused,
             models_exchanged=exchanged,
-            bytes_exchanged=exchanged * self._model_bytes,
+            bytes_exchanged=moment.tasks * self._model_bytes + moment.updates * self._update_bytes,
             cumulative_time=math.fsum(active.tolist()),
             idle_time=math.fsum(idle.tolist()),
             transfer_time=math.fsum(transfer.tolist()),

@@ -85,6 +85,7 @@ class UpdateRequest:
     time_per_batch: float  # t_beta_k in seconds, as measured at the learner
     local_model: Model = field(compare=False)  # w_k
     loss: float = math.nan  # mean training loss over the task; information only
+    compression_error: float = math.nan  # what of the update is left out for now, as a share of it; information only
 
 
 @dataclass(frozen=True, slots=True)

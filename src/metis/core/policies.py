@@ -17,6 +17,7 @@ from metis.core.community import (
     Interpolation,
     ModelStore,
 )
+from metis.core.compression import Compression
 from metis.core.contribution import (
     ContributionValue,
     dataset_size,
@@ -51,6 +52,7 @@ class Policy:
     server: ServerOptimizer | None = None  # what becomes of what the community proposes
     server_rate: Changing | None = None  # times the server's learning rate, in the course of a run
     rate: Changing | None = None  # times the learners' learning rate, in the course of a run
+    compression: Compression | None = None  # of what learners hand in
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -86,6 +88,10 @@ class Policy:
             others = "sync_fedavg and semisync_fedavg do"
             raise ValueError(f"nova mixes rounds by a normalised average, and {self.name} has none; {others}")
         return replace(self, nova=settings or FedNova(), label=f"{self.label} FedNova")
+
+    def with_compression(self, compression: Compression) -> Policy:
+        """The same policy with updates that travel in fewer bytes."""
+        return replace(self, compression=compression, label=f"{self.label}, {compression.label}")
 
     def with_sample(self, sample: Sample) -> Policy:
         """The same policy with a sample of the learners in each round; its protocol must have rounds."""

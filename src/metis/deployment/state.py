@@ -663,6 +663,10 @@ class Incoming:
             while rest:
                 rest = rest[self._file.write(rest) :]
 
+    def content(self) -> bytes:
+        """What was written so far."""
+        return self._path.read_bytes()
+
     def commit(self, expected_bytes: int, expected_sha256: str) -> str:
         """Check what was written against what was announced and give it its name, durably; returns the SHA-256."""
         if self.bytes != expected_bytes:

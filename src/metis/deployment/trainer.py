@@ -59,7 +59,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -181,11 +181,16 @@ class _Answers:
 
 def write_model(path: Path, model: Model) -> tuple[str, int]:
     """Write the model's bytes, durable, whole or not at all; returns their SHA-256 and their number."""
+    return write_parts(path, model_parts(model))
+
+
+def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
+    """Write these bytes, durable, whole or not at all; returns their SHA-256 and their number."""
     digest, length = hashlib.sha256(), 0
     fresh = path.with_name(f"{path.name}.new")
     try:
         with fresh.open("wb") as file:
-            for part in model_parts(model):
+            for part in parts:
                 for start in range(0, len(part), _PIECE):
                     piece = part[start : start + _PIECE]
                     digest.update(piece)
@@ -405,7 +410,8 @@ class _Trainer:
             agree,
             float(command.get("rate", 1.0)),
         )
-        sha256, length = ("", 0) if self._place.rank else write_model(Path(command["out"]), trained.model)
+        parts = (memoryview(trained.payload),) if trained.payload else model_parts(trained.model)
+        sha256, length = ("", 0) if self._place.rank else write_parts(Path(command["out"]), parts)
         self._memories.keep(task, dict(trained.memory))
         whole = trained.batch_times[:-1] if pace.cut_short and trained.steps > 1 else trained.batch_times
         return {

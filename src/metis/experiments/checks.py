@@ -421,6 +421,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
             label=policy.label,
             training=_solver_settings(policy, training),
             rate=policy.rate,
+            compression=policy.compression,
             sample=policy.sample,
             schedule=policy.schedule,
             adaptive=policy.adaptive,

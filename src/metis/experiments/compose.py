@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
+from metis.core.compression import Compression
 from metis.core.nova import FedNova
 from metis.core.pacing import AdaptivePeriod
 from metis.core.policies import Policy
@@ -38,6 +39,8 @@ def compose(table: PolicyConfig) -> Policy:
         policy = policy.with_server(server_optimizer(table.server), None if rate is None else schedule_of(rate))
     if table.rate is not None:
         policy = policy.with_rate(schedule_of(table.rate))
+    if table.compression is not None:
+        policy = policy.with_compression(Compression(**table.compression.model_dump()))
     return policy.for_solver(*_accumulation(table.training))
 
 

@@ -100,6 +100,7 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
         seed=config.seed,
         learners=tuple(LearnerInfo(name, 0, 0, math.nan, power) for name, power in members.items()),
         model_bytes=initial_model.nbytes,
+        update_bytes=None if policy.compression is None else policy.compression.nbytes(initial_model.layout),
         fills_the_period=policy.protocol.fills_the_period,
         metric=metric,
         higher_is_better=higher_is_better,
@@ -108,4 +109,5 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
         facts=facts,
     )
     make = make_core(policy, rule, terms, config.run.refusals_allowed)
-    return Plan(make, initial_model, json.dumps(settings_document(config)), setting, members, terms)
+    settings = json.dumps(settings_document(config))
+    return Plan(make, initial_model, settings, setting, members, terms, policy.compression)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.community import MemoryStore, ModelStore
+from metis.core.compression import Compression
 from metis.core.controller import Controller, StopRule, Target
 from metis.core.costs import Power
 from metis.core.events import Action, Event, LearnerId
@@ -127,7 +128,7 @@ class Federation:
         self.facts = facts or {}
         self._learners(solver)  # what is wrong with the data shows here, before anything starts
 
-    def _learners(self, solver: Solver) -> list[Learner]:
+    def _learners(self, solver: Solver, compression: Compression | None = None) -> list[Learner]:
         return [
             Learner(
                 setup.name,
@@ -138,6 +139,7 @@ class Federation:
                 solver,
                 self.seed,
                 self.augment,
+                compression=compression,
             )
             for index, setup in enumerate(self.learners)
         ]
@@ -209,7 +211,7 @@ class Federation:
             stop,
             goal,
             None if out is None else Path(out),
-            Workplace(self.engine, self._learners(solver), self.test),
+            Workplace(self.engine, self._learners(solver, policy.compression), self.test),
             places=places,
             disk=store == "disk",
             refusals_allowed=refusals_allowed,
@@ -237,6 +239,7 @@ class Federation:
                 for index, setup in enumerate(self.learners)
             ),
             model_bytes=self.initial_model.nbytes,
+            update_bytes=None if policy.compression is None else policy.compression.nbytes(self.engine.layout),
             fills_the_period=policy.protocol.fills_the_period,
             metric=self.metric,
             higher_is_better=self.higher_is_better,
@@ -410,6 +413,7 @@ class _Session:
             evaluate=self._federation.test is not None,
             evaluate_every=self._evaluate_every,
             model_bytes=self._setting.model_bytes,
+            update_bytes=self._setting.update_bytes,
             versions=DiskStore(self._out / "versions") if self._disk and self._out is not None else None,
         )
 

@@ -287,6 +287,17 @@ class SampleConfig(Table):
     seed: Annotated[int, Field(ge=0)] = Field(default=1990, description="of the draw")
 
 
+class CompressionConfig(Table):
+    """Updates in fewer bytes, with what is left out sent later; beyond the paper."""
+
+    kind: Literal["float16", "bfloat16", "int8", "top_k"] = Field(
+        description="two bytes a number, one byte a number, or only the largest numbers"
+    )
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
+        default=None, description="of all numbers, for top_k; 0.01 if not given"
+    )
+
+
 class AdaptiveConfig(Table):
     """Periods as short as learners can make use of, longer as long as their models agree; beyond the paper."""
 
@@ -320,6 +331,9 @@ class PolicyConfig(OpenTable):
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
     rate: ScheduleConfig | None = Field(
         default=None, description="schedule of a factor of the learners' learning rate; none if not given"
+    )
+    compression: CompressionConfig | None = Field(
+        default=None, description="of what learners hand in; whole models if not given"
     )
     sample: SampleConfig | None = Field(default=None, description="who takes part in a round; everybody if not given")
     schedule: ScheduleConfig | None = Field(

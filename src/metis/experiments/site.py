@@ -414,7 +414,17 @@ def build_silo(
         indices = np.arange(len(examples), dtype=np.int64)
         evaluation = _optional_examples(site, "evaluation_data", name)
         material = _material(config, site, train=examples, test=None, seats=())
-    learner = Learner(name, index, examples, indices, group.batch_size, solver, config.seed, material.augment)
+    learner = Learner(
+        name,
+        index,
+        examples,
+        indices,
+        group.batch_size,
+        solver,
+        config.seed,
+        material.augment,
+        compression=build_policy(config.policy[policy]).compression,
+    )
     return _silo(config, material, learner, evaluation, device)
 
 

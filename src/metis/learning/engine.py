@@ -39,6 +39,8 @@ class Trained:
     loss: float  # mean over all examples trained on, each measured before its step
     memory: Memory = field(default_factory=dict)
     batch_times: Sequence[float] = ()  # seconds, if a clock was there
+    payload: bytes = b""  # what travels, if it is not the model itself
+    compression_error: float = math.nan  # what of the way is left out for now, over what was to be sent
 
     @property
     def seconds(self) -> float:

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from metis.core.compression import Compression
 from metis.core.events import Budget
 from metis.core.model import Model, mixable_problem
 from metis.errors import ConfigError, DataError, Diverged
@@ -24,6 +25,7 @@ from metis.learning.parallel import Part, Ranks
 from metis.learning.solvers import Solver, with_rate
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
+_LEFT_OUT = "left_out"  # in a learner's memory: what its last compressed update left out
 
 
 class ArrayExamples:
@@ -201,6 +203,7 @@ class Learner:
     seed: int = 0
     augment: Augmentation | None = None
     ranks: Ranks | None = None  # the processes that train with this one, as one
+    compression: Compression | None = None  # of what travels; None: the model itself does
 
     def __post_init__(self) -> None:
         self.indices = _as_indices(self.name, self.indices)
@@ -266,7 +269,8 @@ class Learner:
         if steps < 1:
             raise ConfigError(f"learner '{self.name}' was asked for {steps} steps; a task has at least one")
         batches = itertools.islice(self.batches(task_number), steps)
-        return self._train(engine, community_model, batches, task_number, memory, rate)
+        trained = self._train(engine, community_model, batches, task_number, memory, rate)
+        return replace(trained, payload=b"")  # nothing really travels
 
     def train_while(
         self,
@@ -305,7 +309,7 @@ class Learner:
                     return
 
         trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory, rate)
-        return Trained(trained.model, trained.steps, trained.loss, trained.memory, tuple(batch_times))
+        return replace(trained, batch_times=tuple(batch_times))
 
     def _train(
         self,
@@ -327,7 +331,20 @@ class Learner:
                 f"learner '{self.name}' diverged in task {task_number} within {trained.steps} steps: "
                 f"{problem}; a smaller learning rate may help"
             )
-        return trained
+        return trained if self.compression is None else self._compressed(trained, community_model, memory)
+
+    def _compressed(self, trained: Trained, community_model: Model, memory: Memory | None) -> Trained:
+        """The model as it arrives at the controller; what is left out is remembered."""
+        assert self.compression is not None
+        left_out = None if memory is None else memory.get(_LEFT_OUT)
+        compressed = self.compression.compress(trained.model, community_model, left_out)
+        return replace(
+            trained,
+            model=compressed.local_model,
+            memory={**trained.memory, _LEFT_OUT: compressed.left_out},
+            payload=compressed.payload,
+            compression_error=compressed.error,
+        )
 
     def _seed_of(self, stream: int, task_number: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=(self.index, task_number, stream))

@@ -29,8 +29,8 @@ class RecordedPool:
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         match self._updates.get(task):
-            case UpdateRequest(steps=done, loss=loss):
-                return Known(Trained(Model.empty(), done, loss))
+            case UpdateRequest(steps=done, loss=loss, compression_error=error):
+                return Known(Trained(Model.empty(), done, loss, compression_error=error))
             case TaskFailed(reason=reason):
                 return Known(Diverged(reason))
             case _:

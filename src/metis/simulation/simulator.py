@@ -104,6 +104,7 @@ class Simulator:
         evaluate: bool = True,
         evaluate_every: float = 0.0,
         model_bytes: int | None = None,
+        update_bytes: int | None = None,  # of what learners hand in, if that is not whole models
         versions: ModelStore | None = None,
     ) -> None:
         self.controller = controller
@@ -119,6 +120,7 @@ class Simulator:
         self._next_evaluation = 0.0
         self._last_evaluated: int | None = None
         self._model_bytes = controller.community.model.nbytes if model_bytes is None else model_bytes
+        self._update_bytes = self._model_bytes if update_bytes is None else update_bytes
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = itertools.count()
         self._open: dict[int, _Arrival] = {}  # by learner
@@ -227,6 +229,7 @@ class Simulator:
                     spent.time_per_batch,
                     result.model,
                     result.loss,
+                    result.compression_error,
                 )
             )
         self._let_go(arrival.version)
@@ -266,7 +269,7 @@ class Simulator:
         begins = self.now + machine.link.download_time(self._model_bytes)
         rng = np.random.default_rng([self._seed, _SPEED, index, task.number]) if machine.speed.jitter else None
         spent = machine.speed.spend(task.budget, begins, rng)
-        due = begins + spent.seconds + machine.link.upload_time(self._model_bytes)
+        due = begins + spent.seconds + machine.link.upload_time(self._update_bytes)
         version = task.based_on.version
         if version not in self._base_models:
             self._base_models[version] = self._keep(version, action.community_model)
