@@ -2,7 +2,7 @@
 
     python benchmarks/_peers.py [NAME ...]    makes the environments (they are made on first use anyway)
 
-An environment is made once from peers/NAME.txt, with the torch of constraints.txt, and made anew if either changes.
+An environment is made once from peers/NAME.txt, which pins the torch of constraints.txt too, and anew if that changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from _bench import HERE, ROOT
 
 SCRIPTS = HERE / "peers"
 CACHE = ROOT / ".cache" / "peers"
-CONSTRAINTS = ROOT / "constraints.txt"
 NAMES = ("flower", "nvflare", "pfl", "fedjax")
 
 
@@ -32,12 +31,12 @@ class Unavailable(Exception):
 
 def python_of(peer: str) -> Path:
     """The interpreter of a peer's environment, which is made if need be."""
-    home, wanted = CACHE / peer, (SCRIPTS / f"{peer}.txt").read_text("utf-8") + CONSTRAINTS.read_text("utf-8")
+    home, wanted = CACHE / peer, (SCRIPTS / f"{peer}.txt").read_text("utf-8")
     python, stamp = home / "bin" / "python", home / "requirements"
     if stamp.exists() and stamp.read_text("utf-8") == wanted:
         return python
     print(f"making the environment of {peer} in {home}", file=sys.stderr, flush=True)
-    install = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install", "-c", CONSTRAINTS]
+    install = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
     for command in ([sys.executable, "-m", "venv", "--clear", home], [*install, "-r", SCRIPTS / f"{peer}.txt"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
