@@ -21,6 +21,8 @@ from deployment.faults import (
 from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
 from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import PROTOCOL
+from metis.deployment.wire import PROTOCOL
 
 _CODE = grpc.StatusCode
 
@@ -95,7 +97,7 @@ def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> 
             async with Puppet(here, "anna") as anna, Puppet(here, "eve") as eve:
                 task = await (await anna.join()).task()
                 stream = eve.stub.attend(metadata=eve.metadata)
-                await stream.write(pb.FromLearner(hello=pb.Hello(protocol=1, instance="eve")))
+                await stream.write(pb.FromLearner(hello=pb.Hello(protocol=PROTOCOL, instance="eve")))
                 assert await stream.code() == _CODE.PERMISSION_DENIED
                 assert "its learners are anna, ben" in await stream.details()
                 assert (await status_of(eve.hand_in(task.number)))[0] == _CODE.PERMISSION_DENIED
