@@ -22,7 +22,6 @@ from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.wire import PROTOCOL
-from metis.deployment.wire import PROTOCOL
 
 _CODE = grpc.StatusCode
 
