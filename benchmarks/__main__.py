@@ -51,7 +51,7 @@ def page(folder: Path) -> str:
         parts += [
             f"## {result['title']}",
             f"`{result['command']}`, {result['date']}, {result['seconds']:.0f} s. Load of the machine (of 1 minute) "
-            f"{result['load_before']} before, {result['load_after']} after; niceness {result['niceness']}.",
+            f"{result['load_before']} before, {result['load_after']} after; niceness {result.get('niceness', '?')}.",
             (folder / f"{result['name']}.md").read_text("utf-8").strip(),
         ]
     return "\n\n".join(parts) + "\n"

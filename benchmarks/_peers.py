@@ -33,7 +33,7 @@ def python_of(peer: str) -> Path:
     """The interpreter of a peer's environment, which is made if need be."""
     home, wanted = CACHE / peer, (SCRIPTS / f"{peer}.txt").read_text("utf-8")
     python, stamp = home / "bin" / "python", home / "requirements"
-    if stamp.exists() and stamp.read_text("utf-8") == wanted:
+    if python.exists() and stamp.exists() and stamp.read_text("utf-8") == wanted:
         return python
     print(f"making the environment of {peer} in {home}", file=sys.stderr, flush=True)
     install = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
