@@ -12,7 +12,7 @@ RESULTS ?= all
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test test-ray chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "make: installing torch (the large one)"
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	@echo "make: installing metis and the development tools"
-	@$(PIP) install -c constraints.txt -e '.[dev,tables,deploy,tracking,ray,fast]'
+	@$(PIP) install -c constraints.txt -e '.[dev,tables,deploy,tracking,fast]'
 	@touch $@
 
 demo: $(STAMP)  ## compare the paper's policies on the bundled digits
@@ -39,6 +39,10 @@ reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; dat
 
 test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+
+test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
+	@$(PIP) install -c constraints.txt -e '.[ray]'
+	METIS_TEST_RAY=1 $(BIN)/python -m pytest tests/simulation/test_ray_pool.py $(ARGS)
 
 chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
 	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)

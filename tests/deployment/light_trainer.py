@@ -38,6 +38,8 @@ class Learner:
         clock: Callable[[], float],
         memory: object,
         at_boundary: Callable[[int], None],
+        agree: Callable[[bool], bool],
+        rate: float,
     ) -> SimpleNamespace:
         started, vector, times = clock(), community_model.vector.copy(), []
         at_boundary(0)

@@ -24,6 +24,7 @@ from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.learner import LearnerProcess, _Backoff
+from metis.deployment.wire import PROTOCOL
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
 from metis.storage import load_model
@@ -184,7 +185,7 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
     async def story(counterpart: Counterpart) -> None:
         async with learner(counterpart, tmp_path / "work", child=TRAINER, out=tmp_path / "out") as site:
             stream = await counterpart.stream()
-            assert (stream.hello.protocol, stream.hello.run, stream.task) == (1, "", None)
+            assert (stream.hello.protocol, stream.hello.run, stream.task) == (PROTOCOL, "", None)
             counterpart.welcome(stream)
             ready = await stream.expect("ready")
             assert (ready.examples, ready.batch_size, ready.evaluation_examples) == (40, 10, 20)
