@@ -50,8 +50,9 @@ class Learner:
             times.append(clock() - before)
         model = community_model.with_vector(vector)
         return SimpleNamespace(
-            model=model, steps=len(times), loss=1.0, memory={}, batch_times=tuple(times), seconds=sum(times)
-        )
+            model=model, payload=b"", steps=len(times), loss=1.0, memory={}, batch_times=tuple(times),
+            seconds=sum(times),
+        )  # fmt: skip
 
 
 def build(command: Mapping[str, Any]) -> Any:
