@@ -106,6 +106,18 @@ def test_few_steps_are_amplified_no_more_than_allowed():
     assert factors == {"few": 4.0, "many": (1 + 1000) / 2 / 1000}
 
 
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(vectors, values, steps), min_size=1), vectors)
+def test_by_default_the_mixture_stays_between_the_models(commits, start):
+    """No number leaves the range of the community model and the local ones, whatever the steps."""
+    nova = NormalizedAverage(model(*start), MemoryStore())
+    for learner, (vector, value, count) in commits.items():
+        nova.commit(learner, model(*vector), value, count, None)
+    nova.publish()
+    everything = np.array([start, *(vector for vector, _, _ in commits.values())])
+    assert (nova.model.vector >= everything.min(axis=0) - 1e-4).all()
+    assert (nova.model.vector <= everything.max(axis=0) + 1e-4).all()
+
+
 def test_order_of_arrival_cannot_change_a_bit():
     shas = set()
     for order in ("abc", "cba", "bca"):
@@ -167,7 +179,9 @@ def test_a_replay_without_weights_goes_on_to_the_bit():
 
 def test_a_policy_with_normalised_averaging_keeps_its_course():
     """WHEN and WHO are not its business; the slow learner counts for more."""
-    plays = [Play(policy, gpu=0.03, cpu=0.3) for policy in (semisync_fedavg(2), semisync_fedavg(2).with_nova())]
+    plays = [
+        Play(policy, gpu=0.03, cpu=0.3) for policy in (semisync_fedavg(2), semisync_fedavg(2).with_nova(FedNova(4.0)))
+    ]
     plain, nova = (play.run_until(community_version=4) for play in plays)
 
     assert nova.log == plain.log

@@ -6,7 +6,9 @@ that its steps give it (||a_k||_1 of the paper), and all ways are made as long a
 
     w_c += sum_k p_k f_k (w_k - w_c)   with   f_k = sum_j p_j ||a_j|| / ||a_k||, at most `largest_amplification`.
 
-Without the bound a learner that did one step would count a thousandfold. If all did equally many steps, f_k = 1.
+Without the bound a learner that did one step would count a thousandfold: its noise, not what it has to say. With the
+default of 1 nobody is amplified and those with many steps are held back; the mixture stays between the models that it
+is made of, and so cannot diverge. If all did equally many steps, f_k = 1.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _product(left: _Matrix, right: _Matrix) -> _Matrix:
 class FedNova:
     """Settings of normalised averaging; what it must know of the local solver is filled in when a run starts."""
 
-    largest_amplification: float = 4.0
+    largest_amplification: float = 1.0
     momentum: float | None = None  # of a solver whose momentum starts anew in each task
     pull: float | None = None  # learning rate times proximal term
 

@@ -319,7 +319,7 @@ class NovaConfig(Table):
     """Normalised averaging: who did more steps does not pull more; beyond the paper."""
 
     largest_amplification: Annotated[FiniteFloat, Field(ge=1)] = Field(
-        default=4.0, description="by which the way of a learner with few steps is at most lengthened"
+        default=1.0, description="by which the way of a learner with few steps is at most lengthened"
     )
 
 
