@@ -13,6 +13,7 @@ import pytest
 
 import metis
 from metis.core.community import MemoryStore
+from metis.core.events import UpdateRequest
 from metis.core.pacing import AdaptivePeriod, ScheduledLambda
 from metis.core.protocols import SemiSynchronous
 from metis.core.schedules import Schedule
@@ -288,6 +289,37 @@ def test_a_table_draws_a_sample(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_sample_is_told(policy: dict[str, Any], complaint: str) -> None:
     assert fault(**policy) == f"demo.toml: policy.{complaint}"
+
+
+# --- compression ----------------------------------------------------------------------------------
+
+
+def test_a_table_compresses_updates(tmp_path: Path) -> None:
+    """Fewer bytes are counted, and what was left out is told with each update."""
+    config = resolved(compression={"kind": "int8"})
+    policy = build_policy(config.policy[0])
+    assert policy.compression == metis.Compression("int8")
+    assert config.policy[0].label == "SemiSync (λ=2), int8"
+    assert again(config, tmp_path) == config
+    federation = build_federation(config)
+    plain, compressed = (federation.simulate(each, rounds=3) for each in (metis.semisync_fedavg(2), policy))
+    layout = federation.initial_model.layout
+    saved = plain.costs.update_requests * (federation.initial_model.nbytes - metis.Compression("int8").nbytes(layout))
+    assert plain.costs.bytes_exchanged - compressed.costs.bytes_exchanged == saved
+    errors = [item.compression_error for _, item in compressed.events if isinstance(item, UpdateRequest)]
+    assert all(0 < error < 0.1 for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({}, "compression.kind: missing; it must be given"),
+        ({"kind": "top_k", "share": 0}, "compression.share: is 0, must be greater than 0"),
+        ({"kind": "int8", "shares": 0.5}, "compression.shares: unknown key; did you mean 'share'?"),
+    ],
+)
+def test_what_is_wrong_with_a_compression_is_told(table: dict[str, Any], complaint: str) -> None:
+    assert fault(compression=table) == f"demo.toml: policy.{complaint}"
 
 
 # --- the page -----------------------------------------------------------------------------------
