@@ -20,6 +20,7 @@ from _bench import Report, arguments, best, report
 from metis.core.community import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.experiments.mixing import _cached_request, _median_seconds, _models
+from metis.kernels import use_all_processors
 
 LEARNERS, NUMBERS = (10, 30, 100, 300, 1000), (10**5, 10**6, 10**7)
 
@@ -89,6 +90,7 @@ def measure(told: Report, quick: bool) -> None:
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
+    use_all_processors()  # as the controller and the simulator do
     with report(options, __doc__) as told:
         measure(told, options.quick)
 

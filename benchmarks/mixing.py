@@ -19,6 +19,7 @@ from _peers import Unavailable, ask
 
 from metis.core.community import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
+from metis.kernels import use_all_processors
 
 LEARNERS, NUMBERS = (2, 10, 100, 1000), (10**5, 10**6, 10**7, 10**8)
 PEERS = {"Flower": ("flower", "flower_mixing"), "NVFlare": ("nvflare", "nvflare_mixing")}
@@ -103,6 +104,7 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    use_all_processors()  # as the controller and the simulator do
     with report(options, __doc__) as told:
         measure(told, options.quick, not options.no_peers)
 

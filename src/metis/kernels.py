@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from metis.core.arithmetic import BLOCK, Arithmetic, choose
 
-_LARGE = 1 << 20  # numbers; below, starting threads and a compiler takes longer than the work
+_LARGE = 1 << 20  # numbers of all models; below, starting threads and a compiler takes longer than the work
 _MOST_THREADS = 8  # the memory has no more to give
 _TOGETHER = 4  # models added in one pass over a block
 
@@ -46,13 +46,12 @@ class FastArithmetic(Arithmetic):
                 for row, factor in zip(rows, factors, strict=True):
                     one(block, row, factor)
 
-    def each_block(self, size: int, work: Callable[[int, int], None]) -> None:
-        self._large = size >= _LARGE
+    def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
+        self._large = size * models >= _LARGE
         if not self._large or self.threads == 1:
-            super().each_block(size, work)
+            super().each_block(size, models, work)
             return
-        blocks = -(-size // BLOCK)
-        edges = [blocks * thread // self.threads * BLOCK for thread in range(self.threads)] + [size]
+        edges = [size * thread // self.threads for thread in range(self.threads + 1)]
 
         def part(thread: int) -> None:
             for start in range(edges[thread], edges[thread + 1], BLOCK):

@@ -33,8 +33,8 @@ class Arithmetic:
             product *= factor
             block += product
 
-    def each_block(self, size: int, work: Callable[[int, int], None]) -> None:
-        """Call `work` with start and end of every block of a vector of this size."""
+    def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
+        """Call `work` with start and end of every block of a vector of this size, to which so many models are added."""
         for start in range(0, size, BLOCK):
             work(start, min(start + BLOCK, size))
 
@@ -54,7 +54,7 @@ def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) ->
     def work(start: int, end: int) -> None:
         _chosen.add(total[start:end], ((row[start:end], factor) for row, factor in rows))
 
-    _chosen.each_block(total.size, work)
+    _chosen.each_block(total.size, len(rows), work)
 
 
 def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDArray[np.float32]:
@@ -66,7 +66,7 @@ def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDA
         _chosen.add(block, ((row[start:end], factor) for row, factor in rows))
         np.divide(block, divisor, out=result[start:end], casting="same_kind")
 
-    _chosen.each_block(size, work)
+    _chosen.each_block(size, len(rows), work)
     return result
 
 
@@ -77,5 +77,5 @@ def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
     def work(start: int, end: int) -> None:
         np.divide(total[start:end], divisor, out=result[start:end], casting="same_kind")
 
-    _chosen.each_block(total.size, work)
+    _chosen.each_block(total.size, 1, work)
     return result
