@@ -226,6 +226,9 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     exchanged, disk = _bytes(costs["bytes_exchanged"]), _bytes(document["disk_bytes"])
     again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
     lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
+    left = document.get("compression_error")  # an older controller does not tell
+    if left is not None:
+        lines.append(Text(f"compressed updates: {100 * left:.2g} % of one is left for the next, on average"))
     if document["refused_calls"]:
         calls = ", ".join(f"{count:,} {code}" for code, count in sorted(document["refused_calls"].items()))
         lines.append(Text(f"calls refused since the start: {calls}", style="yellow"))

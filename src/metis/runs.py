@@ -190,6 +190,8 @@ class RunFold:
         self.refused: list[tuple[float, UpdateRefused]] = []
         self.set_aside: list[tuple[float, LearnerSetAside]] = []
         self.finish_reason: str | None = None
+        self.compression_errors: dict[LearnerId, float] = {}  # of the latest update
+        self._errors, self._compressed = 0.0, 0
         self._ledger = CostLedger(
             {learner.name: learner.power for learner in setting.learners},
             setting.model_bytes,
@@ -212,6 +214,10 @@ class RunFold:
                     del self._published[next(iter(self._published))]
             case Evaluated():
                 self._evaluated(item)
+            case UpdateRequest() if math.isfinite(item.compression_error):
+                self.compression_errors[item.learner] = item.compression_error
+                self._errors += item.compression_error
+                self._compressed += 1
             case UpdateRefused():
                 self.refused.append((now, item))
             case LearnerSetAside():
@@ -249,6 +255,11 @@ class RunFold:
         self.evaluations += 1
         if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
             self.costs_at_target = self._ledger.costs(moment)
+
+    @property
+    def compression_error(self) -> float | None:
+        """What the compression of an update left for the next one, as a share of it, on average; None without any."""
+        return self._errors / self._compressed if self._compressed else None
 
     @property
     def costs(self) -> Costs:
@@ -300,6 +311,11 @@ class Run:
         return self._fold.costs_at_target
 
     @property
+    def compression_error(self) -> float | None:
+        """What the compression of an update left for the next one, as a share of it, on average; None without any."""
+        return self._fold.compression_error
+
+    @property
     def rounds(self) -> int:
         """Community models published."""
         return self._fold.version
@@ -348,6 +364,7 @@ class Run:
             "learners": len(self.setting.learners),
             "rounds": self.rounds,
             **costs,
+            **({} if self.compression_error is None else {"compression_error": self.compression_error}),
             "energy_unit": "joule" if unit == "watt" else "epsilon second",
             "metric": {
                 "name": self.setting.metric,

@@ -49,7 +49,7 @@ from metis.core.model import Model
 from metis.core.timing import MOST_STEPS
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.durable import DurableController, MakeController
-from metis.deployment.service import Context, Handed, Refused, Service, Session, plausible
+from metis.deployment.service import Context, Handed, Refused, Service, Session, claimed_error, plausible
 from metis.deployment.state import EXHAUSTED, DiskFull, Entry, State
 from metis.deployment.wire import (
     CHUNK,
@@ -801,6 +801,7 @@ class ControllerProcess:
             header.time_per_batch,
             Model.empty(),
             header.loss,
+            claimed_error(header),
         )
         entry = self._durable.journal(event, now, handed.blob)
         self._apply_later(entry)
@@ -958,6 +959,7 @@ class ControllerProcess:
                     "budget_steps": None if record.task is None else record.task.budget.steps,
                     "silent_seconds": moment - heard if math.isfinite(heard) else None,
                     "updates": bill.update_requests if bill else 0,
+                    "compression_error": fold.compression_errors.get(record.learner),
                     "refused": bill.refused if bill else 0,
                     "active": bill.active if bill else 0.0,
                     "idle": bill.idle if bill else 0.0,
@@ -997,6 +999,7 @@ class ControllerProcess:
             "best": measured(best),
             "learners": learners,
             "costs": costs.to_json(),
+            "compression_error": fold.compression_error,
             "refused_calls": dict(self._service.refusals),
             "disk_bytes": self.state.usage(),
             "finish_reason": fold.finish_reason,

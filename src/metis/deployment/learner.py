@@ -620,7 +620,7 @@ class LearnerProcess:
             self._report(
                 "trained",
                 f"task {task.number}: trained {update.steps} batches in {update.seconds:.1f} s "
-                f"({update.time_per_batch:.3g} s each), loss {update.loss:.4g}",
+                f"({update.time_per_batch:.3g} s each), loss {update.loss:.4g}{_left_out(update)}",
             )
             if task.evaluate:
                 await self._evaluate(task)
@@ -855,6 +855,7 @@ class LearnerProcess:
             time_per_batch=update.time_per_batch,
             loss=update.loss,
             bytes=update.bytes,
+            compression_error=update.compression_error,
         )
         call = session.stub.upload(metadata=session.metadata)
         try:
@@ -906,6 +907,11 @@ async def _answer(call: Any) -> pb.Receipt:
 
 def _reason(problem: grpc.aio.AioRpcError) -> str:
     return problem.details() or problem.code().name
+
+
+def _left_out(update: Update) -> str:
+    error = update.compression_error
+    return "" if error is None else f"; {100 * error:.2g} % of it waits for the next update"
 
 
 def _size(count: int) -> str:

@@ -520,6 +520,12 @@ class _Numbers:
         return None
 
 
+def claimed_error(header: pb.UploadHeader) -> float:
+    """What the compression of this update left out, as the learner says; NaN where that makes no sense."""
+    error = header.compression_error if header.HasField("compression_error") else math.nan
+    return error if 0 <= error < math.inf else math.nan
+
+
 def plausible(header: pb.UploadHeader) -> str | None:
     """What cannot be true of these claims; None if all may be."""
     for name in ("seconds", "time_per_batch"):

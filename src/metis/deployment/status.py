@@ -480,6 +480,7 @@ class _Collector:
             ("time_per_batch", "seconds_per_batch", "Measured by itself, warm-up excluded"),
             ("silent_seconds", "silent_seconds", "Since something was heard of it"),
             ("steps_of_task", "task_steps", "Steps of the task in hand, by its latest heartbeat"),
+            ("compression_error", "compression_error", "Share of its latest update that waits for the next one"),
             # Not counters: work in hand counts as active until it is known how much of it was transfer.
             ("active", "active_seconds", "Spent training"),
             ("idle", "idle_seconds", "Spent waiting for a task"),
@@ -487,7 +488,7 @@ class _Collector:
         ):
             gauge = GaugeMetricFamily(f"metis_learner_{name}", text, labels=["learner"])
             for learner in learners:
-                if learner[key] is not None:
+                if learner.get(key) is not None:
                     gauge.add_metric([learner["name"]], learner[key])
             yield gauge
         done = GaugeMetricFamily("metis_learner_steps", "Local steps that it has handed in", labels=["learner"])

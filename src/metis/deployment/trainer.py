@@ -19,9 +19,9 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
      "rate": 1.0, "out": FILE}
     {"id": 2, "progress": {"task": 7, "steps": 31}}                      at most one a second
     {"id": 2, "done": {"task": 7, "steps": 240, "seconds": 10.9, "time_per_batch": 0.045, "loss": 0.31,
-                       "sha256": "51ab...", "bytes": 4840}}
+                       "sha256": "51ab...", "bytes": 4840, "compression_error": 0.004 or null}}
         trains until the budget ends, `seconds` counted from the arrival of the command; the local model is in `out`,
-        durable. The failure of a training also says {"steps": 12, "seconds": 0.5}.
+        or what of it travels, durable. The failure of a training also says {"steps": 12, "seconds": 0.5}.
 
     {"id": 2, "command": "abandon"}
     {"id": 2, "abandoned": {"task": 7, "steps": 31}}
@@ -422,6 +422,7 @@ class _Trainer:
             "loss": trained.loss,
             "sha256": sha256,
             "bytes": length,
+            "compression_error": trained.compression_error if math.isfinite(trained.compression_error) else None,
         }
 
     def _evaluate(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:

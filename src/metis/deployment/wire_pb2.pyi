@@ -208,7 +208,7 @@ class UploadPart(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[UploadEnd, _Mapping]] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes")
+    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class UploadHeader(_message.Message):
     TIME_PER_BATCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_ERROR_FIELD_NUMBER: _ClassVar[int]
     run: str
     task: int
     steps: int
@@ -223,7 +224,8 @@ class UploadHeader(_message.Message):
     time_per_batch: float
     loss: float
     bytes: int
-    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    compression_error: float
+    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ...) -> None: ...
 
 class UploadEnd(_message.Message):
     __slots__ = ("bytes", "sha256")

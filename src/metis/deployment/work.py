@@ -37,6 +37,7 @@ class Update:
     loss: float
     sha256: str
     bytes: int
+    compression_error: float | None = None  # what of it is left out for now, as a share; None: it is whole
 
 
 class WorkFolder:
@@ -217,4 +218,4 @@ def write_durable(path: Path, content: bytes) -> None:
 
 def update_of(run: str, answer: Mapping[str, Any]) -> Update:
     """What the trainer answered to `train`, as an update of this run."""
-    return Update(run=run, **{name: answer[name] for name in Update.__dataclass_fields__ if name != "run"})
+    return Update(run=run, **{name: answer[name] for name in Update.__dataclass_fields__ if name in answer})

@@ -48,6 +48,7 @@ class Recording:
     model_bytes: int | None
     refusals_allowed: int
     quorum: int
+    update_bytes: int | None = None  # of what was handed in, if it was compressed: other policies would do the same
 
     @property
     def end(self) -> float:
@@ -90,6 +91,7 @@ def load_recording(place: Path) -> Recording:
         setting.model_bytes or None if setting is not None else None,
         3 if config is None else config.run.refusals_allowed,
         (config.deployment.minimum or 1) if config is not None and deployed else 0,
+        None if setting is None else setting.update_bytes,
     )
 
 
@@ -227,7 +229,7 @@ class Bill:
 
 def bill(recording: Recording, course: Course, label: str, fills_the_period: bool) -> Bill:
     """Fold a course; a task sent at the very end is left out, since nobody worked on it."""
-    ledger = CostLedger(recording.powers, recording.model_bytes or 0, fills_the_period)
+    ledger = CostLedger(recording.powers, recording.model_bytes or 0, fills_the_period, recording.update_bytes)
     batches: dict[LearnerId, int] = {}
     handed_in: dict[LearnerId, list[int]] = {}
     rounds = 0

@@ -534,6 +534,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         if key != "versions" and value is not None and value != ""
     ]
     shown.append(("model size", f"{run.setting.model_bytes:,} bytes"))
+    if run.setting.update_bytes is not None:
+        shown.append(("update size", f"{run.setting.update_bytes:,} bytes"))
+    if run.compression_error is not None:
+        left = f"{100 * run.compression_error:.2g} % of an update on average, sent with the next"
+        shown.append(("left out by compression", left))
     return shown
 
 

@@ -113,7 +113,7 @@ class _Learner:
     seconds: float | None = None
     contribution: float | None = None
     seen: float | None = None
-    exchanged: int = 0  # models
+    exchanged: int = 0  # bytes
     updates: int = 0
     refused: int = 0
     joined: bool = False
@@ -140,8 +140,12 @@ class RunView:
         self.history = Series()
         self.costs = Series()
         self._ledger = CostLedger(
-            {learner.name: learner.power for learner in setting.learners}, setting.model_bytes, setting.fills_the_period
+            {learner.name: learner.power for learner in setting.learners},
+            setting.model_bytes,
+            setting.fills_the_period,
+            setting.update_bytes,
         )
+        self._update_bytes = setting.model_bytes if setting.update_bytes is None else setting.update_bytes
         self._timeline = TimelineFold()
         self._learners: dict[str, _Learner] = {}
         self._order: list[_Learner] = []
@@ -189,7 +193,7 @@ class RunView:
                 learner.steps = budget.steps
                 learner.seconds = budget.seconds if math.isfinite(budget.seconds) else None
                 learner.sent_at = now
-                learner.exchanged += 1
+                learner.exchanged += self.setting.model_bytes
             case UpdateCommitted():
                 learner = self._touch(item.learner)
                 learner.contribution, learner.refusal = item.contribution_value, None
@@ -239,7 +243,7 @@ class RunView:
         if isinstance(item, UpdateRequest):
             self._update_requests += 1
             learner.updates += 1
-            learner.exchanged += 1
+            learner.exchanged += self._update_bytes
             if math.isfinite(item.time_per_batch):
                 learner.time_per_batch = item.time_per_batch
 
@@ -396,7 +400,7 @@ class RunView:
                     _short(learner.seconds),
                     _short(learner.contribution),
                     _short(learner.seen),
-                    learner.exchanged * self.setting.model_bytes,
+                    learner.exchanged,
                     STATES.index(state),
                     _short(since),
                     learner.updates,
