@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from metis.data.datasets import Dataset, load_dataset
     from metis.errors import MetisError
     from metis.experiments.federation import Federation, SimulatedLearner
-    from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD
+    from metis.learning.solvers import FedProx, MomentumSGD, Scaffold, VanillaSGD
     from metis.reporting.notebook import Comparison
     from metis.reporting.trackers import Tracking
     from metis.runs import Run
@@ -69,6 +69,7 @@ _HOMES = {
     "RecordedAvailability": "metis.simulation.availability",
     "Run": "metis.runs",
     "Sample": "metis.core.sampling",
+    "Scaffold": "metis.learning.solvers",
     "Schedule": "metis.core.schedules",
     "SimulatedLearner": "metis.experiments.federation",
     "Speed": "metis.simulation.speed",
@@ -108,6 +109,7 @@ __all__ = [
     "RecordedAvailability",
     "Run",
     "Sample",
+    "Scaffold",
     "Schedule",
     "SimulatedLearner",
     "Speed",

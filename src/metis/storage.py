@@ -82,7 +82,8 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def save_model(path: Path, model: Model, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a model under the network's own tensor names, so that any program can load it."""
+    """Write a model under the network's own tensor names, so that any program can load it; without control variates."""
+    model = model.network
     layout = json.dumps(model.layout.to_json())
     save_arrays(path, model.tensors(), {**(metadata or {}), "metis_layout": layout, "sha256": model.sha256()})
 

@@ -49,15 +49,17 @@ class Compression:
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes of every update of this layout."""
-        size = layout.size
+        own = sum(self._encoded_bytes(part.stop - part.start) for part in layout.parts)
+        return 4 * math.ceil(own / 4) + 8 * layout.counters  # chunks of an upload are whole fours
+
+    def _encoded_bytes(self, size: int) -> int:
         match self.kind:
             case "float16" | "bfloat16":
-                own = 2 * size
+                return 2 * size
             case "int8":
-                own = size + 4 * math.ceil(size / _GROUP)
+                return size + 4 * math.ceil(size / _GROUP)
             case "top_k":
-                own = 8 * self._kept(size)
-        return 4 * math.ceil(own / 4) + 8 * layout.counters  # chunks of an upload are whole fours
+                return 8 * self._kept(size)
 
     def encode(self, way: Vector) -> bytes:
         """The way in fewer bytes; `decode` says what is left of it."""
@@ -102,10 +104,13 @@ class Compression:
         way = local_model.vector - base.vector
         if left_out is not None:
             way += left_out
-        encoded = self.encode(way)
-        arrives = self.decode(encoded, way.size)
+        # Control variates, of quite another size than a way of the network, are encoded for themselves.
+        parts = local_model.layout.parts
+        encoded = b"".join(self.encode(way[part]) for part in parts)
+        arrives = self._decode_parts(encoded, local_model.layout)
         rest = way - arrives
-        length = float(np.linalg.norm(way))
+        rest[parts[0].stop :] = 0
+        length = float(np.linalg.norm(way[parts[0]]))
         return Compressed(
             encoded + bytes(-len(encoded) % 4) + local_model.counters.astype("<i8").tobytes(),
             Model(local_model.layout, base.vector + arrives, local_model.counters),
@@ -120,7 +125,15 @@ class Compression:
             raise ValueError(f"an update has {self.nbytes(layout)} bytes here, not {len(data)}")
         counters = np.frombuffer(data, "<i8", layout.counters, len(data) - 8 * layout.counters).astype(np.int64)
         with np.errstate(over="ignore", invalid="ignore"):  # whoever sends such numbers is refused later
-            return Model(layout, base.vector + self.decode(data, layout.size), counters)
+            return Model(layout, base.vector + self._decode_parts(data, layout), counters)
+
+    def _decode_parts(self, data: bytes | memoryview, layout: Layout) -> Vector:
+        ways, start = [], 0
+        for part in layout.parts:
+            size = part.stop - part.start
+            ways.append(self.decode(memoryview(data)[start : start + self._encoded_bytes(size)], size))
+            start += self._encoded_bytes(size)
+        return ways[0] if len(ways) == 1 else np.concatenate(ways)
 
 
 @dataclass(frozen=True, eq=False)

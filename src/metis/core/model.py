@@ -1,7 +1,8 @@
 """A model is one contiguous float32 vector and the layout that says where each tensor lies.
 
 Mixing, sending, storing and hashing therefore touch one buffer. Integer tensors (BatchNorm's
-`num_batches_tracked`, say) are counters: they travel beside the vector and are never averaged.
+`num_batches_tracked`, say) are counters: they travel beside the vector and are never averaged. Behind the network's
+own tensors there may be control variates (SCAFFOLD): they travel and are mixed with it, but are no part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
-Role = Literal["parameter", "buffer", "counter"]
+Role = Literal["parameter", "buffer", "counter", "control"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -57,6 +58,9 @@ class Layout:
         names = [spec.name for spec in self.tensors]
         if len(set(names)) != len(names):
             raise ValueError(f"tensor names must differ: {sorted(n for n in names if names.count(n) > 1)}")
+        mixed = [spec.role == "control" for spec in self.tensors if spec.role != "counter"]
+        if mixed != sorted(mixed):
+            raise ValueError("control variates must lie behind the network's own tensors")
 
     @cached_property
     def size(self) -> int:
@@ -80,6 +84,32 @@ class Layout:
                 where[spec.name] = slice(vector_end, vector_end + spec.size)
                 vector_end += spec.size
         return where
+
+    @cached_property
+    def network(self) -> Layout:
+        """Of the network alone, without control variates; it lies at the front of the vector."""
+        own = tuple(spec for spec in self.tensors if spec.role != "control")
+        return self if len(own) == len(self.tensors) else Layout(own)
+
+    @cached_property
+    def control(self) -> Layout:
+        """Of the control variates alone."""
+        return Layout(tuple(spec for spec in self.tensors if spec.role == "control"))
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Where the network's numbers lie and, if there are any, the control variates."""
+        network = self.network.size
+        return (slice(0, network), slice(network, self.size)) if self.network is not self else (slice(0, network),)
+
+    def with_controls(self, trainable: int) -> Layout:
+        """With a control variate for each tensor that lies among the first `trainable` numbers."""
+        controls = tuple(
+            TensorSpec(f"control:{spec.name}", spec.shape, role="control")
+            for spec in self.tensors
+            if spec.role == "parameter" and self.slices[spec.name].stop <= trainable
+        )
+        return Layout((*self.tensors, *controls))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -151,6 +181,17 @@ class Model:
     def with_vector(self, vector: Vector) -> Model:
         """The same network with other weights; counters are kept."""
         return Model(self.layout, vector, self.counters)
+
+    @property
+    def network(self) -> Model:
+        """The network alone, without control variates; not a copy."""
+        layout = self.layout.network
+        return self if layout is self.layout else Model(layout, self.vector[: layout.size], self.counters)
+
+    @property
+    def control(self) -> Vector:
+        """The control variates, one behind the other; not a copy."""
+        return self.vector[self.layout.network.size :]
 
     @property
     def nbytes(self) -> int:

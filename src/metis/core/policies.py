@@ -25,6 +25,7 @@ from metis.core.contribution import (
     steps_done,
     version_staleness,
 )
+from metis.core.controls import ControlVariates
 from metis.core.measured import Measured
 from metis.core.model import Model
 from metis.core.nova import FedNova, NormalizedAverage
@@ -53,6 +54,7 @@ class Policy:
     server_rate: Changing | None = None  # times the server's learning rate, in the course of a run
     rate: Changing | None = None  # times the learners' learning rate, in the course of a run
     compression: Compression | None = None  # of what learners hand in
+    controls: bool = False  # whether learners train with control variates, which travel behind the network
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -62,6 +64,12 @@ class Policy:
         self, initial_model: Model, store: ModelStore, now: Callable[[], float] = lambda: 0.0
     ) -> Community:
         """The mixing of one run, with all that is put on top of it; `now` tells how long the run has lasted."""
+        mixing = partial(self._start_mixing, now)
+        if not self.controls:
+            return mixing(initial_model, store)
+        return ControlVariates(initial_model, store, mixing, by_round=self.community is FullPass)
+
+    def _start_mixing(self, now: Callable[[], float], initial_model: Model, store: ModelStore) -> Community:
         community: Community
         if self.nova is None:
             community = self.community(initial_model, store)
@@ -114,13 +122,13 @@ class Policy:
             raise ValueError(f"{what} for semi-synchronous training; {self.name} has none")
         return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label)
 
-    def for_solver(self, momentum: float, pull: float) -> Policy:
-        """With what normalised averaging and pacing must know of the local solver; see `accumulated_steps`."""
+    def for_solver(self, momentum: float, pull: float, *, controls: bool = False) -> Policy:
+        """With what mixing and pacing must know of the local solver; see `accumulated_steps`."""
         nova = None if self.nova is None else self.nova.for_solver(momentum, pull)
         protocol = self.protocol
         if isinstance(protocol, SemiSynchronous) and protocol.pacing is not None:
             protocol = replace(protocol, pacing=protocol.pacing.for_solver(momentum))
-        return replace(self, nova=nova, protocol=protocol)
+        return replace(self, nova=nova, protocol=protocol, controls=controls)
 
 
 def _contribution(weighting: Weighting) -> ContributionValue:

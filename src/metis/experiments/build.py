@@ -303,7 +303,7 @@ def _read_trace(path: Path, columns: tuple[str, str], learner: str) -> list[tupl
 
 def build_solver(settings: SolverConfig) -> Solver:
     """The local solver of a policy; its settings are complete once the configuration is loaded."""
-    from metis.learning import FedProx, MomentumSGD, VanillaSGD
+    from metis.learning import FedProx, MomentumSGD, Scaffold, VanillaSGD
 
     given = settings.model_dump(exclude_none=True)
     kind = given.pop("solver")
@@ -311,6 +311,7 @@ def build_solver(settings: SolverConfig) -> Solver:
         "vanilla": VanillaSGD,
         "momentum": MomentumSGD,
         "fedprox": FedProx,
+        "scaffold": Scaffold,
     }
     return makers[kind](**given)
 

@@ -385,6 +385,8 @@ def _inherited(policy: PolicyConfig, training: TrainingConfig) -> frozenset[str]
     solver = _solver_of(policy, training)
     if solver == "fedprox" and training.solver != "fedprox":
         return frozenset({"proximal_term"})  # the paper's FedProx has no momentum
+    if solver == "scaffold" and training.solver != "scaffold":
+        return frozenset()  # nor has SCAFFOLD
     return SOLVER_SETTINGS[solver]
 
 
@@ -466,7 +468,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
 def labelled(config: ExperimentConfig, complaints: Complaints) -> ExperimentConfig:
     """A name of its own for each policy: the policy's, with the solver's where two would be equal."""
     labels = [policy.label or compose(policy).label for policy in config.policy]
-    solvers = {"vanilla": "Vanilla", "momentum": "Momentum", "fedprox": "FedProx"}
+    solvers = {"vanilla": "Vanilla", "momentum": "Momentum", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
     equal = [label for label in labels if labels.count(label) > 1]
     labels = [
         f"{label} w/ {solvers[str(policy.training.solver)]}" if label in equal and not policy.label else label

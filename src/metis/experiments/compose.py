@@ -41,7 +41,7 @@ def compose(table: PolicyConfig) -> Policy:
         policy = policy.with_rate(schedule_of(table.rate))
     if table.compression is not None:
         policy = policy.with_compression(Compression(**table.compression.model_dump()))
-    return policy.for_solver(*_accumulation(table.training))
+    return policy.for_solver(*_accumulation(table.training), controls=table.training.solver == "scaffold")
 
 
 def _accumulation(solver: SolverConfig) -> tuple[float, float]:

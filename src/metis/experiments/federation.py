@@ -30,10 +30,12 @@ from metis.learning import (
     Augmentation,
     Engine,
     Learner,
+    Scaffold,
     Solver,
     TorchEngine,
     accumulation,
     as_examples,
+    engine_for,
     with_proximal_term,
 )
 from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
@@ -204,14 +206,14 @@ class Federation:
         solver = solver or self.solver
         if policy.proximal_term:
             solver = with_proximal_term(solver, policy.proximal_term)
-        policy = policy.for_solver(*accumulation(solver))
+        policy = policy.for_solver(*accumulation(solver), controls=isinstance(solver, Scaffold))
         session = _Session(
             self,
             policy,
             stop,
             goal,
             None if out is None else Path(out),
-            Workplace(self.engine, self._learners(solver, policy.compression), self.test),
+            Workplace(engine_for(self.engine, solver), self._learners(solver, policy.compression), self.test),
             places=places,
             disk=store == "disk",
             refusals_allowed=refusals_allowed,
@@ -221,8 +223,9 @@ class Federation:
         )
         return session.resume() if resume else session.run()
 
-    def setting(self, policy: Policy, target: Target | None) -> Setting:
-        """What folds the events of a run into a result."""
+    def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
+        """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""
+        travels = travels or self.initial_model
         return Setting(
             policy=policy.name,
             label=policy.label,
@@ -238,8 +241,8 @@ class Federation:
                 )
                 for index, setup in enumerate(self.learners)
             ),
-            model_bytes=self.initial_model.nbytes,
-            update_bytes=None if policy.compression is None else policy.compression.nbytes(self.engine.layout),
+            model_bytes=travels.nbytes,
+            update_bytes=None if policy.compression is None else policy.compression.nbytes(travels.layout),
             fills_the_period=policy.protocol.fills_the_period,
             metric=self.metric,
             higher_is_better=self.higher_is_better,
@@ -278,8 +281,8 @@ class _Session:
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
         self._watch = watch
-        self._setting = federation.setting(policy, target)
-        self._initial_model = federation.initial_model
+        self._initial_model = workplace.engine.initial_model(federation.seed)
+        self._setting = federation.setting(policy, target, self._initial_model)
         self._fold = RunFold(self._setting)
         self._events: list[tuple[float, Event | Action]] = []
         self._lines = 0
@@ -441,7 +444,7 @@ class _Session:
             finally:
                 if self._file is not None:
                     self._file.close()
-            model = simulator.controller.community.model
+            model = simulator.controller.community.model.network
             run = Run(self._setting, self._events, model, self._wall(), folded=self._fold)
             if self._out is not None:
                 run.save(self._out)

@@ -22,6 +22,7 @@ from metis.experiments.build import (
     build_link,
     build_policy,
     build_power,
+    build_solver,
     build_speed,
 )
 from metis.experiments.config import (
@@ -344,6 +345,9 @@ def _tell_timings(groups: Sequence[str], measured: Mapping[LearnerId, Timing], n
 def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str]:
     """What the file says and a plan of constant speeds leaves out."""
     notes = []
+    with_controls = [policy.training.solver == "scaffold" for policy in config.policy]
+    if any(with_controls) and not all(with_controls):
+        notes.append("All models are as large as those of scaffold; those of the other solvers have half the bytes.")
     by_group: dict[str, list[str]] = {}
     for group in config.learners:
         for told, words in (
@@ -372,7 +376,7 @@ def _longest(found: Forecast) -> float:
 
 def network_bytes(config: ExperimentConfig, source: str) -> int:
     """Bytes of a model; the network is built once for that, the data set need not be there."""
-    from metis.learning import NETWORKS, ArrayExamples, TorchEngine
+    from metis.learning import NETWORKS, ArrayExamples, TorchEngine, engine_for
 
     make: Callable[[], Any]
     if config.site is not None:
@@ -388,5 +392,7 @@ def network_bytes(config: ExperimentConfig, source: str) -> int:
         shape = ArrayExamples(one, np.zeros(1, np.int64), transform=transform).input_shape
         outputs = 1 if task_of(config) == "regression" else len(dataset.class_names)
         make = functools.partial(NETWORKS[config.network.name], shape, outputs, **options)
-    layout = TorchEngine(make, task_of(config), buffers=config.training.buffers).layout
-    return 4 * layout.size + 8 * layout.counters
+    engine = TorchEngine(make, task_of(config), buffers=config.training.buffers)
+    # The largest that a policy of the file sends: SCAFFOLD's control variates travel with the network.
+    sizes = [engine_for(engine, build_solver(policy.training)).layout for policy in config.policy]
+    return max(4 * layout.size + 8 * layout.counters for layout in sizes)

@@ -56,6 +56,7 @@ SOLVER_SETTINGS: dict[str, frozenset[str]] = {
     "vanilla": frozenset(),
     "momentum": frozenset({"momentum", "keep_momentum"}),
     "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
+    "scaffold": frozenset({"momentum"}),
 }
 
 # Tables whose content a site file brings.
@@ -210,7 +211,9 @@ class NetworkConfig(OpenTable):
 class SolverConfig(Table):
     """How one gradient changes the weights; what is not given comes from [training]."""
 
-    solver: Literal["vanilla", "momentum", "fedprox"] | None = Field(default=None, description="local update rule")
+    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] | None = Field(
+        default=None, description="local update rule"
+    )
     learning_rate: Positive | None = Field(default=None, description="eta")
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="gamma")
     keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5)")
@@ -221,10 +224,12 @@ class SolverConfig(Table):
 class TrainingConfig(Table):
     """How learners train; the policies may differ in the solver."""
 
-    solver: Literal["vanilla", "momentum", "fedprox"] = Field(default="vanilla", description="local update rule")
+    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] = Field(
+        default="vanilla", description="local update rule"
+    )
     learning_rate: Positive = Field(default=0.05, description="eta")
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="gamma; 0.9 if not given"
+        default=None, description="gamma; if not given 0.9 for momentum, else 0"
     )
     keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
     proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")

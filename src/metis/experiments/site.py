@@ -425,12 +425,12 @@ def build_silo(
         material.augment,
         compression=build_policy(config.policy[policy]).compression,
     )
-    return _silo(config, material, learner, evaluation, device)
+    return _silo(config, material, solver, learner, evaluation, device)
 
 
 def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, device: str | None = None) -> Silo:
     """What the controller makes the initial model with and, if it has held-out data, measures models on."""
-    config, _ = read_settings(settings)
+    config, policy = read_settings(settings)
     if site_file is None:
         _refuse_without_site(config)
         material = build_material(config)
@@ -438,21 +438,24 @@ def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, d
         site = load_site(site_file)
         config = settled(config, site)
         material = _material(config, site, train=None, test=_optional_examples(site, "test_data"), seats=())
-    return _silo(config, material, None, material.test, device)
+    return _silo(config, material, _solver(config, policy), None, material.test, device)
 
 
 def _silo(
     config: ExperimentConfig,
     material: Material,
+    solver: Solver,
     learner: Learner | None,
     evaluation: Examples | None,
     device: str | None,
 ) -> Silo:
+    from metis.learning import engine_for
+
     metric = cast("str", config.evaluation.metric)
     higher = config.evaluation.higher_is_better
     if higher is None:
         higher = METRICS[material.task].get(metric, True)
-    engine = material.engine(config.training, device)
+    engine = engine_for(material.engine(config.training, device), solver)
     return Silo(engine, learner, evaluation, metric, higher, config.seed)
 
 

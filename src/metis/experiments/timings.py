@@ -223,7 +223,7 @@ def _silo(
 ) -> tuple[Learner, Engine, int]:
     from metis.experiments.build import build_material, build_solver
     from metis.experiments.site import build_silo
-    from metis.learning import Learner
+    from metis.learning import Learner, engine_for
 
     if site is None and config.site is not None:
         site = Path(config.site.file)
@@ -240,4 +240,4 @@ def _silo(
     learner = Learner(
         name, 0, material.train, seat.indices, seat.group.batch_size, solver, config.seed, material.augment
     )
-    return learner, material.engine(config.training, device), config.seed
+    return learner, engine_for(material.engine(config.training, device), solver), config.seed

@@ -23,7 +23,16 @@ from metis.learning.networks import (
     mlp,
     small_cnn,
 )
-from metis.learning.solvers import FedProx, MomentumSGD, Solver, VanillaSGD, accumulation, with_proximal_term
+from metis.learning.scaffold import engine_for
+from metis.learning.solvers import (
+    FedProx,
+    MomentumSGD,
+    Scaffold,
+    Solver,
+    VanillaSGD,
+    accumulation,
+    with_proximal_term,
+)
 from metis.learning.torch_engine import TorchEngine
 
 __all__ = [
@@ -39,6 +48,7 @@ __all__ = [
     "Learner",
     "Memory",
     "MomentumSGD",
+    "Scaffold",
     "Solver",
     "TorchEngine",
     "Trained",
@@ -53,6 +63,7 @@ __all__ = [
     "cifar_resnet",
     "cifar_tutorial",
     "compose",
+    "engine_for",
     "femnist_cnn",
     "horizontal_flip",
     "logistic",

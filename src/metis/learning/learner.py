@@ -22,6 +22,7 @@ from metis.errors import ConfigError, DataError, Diverged
 from metis.learning.augmentation import Augmentation, Transform
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.parallel import Part, Ranks
+from metis.learning.scaffold import CONTROL
 from metis.learning.solvers import Solver, with_rate
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
@@ -338,10 +339,14 @@ class Learner:
         assert self.compression is not None
         left_out = None if memory is None else memory.get(_LEFT_OUT)
         compressed = self.compression.compress(trained.model, community_model, left_out)
+        memory = {**trained.memory, _LEFT_OUT: compressed.left_out}
+        if CONTROL in memory:
+            # A control variate is no sum of ways that could make up for it later: the learner's is what arrives.
+            memory[CONTROL] = compressed.local_model.control
         return replace(
             trained,
             model=compressed.local_model,
-            memory={**trained.memory, _LEFT_OUT: compressed.left_out},
+            memory=memory,
             payload=compressed.payload,
             compression_error=compressed.error,
         )

@@ -139,6 +139,89 @@ class FedProx:
             _add_scaled(weights, memory, -self.learning_rate)
 
 
+@dataclass(frozen=True)
+class Scaffold:
+    """w -= eta (grad + c - c_k), with a momentum that starts anew in each task if there is one.
+
+    c is the server's control variate, c_k the learner's; both are zero until `corrected` says otherwise.
+    """
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_term: float = 0.0  # mu; what FedAsync asks for
+
+    def __post_init__(self) -> None:
+        _check("Scaffold", "learning_rate", self.learning_rate, above=0)
+        _check("Scaffold", "momentum", self.momentum, below=1)
+        _check("Scaffold", "weight_decay", self.weight_decay)
+        _check("Scaffold", "proximal_term", self.proximal_term)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return False
+
+    def start(self, weights: Array) -> Array | None:
+        return _zeros_like(weights) if self.momentum else None
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        if self.weight_decay:
+            _add_scaled(gradient, weights, self.weight_decay)
+        self.descend(weights, gradient, memory, community)
+
+    def descend(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        """A step along what is the gradient of the objective already."""
+        if self.proximal_term:
+            _add_scaled(gradient, weights, self.proximal_term)
+            _add_scaled(gradient, community, -self.proximal_term)
+        if memory is not None:
+            memory *= self.momentum
+            memory += gradient
+        _add_scaled(weights, gradient if memory is None else memory, -self.learning_rate)
+
+    def corrected(self, correction: Array) -> Corrected:
+        """For one task: with c - c_k, a numpy vector as long as the weights."""
+        return Corrected(self, correction)
+
+
+class Corrected:
+    """One task of SCAFFOLD: adds the correction to each gradient and remembers the mean of what came before it.
+
+    That mean is the learner's next c_k. For plain SGD it is what the paper's option II works out from the weights,
+    c_k - c + (w_c - w_k) / (K eta); taken from the gradients it is also right with momentum or a proximal term, where
+    K eta is not the length of the way, and no digits are lost where the learning rate is small.
+    """
+
+    keeps_memory = False
+
+    def __init__(self, solver: Scaffold, correction: Array) -> None:
+        self._solver, self._given = solver, correction
+        self._correction = self._total = correction[:0]
+        self._steps = 0
+
+    def start(self, weights: Array) -> Array | None:
+        if isinstance(weights, np.ndarray):
+            self._correction, self._total = self._given.astype(weights.dtype), np.zeros_like(weights)
+        else:
+            self._correction = weights.new_tensor(self._given)
+            # Sums of 16-bit numbers need more than 16 bits.
+            self._total = _zeros_like(weights if weights.element_size() > 2 else weights.float())
+        return self._solver.start(weights)
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        if self._solver.weight_decay:
+            _add_scaled(gradient, weights, self._solver.weight_decay)
+        self._total += gradient
+        self._steps += 1
+        gradient += self._correction
+        self._solver.descend(weights, gradient, memory, community)
+
+    def mean_gradient(self) -> Array:
+        """Of the steps done, as a numpy vector."""
+        mean = self._total / max(1, self._steps)
+        return np.asarray(mean if isinstance(mean, np.ndarray) else mean.cpu().numpy(), np.float32)
+
+
 def accumulation(solver: Solver) -> tuple[float, float]:
     """How a task's steps add up, for normalised averaging: the momentum that starts anew, and eta * mu."""
     match solver:
@@ -148,6 +231,8 @@ def accumulation(solver: Solver) -> tuple[float, float]:
         case FedProx():
             momentum = 0.0 if solver.keep_momentum else solver.momentum
             return momentum, solver.learning_rate * solver.proximal_term
+        case Scaffold():
+            return solver.momentum, solver.learning_rate * solver.proximal_term
         case _:
             return 0.0, 0.0
 
@@ -155,11 +240,12 @@ def accumulation(solver: Solver) -> tuple[float, float]:
 def with_rate(solver: Solver, factor: float) -> Solver:
     """The same solver with its learning rate times this, as a task may ask."""
     match solver:
-        case VanillaSGD() | MomentumSGD() | FedProx():
+        case VanillaSGD() | MomentumSGD() | FedProx() | Scaffold():
             return replace(solver, learning_rate=factor * solver.learning_rate)
         case _:
             raise ConfigError(
-                f"{type(solver).__name__} cannot be given another learning rate; use vanilla, momentum or fedprox"
+                f"{type(solver).__name__} cannot be given another learning rate; "
+                "use vanilla, momentum, fedprox or scaffold"
             )
 
 
@@ -172,9 +258,9 @@ def with_proximal_term(solver: Solver, proximal_term: float) -> Solver:
             return FedProx(
                 solver.learning_rate, proximal_term, solver.momentum, solver.keep_momentum, solver.weight_decay
             )
-        case FedProx():
+        case FedProx() | Scaffold():
             return replace(solver, proximal_term=solver.proximal_term + proximal_term)
         case _:
             raise ConfigError(
-                f"{type(solver).__name__} cannot be given a proximal term; use vanilla, momentum or fedprox"
+                f"{type(solver).__name__} cannot be given a proximal term; use vanilla, momentum, fedprox or scaffold"
             )

@@ -114,6 +114,11 @@ class TorchEngine:
         return self._layout
 
     @property
+    def trainable(self) -> int:
+        """How many numbers a solver changes; they lie first."""
+        return self._weights.numel()
+
+    @property
     def device(self) -> str:
         """Where it trains, as in cuda:0."""
         return str(self._device)

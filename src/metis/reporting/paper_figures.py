@@ -43,7 +43,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLUE, _VERMILION, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY = POLICY_COLOURS
-_SOLVER_LINES: dict[str, Any] = {"momentum": "solid", "vanilla": (0, (1.5, 1.3)), "fedprox": (0, (5, 1.5))}
+_SOLVER_LINES: dict[str, Any] = {
+    "momentum": "solid",
+    "vanilla": (0, (1.5, 1.3)),
+    "fedprox": (0, (5, 1.5)),
+    "scaffold": "dashdot",
+}
 _ASYNCHRONOUS = {
     "fedrec": (_PURPLE, "o"),
     "async_fedavg": (_ORANGE, "s"),
