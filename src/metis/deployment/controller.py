@@ -443,7 +443,7 @@ class ControllerProcess:
         )
         setting = replace(self.plan.setting, learners=learners)
         events = list(read_trace(self.folder / EVENTS))
-        run = Run(setting, events, self._durable.controller.community.model, self._durable.now)
+        run = Run(setting, events, self._durable.controller.community.model.network, self._durable.now)
         run.save(self.folder)
         best = self._best_version()
         if best is not None:
