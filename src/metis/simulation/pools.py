@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import mmap
 import multiprocessing
 import os
 import signal
@@ -16,11 +17,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from metis.core.model import Model
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.model import Layout, Model
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Memory, Trained
 from metis.simulation.places import Places
@@ -285,6 +289,41 @@ class WorkerPool:
         self._changed.notify_all()
 
 
+class _Desk:
+    """Memory that the simulator and one worker share: the model to work on, and the one that comes out of it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        both = np.frombuffer(mmap.mmap(-1, max(1, 8 * layout.size)), np.float32, 2 * layout.size)
+        self._incoming, self._outgoing = both[: layout.size], both[layout.size :]
+        self._lying: Model | None = None
+
+    def lay(self, model: Model) -> Model | NDArray[np.int64]:
+        """Put the model there unless it is; returns what is still to be told of it."""
+        if model.layout is not self.layout and model.layout != self.layout:
+            return model
+        if model is not self._lying:
+            self._incoming[:], self._lying = model.vector, model
+        return model.counters
+
+    def model(self, told: Model | NDArray[np.int64]) -> Model:
+        """The model to work on."""
+        return told if isinstance(told, Model) else Model(self.layout, self._incoming, told)
+
+    def lay_back(self, outcome: Any) -> Any:
+        """Put the trained model there; returns what is still to be told of it."""
+        if not isinstance(outcome, Trained) or outcome.model.layout != self.layout:
+            return outcome
+        self._outgoing[:] = outcome.model.vector
+        return replace(outcome, model=Model.empty()), outcome.model.counters
+
+    def outcome(self, told: Any) -> Any:
+        """What came out, as memory of its own."""
+        if not isinstance(told, tuple) or not isinstance(told[0], Trained):
+            return told
+        return replace(told[0], model=Model(self.layout, self._outgoing.copy(), told[1]))
+
+
 class ProcessPool(WorkerPool):
     """Worker processes on this machine, with one torch thread each."""
 
@@ -295,25 +334,30 @@ class ProcessPool(WorkerPool):
         context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
         self._processes = []
         self._connections: list[Connection] = []
-        for _ in range(workers):
+        layout = getattr(workplace.engine, "layout", None)
+        desks = [_Desk(layout) if forkable and layout is not None else None for _ in range(workers)]
+        for desk in desks:
             ours, theirs = context.Pipe()
             self._connections.append(ours)
             inherited = self._connections if forkable else []
-            process = context.Process(target=_work, args=(workplace, theirs, inherited), daemon=True)
+            process = context.Process(target=_work, args=(workplace, theirs, inherited, desk), daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns of other threads; a worker waits for nothing that they could hold.
                 warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
                 process.start()
             theirs.close()
             self._processes.append(process)
-        self._start([functools.partial(self._feed, connection) for connection in self._connections])
+        self._start([functools.partial(self._feed, *pair) for pair in zip(self._connections, desks, strict=True)])
 
-    def _feed(self, connection: Connection) -> None:
+    def _feed(self, connection: Connection, desk: _Desk | None) -> None:
         while (job := self._next_job()) is not None:
             outcome: Any
             try:
-                connection.send((job.work, (job.model(), *job.arguments)))
+                model = job.model()
+                connection.send((job.work, model if desk is None else desk.lay(model), job.arguments))
                 outcome = connection.recv()
+                if desk is not None:
+                    outcome = desk.outcome(outcome)
             except (EOFError, OSError):
                 outcome = InternalError("a worker process died; try fewer workers if memory is short")
             except Exception as problem:  # whatever it is, somebody waits for an answer
@@ -333,19 +377,19 @@ class ProcessPool(WorkerPool):
             connection.close()
 
 
-def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Connection]) -> None:
+def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Connection], desk: _Desk | None) -> None:
     """The life of a worker process: take a piece of work, send back its result or its exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the simulator's to answer
     for other_end in inherited:  # as long as a worker holds them, no worker would notice that the simulator died
         other_end.close()
     while True:
         try:
-            work, arguments = connection.recv()
+            work, told, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        outcome = outcome_of(workplace, work, arguments)
+        outcome = outcome_of(workplace, work, (told if desk is None else desk.model(told), *arguments))
         try:
-            connection.send(outcome)
+            connection.send(outcome if desk is None else desk.lay_back(outcome))
         except (EOFError, OSError):
             return
         except Exception:  # some exceptions cannot cross the boundary
