@@ -33,7 +33,8 @@ from metis.deployment.state import DuplicateUpdate, State, StateError
 from metis.deployment.wire import model_parts
 from metis.trace import to_line
 
-LAYOUT = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
+NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
+LAYOUT = NETWORK.with_controls(80)
 INITIAL = Model(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32), np.array([7]))
 LEARNERS = ["anna", "ben", "carl", "dora"]
 RATE = Schedule(1, 0.1, 30, "seconds")
@@ -48,6 +49,12 @@ POLICIES = {
     "semisync-sample": policies.semisync_fedavg(2, exchange="inside").with_sample(Sample(learners=2)),
     "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi(), RATE).with_rate(RATE),
     "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
+    "sync-sample-scaffold": policies.sync_fedavg(1).with_sample(Sample(learners=2)).for_solver(0, 0, controls=True),
+    "async-scaffold": policies.async_fedavg(1, rebuild_every=7).for_solver(0, 0, controls=True),
+    "fedbuff-scaffold": policies.fedbuff(1, buffer_size=3).for_solver(0, 0, controls=True),
+    "semisync-adaptive-scaffold": (
+        policies.semisync_fedavg(timings="smoothed").with_adaptive_period().for_solver(0, 0, controls=True)
+    ),
 }
 
 

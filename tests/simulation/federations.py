@@ -33,6 +33,13 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     ),
     "sync_sample": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(metis.Sample(learners=2)),
     "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_server(metis.FedAdam()),
+    "sync_sample_scaffold": lambda: (
+        metis.sync_fedavg(local_epochs=1, round_limit=2.5)
+        .with_sample(metis.Sample(learners=2))
+        .with_compression(metis.Compression("int8"))
+    ),
+    "fedrec_scaffold": lambda: metis.fedrec(local_epochs=1, rebuild_every=7),
+    "fedbuff_scaffold": lambda: metis.fedbuff(local_epochs=1, buffer_size=3),
 }
 
 EXAMPLES, FEATURES, CLASSES = 150, 4, 3
@@ -101,7 +108,8 @@ def lively(slow: bool = False, **changes: Any) -> metis.Federation:
 
 
 def simulate_lively(policy: str, *, slow: bool = False, seconds: float = 5.0, **options: Any) -> metis.Run:
-    return lively(slow).simulate(POLICIES[policy](), seconds=seconds, **options)
+    solver = metis.Scaffold(0.05, 0.5) if policy.endswith("_scaffold") else None
+    return lively(slow).simulate(POLICIES[policy](), solver=solver, seconds=seconds, **options)
 
 
 def fingerprint(run: metis.Run) -> tuple[str, list[str]]:
