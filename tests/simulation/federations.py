@@ -33,10 +33,8 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     ),
     "sync_sample": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(metis.Sample(learners=2)),
     "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_server(metis.FedAdam()),
-    "sync_sample_scaffold": lambda: (
-        metis.sync_fedavg(local_epochs=1, round_limit=2.5)
-        .with_sample(metis.Sample(learners=2))
-        .with_compression(metis.Compression("int8"))
+    "sync_sample_scaffold": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(
+        metis.Sample(learners=2)
     ),
     "fedrec_scaffold": lambda: metis.fedrec(local_epochs=1, rebuild_every=7),
     "fedbuff_scaffold": lambda: metis.fedbuff(local_epochs=1, buffer_size=3),
