@@ -65,6 +65,7 @@ from metis.reporting.paper_figures import (
     mixing_figure,
     silos_figure,
 )
+from metis.reporting.study_figures import draw_study
 from metis.runs import Run
 
 DOCUMENT, MIXING = "results.json", "mixing-times.json"
@@ -229,16 +230,19 @@ def run_study(request: Request, stdout: Console, stderr: Console) -> Done:
     folder = request.out / request.scale / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DOCUMENT).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    pictures = draw_study(name, tables, folder)
     lines = [f"# {STUDIES[name]}", "", f"{len(runs)} of {len(cells)} runs at {request.scale} scale.", ""]
     for sheet in sheets:
         lines += [f"## {sheet.title}", "", *markdown_table(sheet), "", sheet.note, "", sheet.foot, ""]
+    lines += [f"![{STUDIES[name]}]({path.name})\n" for path in pictures if path.suffix == ".png"]
     lines += ["## Verdicts", "", *(f"- {line}" for line in told)]
     (folder / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for sheet in sheets:
         stdout.print(terminal_sheet(sheet))
     for line in told:
         stdout.print(line, soft_wrap=True, highlight=False, markup=False)
-    stdout.print(f"results in {folder / 'results.md'}", soft_wrap=True)
+    drawn = f", figure in {pictures[0]}" if pictures else ""
+    stdout.print(f"results in {folder / 'results.md'}{drawn}", soft_wrap=True)
     return Done(document, complete)
 
 

@@ -167,7 +167,19 @@ def _essence(content: Mapping[str, Any]) -> dict[str, Any]:
     essence["data"] = {key: value for key, value in essence.get("data", {}).items() if key != "folder"}
     shared = {key: value for key, value in essence.get("training", {}).items() if key not in SolverConfig.model_fields}
     essence["training"] = shared
+    essence["learners"] = [_without_folders(group) for group in essence.get("learners", [])]
     return json.loads(json.dumps(essence))  # type: ignore[no-any-return]
+
+
+def _without_folders(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group of learners; of its recordings the names, wherever they lie."""
+    group = dict(group)
+    if group.get("speed_trace"):
+        group["speed_trace"] = Path(group["speed_trace"]).name
+    presence = group.get("availability")
+    if isinstance(presence, dict) and presence.get("file"):
+        group["availability"] = {**presence, "file": Path(presence["file"]).name}
+    return group
 
 
 def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:

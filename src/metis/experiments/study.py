@@ -20,7 +20,8 @@ from metis.experiments.config import Table, read_toml, resolve_config
 from metis.runs import Run
 
 STUDIES: dict[str, str] = {
-    "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda, three seeds"
+    "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda, three seeds",
+    "caps": "Beyond the paper: time against energy when local epochs in a period are capped, three seeds",
 }
 WITHIN = 1.05  # times the best fixed lambda's time counts as having found it
 
@@ -40,6 +41,8 @@ class Study(Table):
     distribution: str
     seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     note: str
+    # Fixed lambdas of which one is the best in hindsight; all that are run, if not given.
+    sweep: list[float] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,75 +89,115 @@ def load_study(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[C
 
 def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, Any]:
     """One row a policy: what the target cost in each seed, and how that compares with the best fixed lambda."""
-    first = condition.environments[0]
+    first, study, seeds = condition.environments[0], condition.study, len(condition.environments)
     rows: list[dict[str, Any]] = []
     for place, cell in enumerate(first.cells):
         own = [runs.get(environment.cells[place].name) for environment in condition.environments]
         costs = [None if run is None else run.costs_at_target for run in own]
+        fixed = cell.policy.parameters.get("slowest_learner_epochs") if _plain(cell) else None
         rows.append(
             {
                 "label": cell.label,
-                "fixed_lambda": cell.policy.parameters.get("slowest_learner_epochs") if _plain(cell) else None,
+                "fixed_lambda": fixed,
+                "in_sweep": fixed is not None and (not study.sweep or fixed in study.sweep),
+                "most_local_epochs": cell.policy.parameters.get("most_local_epochs"),
                 "runs": sum(run is not None for run in own),
                 "reached": sum(found is not None for found in costs),
                 **{key: spread([None if c is None else cost(c) for c in costs]) for key, cost in COSTS.items()},
                 "best": [None if run is None else run.best_metric for run in own],
             }
         )
-    fixed = [row for row in rows if row["fixed_lambda"] is not None and row["parallel_time"]["mean"] is not None]
-    best = min(fixed, key=lambda row: row["parallel_time"]["mean"], default=None)
+    best = _fastest([row for row in rows if row["in_sweep"]], seeds)
+    of_all = _fastest([row for row in rows if row["fixed_lambda"] is not None], seeds)
     for row in rows:
         row["against_best_fixed"] = None if best is None else _paired(row, best)
+        row["against_best_of_all"] = None if of_all is None or of_all is best else _paired(row, of_all)
     return {
         "condition": condition.name,
-        "title": condition.study.title,
-        "note": condition.study.note,
-        "seeds": condition.study.seeds,
+        "title": study.title,
+        "distribution": study.distribution,
+        "note": study.note,
+        "seeds": [environment.config.seed for environment in condition.environments],
         "metric": first.config.evaluation.metric,
         "target": first.config.evaluation.target,
+        "until": first.config.stop.seconds,
         "best_fixed": None if best is None else best["label"],
+        "best_of_all": None if of_all is None else of_all["label"],
         "rows": rows,
     }
 
 
 def _plain(cell: Cell) -> bool:
     """Whether nothing is put on top of a fixed lambda."""
-    return cell.policy.nova is None and cell.policy.adaptive is None and cell.policy.server is None
+    policy = cell.policy
+    return (
+        policy.nova is None
+        and policy.adaptive is None
+        and policy.server is None
+        and policy.parameters.get("most_local_epochs") is None
+    )
+
+
+def _fastest(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any] | None:
+    """The row with the least mean time; None before every run of every row is made, or if none has one."""
+    if any(row["runs"] < seeds for row in rows):
+        return None
+    known = [row for row in rows if row["parallel_time"]["mean"] is not None]
+    return min(known, key=lambda row: row["parallel_time"]["mean"], default=None)
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and sample deviation over the seeds; both None where not every seed reached the target."""
+    """Mean, median and range over the seeds; None where not every seed reached the target."""
     known = [value for value in values if value is not None]
     whole = len(known) == len(values) and bool(known)
     return {
         "mean": statistics.mean(known) if whole else None,
         "deviation": statistics.stdev(known) if whole and len(known) > 1 else None,
+        "median": statistics.median(known) if whole else None,
+        "range": [min(known), max(known)] if whole else None,
         "values": list(values),
     }
 
 
 def _paired(row: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
-    """This policy's time over that of the best fixed lambda, seed by seed."""
-    pairs = zip(row["parallel_time"]["values"], best["parallel_time"]["values"], strict=True)
-    ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs]
-    whole = len(ratios) == len(row["parallel_time"]["values"])
-    mean = statistics.geometric_mean(ratios) if whole and ratios else None
-    return {"ratios": ratios, "mean": mean, "within": None if mean is None else mean <= WITHIN}
+    """This policy's costs over those of another one, seed by seed; the geometric mean, of each cost."""
+    means: dict[str, float | None] = {}
+    for key in COSTS:
+        pairs = zip(row[key]["values"], best[key]["values"], strict=True)
+        ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs]
+        means[key] = statistics.geometric_mean(ratios) if len(ratios) == len(row[key]["values"]) else None
+    mean = means["parallel_time"]
+    return {"mean": mean, "within": None if mean is None else mean <= WITHIN, "costs": means}
 
 
 def verdicts(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence a condition and policy that is not a fixed lambda: did it come within 5 % of the best one?"""
+    """One sentence a condition and policy that is not a fixed lambda: did it come within 5 % of the best one?
+
+    Nothing is said of what was not run: a policy is judged when all its seeds and the whole sweep are there.
+    """
     told = []
     for table in tables:
+        seeds = len(table["seeds"])
         for row in table["rows"]:
-            if row["fixed_lambda"] is not None or table["best_fixed"] is None:
+            if row["fixed_lambda"] is not None or row["runs"] < seeds or table["best_fixed"] is None:
                 continue
-            against = row["against_best_fixed"]["mean"]
-            if against is None:
-                text = f"reached the target in {row['reached']} of {len(table['seeds'])} seeds"
-            else:
-                word = "within 5 %" if against <= WITHIN else "NOT within 5 %"
-                text = f"{against:.2f} times the time of the best fixed ({table['best_fixed']}): {word}"
-                text = text if against > 1 / WITHIN else text.replace(word, "better")
+            text = _against(row, table["best_fixed"], row["against_best_fixed"], seeds)
+            if row["against_best_of_all"] is not None and row["against_best_of_all"]["mean"] is not None:
+                wider = row["against_best_of_all"]["mean"]
+                text += f"; {wider:.2f} times that of {table['best_of_all']}, outside of the sweep"
             told.append(f"{table['title']}: {row['label']} {text}")
     return told
+
+
+def _against(row: Mapping[str, Any], best: str, against: Mapping[str, Any], seeds: int) -> str:
+    ratio = against["mean"]
+    if ratio is None:
+        return f"reached the target in {row['reached']} of {seeds} seeds"
+    if row["most_local_epochs"] is not None:
+        costs = against["costs"]
+        return (
+            f"{ratio:.2f} times the time, {costs['update_requests']:.2f} times the update requests, "
+            f"{costs['energy_active']:.2f} times the active energy of {best}"
+        )
+    word = "better" if ratio <= 1 / WITHIN else "within 5 %" if ratio <= WITHIN else "NOT within 5 %"
+    return f"{ratio:.2f} times the time of the best fixed ({best}): {word}"

@@ -206,7 +206,7 @@ def mixing_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def study_sheet(table: Mapping[str, Any]) -> Sheet:
-    """A condition of a study: what the target cost each policy, as mean and deviation over the seeds."""
+    """A condition of a study: what the target cost each policy, as median and range over the seeds."""
     names = {
         "parallel_time": "PT (s)",
         "update_requests": "CC",
@@ -215,27 +215,43 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
         "energy_idle_charged": ENERGIES["idle_charged"],
     }
     rows = table["rows"]
-    least = {key: min((r[key]["mean"] for r in rows if r[key]["mean"] is not None), default=None) for key in names}
+    capped = any(row["most_local_epochs"] is not None for row in rows)
+    wider = any(row["against_best_of_all"] is not None for row in rows)
+    least = {key: min((r[key]["median"] for r in rows if r[key]["median"] is not None), default=None) for key in names}
     made = []
     for row in rows:
-        cells = [Cell(f"{row['reached']} of {len(table['seeds'])}", missed=row["reached"] < len(table["seeds"]))]
+        seeds = f"{row['reached']} of {row['runs']}" if row["runs"] else "not run"
+        cells = [Cell(seeds, missed=row["reached"] < row["runs"])]
         for key in names:
-            mean, deviation = row[key]["mean"], row[key]["deviation"]
-            told = "" if deviation is None else f"± {number(deviation)}"
+            median, told = row[key]["median"], ""
+            if row[key]["range"] is not None:
+                low, high = map(number, row[key]["range"])
+                told = low if low == high else f"{low} to {high}"
             cells.append(
-                Cell("–" if mean is None else number(mean), told, best=mean is not None and mean == least[key])
+                Cell("–" if median is None else number(median), told, best=median is not None and median == least[key])
             )
-        against = row["against_best_fixed"]
-        cells.append(Cell("–" if against is None else _factor(against["mean"]) or "–"))
+        against = (row["against_best_fixed"] or {}).get("costs", {})
+        cells.append(Cell(_factor(against.get("parallel_time")) or "–"))
+        if capped:
+            cells.append(Cell(_factor(against.get("energy_active")) or "–"))
+        if wider:
+            cells.append(Cell(_factor((row["against_best_of_all"] or {}).get("mean")) or "–"))
         made.append(Row(row["label"], cells))
+    reference = "PT over that\nwithout a cap" if capped else "PT over that of\nthe best fixed λ"
+    best = table["best_fixed"] or "not known: none reached the target in every seed, or not all runs are made"
+    foot = f"; over a λ outside of the sweep: {table['best_of_all']}" if wider else ""
     return Sheet(
         f"{table['title']}: costs until {table['metric']} {table['target']:g}",
-        ["policy", "reached", *names.values(), "PT over that of\nthe best fixed λ"],
+        [
+            "policy", "reached", *names.values(), reference,
+            *(["EC active over\nthat without a cap"] if capped else []),
+            *(["PT over that of\nthe best λ of all"] if wider else []),
+        ],
         made,
         table["note"],
-        "Mean over the seeds, below it the standard deviation; the last column is the geometric mean of the seeds' "
-        f"quotients. Best fixed lambda in hindsight: {table['best_fixed'] or 'none reached the target'}.",
-    )
+        "Median over the seeds, below it the range; quotients are geometric means over the seeds. "
+        + (f"Without a cap: {best}." if capped else f"Best fixed lambda in hindsight, by its mean time: {best}{foot}."),
+    )  # fmt: skip
 
 
 def _told(value: float | None) -> str:
