@@ -267,6 +267,7 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
             pool=config.run.pool,
             ray_address=config.run.ray_address,
             gpus_per_learner=config.run.gpus_per_learner,
+            together=config.run.together,
             store=config.run.store,
             refusals_allowed=config.run.refusals_allowed,
             checkpoint_every=config.run.checkpoint_every,

@@ -172,7 +172,7 @@ def cross_check(config: ExperimentConfig, complaints: Complaints, *, elsewhere: 
 def _check_pool(config: ExperimentConfig, complaints: Complaints) -> None:
     run = config.run
     try:
-        Places(run.pool, run.workers, config.training.threads, run.ray_address, run.gpus_per_learner)
+        Places(run.pool, run.workers, config.training.threads, run.ray_address, run.gpus_per_learner, run.together)
     except ConfigError as problem:
         complaints.add(["run"], str(problem))
 

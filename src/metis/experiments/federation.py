@@ -162,6 +162,7 @@ class Federation:
         pool: Literal["inline", "processes", "ray"] | None = None,
         ray_address: str | None = None,
         gpus_per_learner: float = 0.0,
+        together: int = 1,
         store: Literal["memory", "disk"] = "memory",
         refusals_allowed: int = 3,
         out: str | Path | None = None,
@@ -175,6 +176,8 @@ class Federation:
         stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
         overwritten) and a run that was cut off goes on with `resume=True`. Learners train in this process without
         `workers`, in so many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
+        With `together` up to so many small learners without convolutions are trained as one computation: faster, but
+        the last bits may differ from those of each alone.
         """
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
@@ -195,7 +198,8 @@ class Federation:
         if out is not None and Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         _whole("workers", workers)
-        places = Places(pool, workers, self.threads, ray_address, gpus_per_learner)
+        _whole("together", together)
+        places = Places(pool, workers, self.threads, ray_address, gpus_per_learner, together)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -365,6 +369,7 @@ class _Session:
             "network or seed": (federation.seed, self._initial_model.sha256()),
             "solver": self._workplace.learners[0].solver,
             "augmentation": federation.augment,
+            "way of training (together)": self._places.together > 1,
             "division of the data or other learners": learners,
             "way of evaluating": (self._evaluate_every, None if federation.test is None else len(federation.test)),
         }

@@ -378,7 +378,7 @@ TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
 
 
 class RunConfig(Table):
-    """How it is run; apart from `refusals_allowed` none of it changes the result."""
+    """How it is run; apart from `refusals_allowed` and, in the last bits, `together` none of it changes the result."""
 
     pool: Literal["inline", "processes", "ray"] | None = Field(
         default=None,
@@ -394,6 +394,10 @@ class RunConfig(Table):
     gpus_per_learner: NotNegative = Field(
         default=0.0, description="GPUs, or a part of one, for each worker of the pool 'ray'"
     )
+    together: Count = Field(
+        default=1, description="learners of small networks without convolutions that are trained as one computation, "
+        "at most; 1 trains each alone",
+    )  # fmt: skip
     store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
     refusals_allowed: Annotated[int, Field(ge=0)] = Field(
         default=3, description="refused updates in a row after which a learner is set aside"

@@ -33,6 +33,7 @@ from metis.learning.solvers import (
     accumulation,
     with_proximal_term,
 )
+from metis.learning.together import kind_of, train_together
 from metis.learning.torch_engine import TorchEngine
 
 __all__ = [
@@ -66,10 +67,12 @@ __all__ = [
     "engine_for",
     "femnist_cnn",
     "horizontal_flip",
+    "kind_of",
     "logistic",
     "mlp",
     "random_crop",
     "small_cnn",
     "standardize",
+    "train_together",
     "with_proximal_term",
 ]

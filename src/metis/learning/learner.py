@@ -74,6 +74,11 @@ class ArrayExamples:
     def __len__(self) -> int:
         return len(self._targets)
 
+    @property
+    def plain(self) -> bool:
+        """Whether a batch is nothing but its examples, so that several batches can be made as one."""
+        return self._transform is None
+
     def __getstate__(self) -> dict[str, Any]:
         # As numpy's arrays, which worker processes on one machine can share; torch would copy its own for each.
         state = dict(self.__dict__)
@@ -228,21 +233,25 @@ class Learner:
 
     def batches(self, task_number: int) -> Iterator[Batch | Part]:
         """Endless batches, shuffled anew in each epoch; the same for the same seed, learner and task."""
-        rng = np.random.default_rng(self._seed_of(_ORDER, task_number))
         generator = torch.Generator()
         if self.augment is not None:
             generator.manual_seed(_torch_seed(self._seed_of(_AUGMENTATION, task_number)))
+        for chosen in self.orders(task_number):
+            if self.ranks is not None:
+                yield self._part(chosen, generator, self.ranks)
+                continue
+            inputs, targets = self.examples.batch(chosen)
+            if self.augment is not None:
+                inputs = self.augment(inputs, generator)
+            yield inputs, targets
+
+    def orders(self, task_number: int) -> Iterator[NDArray[np.int64]]:
+        """Which examples each of these batches has."""
+        rng = np.random.default_rng(self._seed_of(_ORDER, task_number))
         while True:
             epoch = rng.permutation(self.indices)
             for start in range(0, len(epoch), self.batch_size):
-                chosen = epoch[start : start + self.batch_size]
-                if self.ranks is not None:
-                    yield self._part(chosen, generator, self.ranks)
-                    continue
-                inputs, targets = self.examples.batch(chosen)
-                if self.augment is not None:
-                    inputs = self.augment(inputs, generator)
-                yield inputs, targets
+                yield epoch[start : start + self.batch_size]
 
     def _part(self, chosen: NDArray[np.int64], generator: torch.Generator, ranks: Ranks) -> Part:
         """What this process trains on, augmented as one process would do it: there chance is drawn batch by batch."""
@@ -323,7 +332,11 @@ class Learner:
     ) -> Trained:
         solver = self.solver if rate == 1 else with_rate(self.solver, rate)
         seed = _torch_seed(self._seed_of(_DROPOUT, task_number))
-        trained = engine.train(community_model, batches, solver, memory, seed)
+        trained = self.checked(engine, engine.train(community_model, batches, solver, memory, seed), task_number)
+        return trained if self.compression is None else self._compressed(trained, community_model, memory)
+
+    def checked(self, engine: Engine, trained: Trained, task_number: int) -> Trained:
+        """What came out, if it can be mixed; raises `Diverged` if not."""
         problem = mixable_problem(trained.model, engine.layout)
         if problem is None and not math.isfinite(trained.loss):
             problem = f"its loss is {trained.loss}"
@@ -332,7 +345,7 @@ class Learner:
                 f"learner '{self.name}' diverged in task {task_number} within {trained.steps} steps: "
                 f"{problem}; a smaller learning rate may help"
             )
-        return trained if self.compression is None else self._compressed(trained, community_model, memory)
+        return trained
 
     def _compressed(self, trained: Trained, community_model: Model, memory: Memory | None) -> Trained:
         """The model as it arrives at the controller; what is left out is remembered."""

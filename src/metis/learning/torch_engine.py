@@ -38,6 +38,13 @@ _DTYPES = {
 }
 
 
+# Layers that gain from being computed for many models at once on a processor; convolutions lose.
+_SMALL = (
+    nn.Linear, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh,
+    nn.Sigmoid, nn.Softplus,
+)  # fmt: skip
+
+
 def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).double().mean()
 
@@ -201,6 +208,54 @@ class TorchEngine:
             kept["solver"] = _to_numpy(solver_memory).copy()
         model = self._store(community_model, kept)
         return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+
+    @functools.cached_property
+    def trains_together(self) -> bool:
+        """Whether several models of this network can be trained as one computation that is worth it."""
+        layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
+        return self._flat.numel() == self._weights.numel() > 0 and all(isinstance(layer, _SMALL) for layer in layers)
+
+    def train_together(self, community_model: Model, batches: Iterable[Batch], solver: Solver) -> list[Trained]:
+        """Several learners from one model on; batches have an axis of learners before that of examples."""
+        self._use_threads()
+        self._load(community_model, {})
+        self._module.train()
+        community = self._community(community_model)
+        weights, memory = torch.empty(0), None
+        losses: list[list[float]] = []
+        examples: list[int] = []
+        for batch in batches:
+            inputs, targets = self._move(batch)
+            if not losses:
+                weights = self._weights.detach().repeat(len(targets), 1)
+                memory = solver.start(weights)
+            gradients, loss = self._gradients(weights, inputs, targets)
+            solver.step(weights, gradients, memory, community)
+            losses.append(loss.tolist())
+            examples.append(targets.shape[1])
+        vectors = _to_numpy(weights)
+        return [
+            Trained(
+                community_model.with_vector(np.array(vector, dtype=np.float32)),
+                next((step for step, loss in enumerate(own, start=1) if not math.isfinite(loss)), len(own)),
+                sum(loss * count for loss, count in zip(own, examples, strict=True)) / sum(examples),
+            )
+            for vector, own in zip(vectors, zip(*losses, strict=True), strict=True)
+        ]
+
+    @functools.cached_property
+    def _gradients(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of the loss by the weights, and the loss, of each row of weights on its own inputs and targets."""
+        shapes = {name: p.shape for name, p in self._module.named_parameters()}
+
+        def loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            pieces = torch.split(weights, [shape.numel() for shape in shapes.values()])
+            own = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+            outputs = torch.func.functional_call(self._module, own, (inputs,))
+            return self._loss(self._fit(outputs, targets), targets)
+
+        gradients: Callable[..., tuple[Tensor, Tensor]] = torch.func.vmap(torch.func.grad_and_value(loss))
+        return gradients
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[tuple[Ranks | None, list[float]]]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from metis.core.model import Layout, Model
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.learning import Engine, Examples, Learner, Memory, Trained
+from metis.learning import Engine, Examples, Learner, Memory, Trained, train_together
 from metis.simulation.places import Places
 
 Result = TypeVar("Result")
@@ -40,6 +40,26 @@ class Workplace:
     engine: Engine
     learners: Sequence[Learner]
     test: Examples | None
+
+    def train_together(
+        self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
+    ) -> list[Trained | Exception]:
+        """Of each learner what came out, or why nothing did; none of them has a memory."""
+        who = [self.learners[learner] for learner in learners]
+        outcomes: list[Trained | Exception] = []
+        try:
+            together = train_together(self.engine, who, model, tasks, steps, rate)
+        except Exception:  # whatever it is, it comes out again with the learner that it belongs to
+            together = [None] * len(who)
+        for learner, task, trained in zip(learners, tasks, together, strict=True):
+            try:
+                if trained is None:
+                    outcomes.append(self.train(model, learner, task, steps, None, rate))
+                else:
+                    outcomes.append(self.learners[learner].checked(self.engine, trained, task))
+            except Exception as problem:
+                outcomes.append(problem)
+        return outcomes
 
     def train(
         self, model: Model, learner: int, task: int, steps: int, memory: Memory | None, rate: float = 1.0
@@ -102,6 +122,15 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
+class RealPool(Pool, Protocol):
+    """A pool whose learners really train, and can do so as one computation."""
+
+    def train_together(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        """Of each learner what came out, or why nothing did."""
+
+
 class Known(Generic[Result]):
     """A result, or the exception in its place, that is known without any work."""
 
@@ -140,6 +169,11 @@ class InlinePool:
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         return _Deferred(self._workplace, "train", model, (learner, task, steps, memory, rate))
+
+    def train_together(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        return _Deferred(self._workplace, "train_together", model, (learners, tasks, steps, rate))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
         return _Deferred(self._workplace, "evaluate", lambda: model)
@@ -186,6 +220,11 @@ class WorkerPool:
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         return self._submit(Job(self, due, "train", model, (learner, task, steps, memory, rate)))
+
+    def train_together(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        return self._submit(Job(self, due, "train_together", model, (learners, tasks, steps, rate)))
 
     def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
         return self._submit(Job(self, due, "evaluate", lambda: model))
@@ -398,6 +437,15 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
 
 def make_pool(workplace: Workplace, places: Places) -> Pool:
     """A place to train; no more workers than learners."""
+    pool = _make_pool(workplace, places)
+    if places.together < 2:
+        return pool
+    from metis.simulation.together import TogetherPool
+
+    return TogetherPool(pool, workplace, places.together)
+
+
+def _make_pool(workplace: Workplace, places: Places) -> RealPool:
     if places.kind == "inline":
         return InlinePool(workplace)
     if places.kind == "processes":

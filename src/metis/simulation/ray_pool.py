@@ -181,7 +181,7 @@ class RayPool(WorkerPool):
             return InternalError(f"a worker on Ray failed: {_last_line(problem)}")
         except Exception as problem:
             return InternalError(f"what a worker on Ray answered cannot be read: {problem!r}")
-        return _own(outcome) if isinstance(outcome, Trained) else outcome
+        return [_own(each) for each in outcome] if isinstance(outcome, list) else _own(outcome)
 
     def _put(self, fetch: Fetch) -> Any:
         """The model in the object store: put there once, whoever asks and however often."""
@@ -247,8 +247,10 @@ def _versions() -> dict[str, str]:
     return {"metis": sys.modules["metis"].__version__, **versions}
 
 
-def _own(trained: Trained) -> Trained:
+def _own(trained: Any) -> Any:
     """With arrays of this process: those that Ray hands out hold their place in its object store."""
+    if not isinstance(trained, Trained):
+        return trained
     model = Model(trained.model.layout, np.array(trained.model.vector), np.array(trained.model.counters))
     return replace(trained, model=model, memory={name: np.array(array) for name, array in trained.memory.items()})
 
@@ -259,7 +261,7 @@ def _kill(actor: Any) -> None:
 
 
 def _too_many_deaths(job: Job[Any], problem: Exception) -> InternalError:
-    what = f"task {job.arguments[1]}" if job.work == "train" else "an evaluation"
+    what = "an evaluation" if job.work == "evaluate" else f"task {job.arguments[1]}"
     return InternalError(f"{what} ended its worker on Ray {job.attempts} times; out of memory? {_first_line(problem)}")
 
 
