@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ NETWORK = Layout(
 )
 LAYOUT = NETWORK.with_controls(4)
 LEARNERS = ("a", "b", "c", "d")
+EXAMPLES = {"a": 300, "b": 100, "c": 7, "d": 55}
 
 RULES: dict[str, tuple[Callable[..., Community], bool]] = {
     "full": (FullPass, True),
@@ -53,7 +53,7 @@ def random_model(seed: int, layout: Layout = LAYOUT) -> Model:
 
 def controlled(name: str, initial_model: Model, store: ModelStore) -> ControlVariates:
     rule, by_round = RULES[name]
-    return ControlVariates(initial_model, store, rule, by_round=by_round)
+    return ControlVariates(initial_model, store, rule, EXAMPLES.__getitem__, by_round=by_round)
 
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -96,17 +96,17 @@ def test_nothing_lies_behind_control_variates() -> None:
 def test_the_network_is_mixed_as_ever_and_the_variate_is_the_mean_of_the_latest(
     name: str, history: list[tuple[Any, ...]]
 ) -> None:
-    """Against the rule alone, and against the weighted mean written out over all that have not been withdrawn."""
+    """Against the rule alone, and against the mean by examples written out over all that have not been withdrawn."""
     start = random_model(0)
     community, alone = controlled(name, start, MemoryStore()), RULES[name][0](start.network, MemoryStore())
-    latest: dict[str, tuple[np.ndarray[Any, Any], float]] = {}
+    latest: dict[str, np.ndarray[Any, Any]] = {}
     for event in history:
         match event:
             case (learner, seed, value):
                 local = random_model(seed)
                 community.commit(learner, local, value, 3, start)
                 alone.commit(learner, local.network, value, 3, start.network)
-                latest[learner] = local.control.astype(np.float64), value
+                latest[learner] = local.control.astype(np.float64)
             case (learner,):
                 community.withdraw(learner)
                 alone.withdraw(learner)
@@ -115,8 +115,8 @@ def test_the_network_is_mixed_as_ever_and_the_variate_is_the_mean_of_the_latest(
                 published = community.publish()
                 assert published == alone.publish()
                 if published and latest:
-                    total = math.fsum(value for _, value in latest.values())
-                    mean = sum(value * control for control, value in latest.values()) / total
+                    total = sum(EXAMPLES[learner] for learner in latest)
+                    mean = sum(EXAMPLES[learner] * control for learner, control in latest.items()) / total
                     assert community.model.control == pytest.approx(mean, rel=1e-5, abs=1e-6)
         assert community.model.network.sha256() == alone.model.sha256()
         assert community.stamp == alone.stamp
@@ -128,8 +128,8 @@ def test_who_had_no_part_in_a_round_still_counts_in_the_variate() -> None:
     """Otherwise the variate would be that of the sample, and no fixed point of the federation's."""
     community = controlled("full", random_model(0), MemoryStore())
     away, there = random_model(1), random_model(2)
-    community.commit("a", away, 3.0, 1, None)
-    community.commit("b", there, 1.0, 1, None)
+    community.commit("a", away, 0.1, 1, None)
+    community.commit("b", there, 0.9, 1, None)
     community.publish()
     later = random_model(3)
     community.commit("b", later, 1.0, 1, None)

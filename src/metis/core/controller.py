@@ -97,7 +97,10 @@ class Controller:
         self._now = 0.0
         self._paced = self.protocol if isinstance(self.protocol, Paced) else None
         self.community = policy.start_community(
-            initial_model, MemoryStore() if store is None else store, lambda: self._now
+            initial_model,
+            MemoryStore() if store is None else store,
+            lambda: self._now,
+            lambda learner: self.roster[learner].examples,
         )
         self.roster = Roster()
         self.stop = stop or StopRule()

@@ -1,15 +1,17 @@
 """SCAFFOLD at the controller (Karimireddy et al. 2020): the server's control variate beside the community model.
 
 What a learner hands in is its network and behind it its control variate c_k, the mean gradient of its last task. The
-network is mixed as the policy says. The server's variate is c = sum p_k c_k / sum p_k over the latest c_k of ALL
-learners, also of those that had no part in the last round: only then does correcting by c - c_k lead to the optimum of
-the weighted objective. So it is no part of a round's average, of FedAsync's interpolation or of an optimizer's step.
+network is mixed as the policy says. The server's variate is c = sum n_k c_k / sum n_k over the latest c_k of ALL
+learners, by their numbers of examples, also of those that had no part in the last round. So c is the gradient of the
+objective, the mean loss over all examples, and where it vanishes each learner stays where it is: correcting by c - c_k
+leads there under every policy, however it weighs models. Hence c is no part of a round's average, of a weight that
+falls with staleness, of FedAsync's interpolation or of an optimizer's step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,13 +37,22 @@ class LatestAverage(FullPass):
 class ControlVariates(Layer):
     """A community whose models have control variates; the one inside sees the network alone."""
 
-    def __init__(self, initial_model: Model, store: ModelStore, inside: CommunityFactory, *, by_round: bool) -> None:
+    def __init__(
+        self,
+        initial_model: Model,
+        store: ModelStore,
+        inside: CommunityFactory,
+        examples: Callable[[LearnerId], float],
+        *,
+        by_round: bool,
+    ) -> None:
         network, control = self._share(initial_model.layout, store)
         super().__init__(inside(initial_model.network, network))
         average = LatestAverage if by_round else CachedAverage
         self._controls: FullPass | CachedAverage = average(_control_of(initial_model), control)
         self._learners: set[LearnerId] = set()  # whose models are stored
         self._model = initial_model
+        self._examples = examples
 
     def _share(self, layout: Layout, store: ModelStore) -> tuple[_Part, _Part]:
         """Let both communities work on the same stored models, each on its part of them."""
@@ -70,7 +81,7 @@ class ControlVariates(Layer):
 
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         self.inside.commit(learner, local_model.network, value, steps, None if base is None else base.network)
-        self._controls.commit(learner, _control_of(local_model), value, steps, None)
+        self._controls.commit(learner, _control_of(local_model), float(self._examples(learner)), steps, None)
         self._store.put(learner, local_model.vector)
         self._settle()
         self._learners.add(learner)

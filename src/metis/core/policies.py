@@ -26,6 +26,7 @@ from metis.core.contribution import (
     version_staleness,
 )
 from metis.core.controls import ControlVariates
+from metis.core.events import LearnerId
 from metis.core.measured import Measured
 from metis.core.model import Model
 from metis.core.nova import FedNova, NormalizedAverage
@@ -61,13 +62,20 @@ class Policy:
             object.__setattr__(self, "label", self.name)
 
     def start_community(
-        self, initial_model: Model, store: ModelStore, now: Callable[[], float] = lambda: 0.0
+        self,
+        initial_model: Model,
+        store: ModelStore,
+        now: Callable[[], float] = lambda: 0.0,
+        examples: Callable[[LearnerId], float] = lambda _: 1.0,
     ) -> Community:
-        """The mixing of one run, with all that is put on top of it; `now` tells how long the run has lasted."""
+        """The mixing of one run, with all that is put on top of it.
+
+        `now` tells how long the run has lasted, `examples` how many a learner has.
+        """
         mixing = partial(self._start_mixing, now)
         if not self.controls:
             return mixing(initial_model, store)
-        return ControlVariates(initial_model, store, mixing, by_round=self.community is FullPass)
+        return ControlVariates(initial_model, store, mixing, examples, by_round=self.community is FullPass)
 
     def _start_mixing(self, now: Callable[[], float], initial_model: Model, store: ModelStore) -> Community:
         community: Community
