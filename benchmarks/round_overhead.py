@@ -2,8 +2,9 @@
 
     python benchmarks/round_overhead.py [--learners 10] [--megabytes 100] [--quick] [--no-peers] [--out FOLDER]
 
-The learners give back the model that they got, as a new one; what is left is the simulator's own: handing models out,
-taking them back, averaging. Metis in-process and with two worker processes; Flower's simulation on Ray with two CPUs.
+The learners give back the model that they got, with Flower as with Metis; what is left is the simulator's own: handing
+models out, taking them back, averaging. Metis in-process, where a model need not move, the same with learners that each
+make a new model of what they got, and with two worker processes; Flower's simulation on Ray with two CPUs.
 Every system has ten tensors of 2.5 million float32. The first round warms up; the median of the others counts.
 """
 
@@ -25,9 +26,10 @@ from metis.learning import Trained
 
 
 class DoNothing:
-    """An engine whose training is a copy."""
+    """An engine that gives back what it got, or a copy."""
 
-    def __init__(self, megabytes: float) -> None:
+    def __init__(self, megabytes: float, copies: bool) -> None:
+        self._copies = copies
         tensors = simple.layers(megabytes)
         self.layout = Layout(tuple(TensorSpec(name, array.shape) for name, array in tensors.items()))
         self._initial = Model.from_tensors(tensors, self.layout)
@@ -36,13 +38,14 @@ class DoNothing:
         return self._initial
 
     def train(self, community_model: Model, batches: Iterable[Any], *_: Any, **__: Any) -> Trained:
-        return Trained(community_model.with_vector(community_model.vector.copy()), len(list(batches)), 0.0)
+        vector = community_model.vector.copy() if self._copies else community_model.vector
+        return Trained(community_model.with_vector(vector), len(list(batches)), 0.0)
 
 
-def simulate(learners: int, megabytes: float, rounds: int, workers: int) -> list[float]:
+def simulate(learners: int, megabytes: float, rounds: int, workers: int, copies: bool = False) -> list[float]:
     federation = metis.Federation(
         network=lambda: None,
-        engine=DoNothing(megabytes),  # type: ignore[arg-type]  # nobody evaluates
+        engine=DoNothing(megabytes, copies),  # type: ignore[arg-type]  # nobody evaluates
         train=(np.zeros((10, 1), np.float32), np.zeros(10, np.int64)),
         learners=[
             metis.SimulatedLearner(f"learner-{n}", np.array([n % 10]), 1, metis.Speed(0.1)) for n in range(learners)
@@ -63,6 +66,7 @@ def measure(told: Report, options: Any) -> None:
     learners, megabytes, rounds = (3, 1.0, 2) if options.quick else (options.learners, options.megabytes, 3)
     found = {
         "Metis, in-process": median(simulate(learners, megabytes, 3 * rounds, 0)),
+        "Metis, in-process, new models": median(simulate(learners, megabytes, 3 * rounds, 0, copies=True)),
         "Metis, 2 workers": median(simulate(learners, megabytes, rounds, 2)),
     }
     if not options.no_peers:
