@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,17 @@ import pytest
 from deployment import federations
 from deployment.federations import LAYOUT, initial_model, served
 from deployment.wire_learner import WireLearner
+from metis import cli_status
 from metis.core import policies
 from metis.core.compression import Compression
 from metis.core.controller import StopRule
-from metis.core.events import CommunityPublished, UpdateRefused
-from metis.core.model import Model
+from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
+from metis.core.model import Model, Vector
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.status import _metrics
+from metis.reporting.dashboard.view import RunView
+from metis.reporting.report import _facts
+from metis.runs import Run
 from metis.trace import read_trace
 
 KINDS = [Compression("float16"), Compression("bfloat16"), Compression("int8"), Compression("top_k", 0.05)]
@@ -28,15 +36,22 @@ class Compressing(WireLearner):
 
     compression: Compression
     left_out: np.ndarray | None = None
+    error: float = 0.0
+    claim: float | None = None  # instead of the error
 
     async def hand_in(self, stub: Any, number: int) -> None:
         data = np.frombuffer(self.held[number], np.uint8)
         size = 4 * LAYOUT.size
         local = Model(LAYOUT, data[:size].view("<f4").astype(np.float32), data[size:].view("<i8").astype(np.int64))
         made = self.compression.compress(local, self.base, self.left_out)
-        self.left_out = made.left_out
+        self.left_out, self.error = made.left_out, made.error
         self.held[number] = made.payload
         await super().hand_in(stub, number)
+
+    def header(self, number: int) -> pb.UploadHeader:
+        header = super().header(number)
+        header.compression_error = self.error if self.claim is None else self.claim
+        return header
 
     async def fetch(self, stub: Any, sha256: str) -> bytes:
         data = await super().fetch(stub, sha256)
@@ -46,23 +61,34 @@ class Compressing(WireLearner):
         return data
 
 
-async def run(folder: Path, policy: policies.Policy, compression: Compression, monkeypatch: Any) -> bytes:
+async def run(
+    folder: Path, policy: policies.Policy, compression: Compression, monkeypatch: Any, claim: float | None = None
+) -> tuple[Vector, dict[str, Any], list[float]]:
+    """The community model, the status of the controller at the end, and the errors that the learners saw last."""
     real = federations.Plan
-    monkeypatch.setattr(federations, "Plan", lambda *given: replace(real(*given), compression=compression))
+
+    def plan(*given: Any) -> federations.Plan:
+        made = real(*given)
+        setting = replace(made.setting, update_bytes=compression.nbytes(LAYOUT))
+        return replace(made, compression=compression, setting=setting)
+
+    monkeypatch.setattr(federations, "Plan", plan)
     monkeypatch.setattr(federations, "WireLearner", Compressing)
     async with served(folder, policy, StopRule(rounds=5)) as federation:
-        learners = federation.learners(3)
+        learners: list[Any] = federation.learners(3)
         for learner in learners:
-            learner.compression = compression
+            learner.compression, learner.claim = compression, claim
         await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
+        status = federation.process._status()
         assert await federation.serving
-        return federation.process._durable.controller.community.model.vector.tobytes()
+        vector = federation.process._durable.controller.community.model.vector
+        return vector, status, [learner.error for learner in learners]
 
 
 @pytest.mark.parametrize("compression", KINDS, ids=lambda each: each.kind)
 @pytest.mark.parametrize("policy", [policies.sync_fedavg(1), policies.fedrec(1)], ids=lambda each: each.name)
 def test_compressed_updates_are_mixed(compression: Compression, policy: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    vector = np.frombuffer(asyncio.run(run(tmp_path, policy, compression, monkeypatch)), np.float32)
+    vector, _, _ = asyncio.run(run(tmp_path, policy, compression, monkeypatch))
     events = [item for _, item in read_trace(tmp_path / "run" / "events.jsonl")]
     assert len([item for item in events if isinstance(item, CommunityPublished)]) == 5
     assert not [item for item in events if isinstance(item, UpdateRefused)]
@@ -71,3 +97,46 @@ def test_compressed_updates_are_mixed(compression: Compression, policy: Any, tmp
         assert vector == pytest.approx(initial_model().vector, abs=0.05)
     else:
         assert (vector != initial_model().vector).any()
+
+
+@pytest.mark.parametrize("compression", KINDS, ids=lambda each: each.kind)
+def test_what_is_left_out_and_what_travels_are_told(compression: Compression, tmp_path: Path, monkeypatch: Any) -> None:
+    """In the record, the summary, the status, the metrics, the report and on the dashboard."""
+    _, status, errors = asyncio.run(run(tmp_path, policies.sync_fedavg(1), compression, monkeypatch))
+    folder = tmp_path / "run"
+    course = list(read_trace(folder / "events.jsonl"))
+    recorded = [item.compression_error for _, item in course if isinstance(item, UpdateRequest)]
+    assert len(recorded) == 15
+    assert sorted(recorded[-3:]) == pytest.approx(sorted(errors))
+    assert all(0 <= error < 1 for error in recorded)
+
+    mean = sum(recorded) / 15
+    told = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert told["compression_error"] == status["compression_error"] == pytest.approx(mean)
+    assert {row["name"]: row["compression_error"] for row in status["learners"]} == pytest.approx(
+        dict(zip(("l0", "l1", "l2"), errors, strict=True))
+    )
+    metrics = _metrics(status).decode()
+    assert f'metis_learner_compression_error{{learner="l2"}} {errors[2]}' in metrics
+    assert "compressed updates: " in "\n".join(line.plain for line in cli_status._head(status))
+
+    tasks = sum(isinstance(item, SendTask) for _, item in course)
+    travelled = tasks * initial_model().nbytes + 15 * compression.nbytes(LAYOUT)
+    assert told["bytes_exchanged"] == travelled
+    loaded = Run.load(folder)
+    assert ("update size", f"{compression.nbytes(LAYOUT):,} bytes") in _facts(loaded)
+    view = RunView(loaded.setting)
+    view.feed((folder / "events.jsonl").read_bytes().splitlines())
+    assert sum(learner.exchanged for learner in view._order) == travelled
+    assert view._ledger.costs(view.now).bytes_exchanged == travelled
+
+
+@pytest.mark.parametrize("claim", [math.nan, math.inf, -0.5])
+def test_a_claim_that_makes_no_sense_is_not_recorded(claim: float, tmp_path: Path, monkeypatch: Any) -> None:
+    """It is information only: the update counts all the same."""
+    compression = Compression("int8")
+    vector, status, _ = asyncio.run(run(tmp_path, policies.sync_fedavg(1), compression, monkeypatch, claim))
+    assert vector == pytest.approx(initial_model().vector, abs=0.05)
+    assert status["compression_error"] is None
+    lines = (tmp_path / "run" / "events.jsonl").read_text("utf-8").splitlines()
+    assert lines and all("compression_error" not in line for line in lines)

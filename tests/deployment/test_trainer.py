@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("grpc")
 
 from deployment.tiny import settings, write_site
+from metis.core.compression import Compression
 from metis.deployment.trainer import _Pace, write_model
 from metis.deployment.wire import read_model
 from metis.experiments.site import build_silo
@@ -117,6 +118,33 @@ def test_a_task_may_ask_for_another_learning_rate(trainer: Trainer, site: Path, 
         assert "done" in trainer.train(model, out, rate=rate)
         ways.append(np.linalg.norm(np.fromfile(out, "<f4") - start))
     assert 0.3e-3 < ways[1] / ways[0] < 3e-3
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "top_k"])
+def test_a_compressed_update_is_what_travels_and_its_error_is_told(
+    kind: str, trainer: Trainer, site: Path, model: Path, tmp_path: Path
+) -> None:
+    """What is left out is kept beside the momentum, and added to the next update."""
+    policy = {"name": "semisync_fedavg", "compression": {"kind": kind, **({"share": 0.1} if kind == "top_k" else {})}}
+    compression = Compression(**policy["compression"])  # type: ignore[arg-type]
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    changed = settings(site, policy=policy)
+    community = read_model(model, (silo := build_silo(changed, site, "zurich", 1)).engine.layout)
+    assert silo.learner is not None
+    expected, remembered = [], None
+    for task in (1, 2):
+        expected.append(silo.learner.train(silo.engine, community, task, 5, remembered))
+        remembered = expected[-1].memory
+    for task, trained in enumerate(expected, start=1):
+        trainer.prepare(site, settings=changed, memory=str(memory))  # in a new life
+        out = tmp_path / f"{task}.model"
+        done = trainer.train(model, out, task)["done"]
+        assert done["bytes"] == out.stat().st_size == compression.nbytes(silo.engine.layout)
+        arrives = compression.restore(out.read_bytes(), community)
+        assert arrives.vector == pytest.approx(trained.model.vector, abs=1e-6)
+        assert done["compression_error"] == pytest.approx(trained.compression_error, rel=1e-3)
+        assert 0 < done["compression_error"] < 1
 
 
 def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> None:
