@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,10 +74,8 @@ def metis(*arguments: str) -> Result:
     ("arguments", "said"),
     [
         (["nowhere"], "there is no directory nowhere; make a run with: metis simulate FILE --out nowhere"),
-        (
-            ["example.org:9464"],
-            "example.org:9464 is an address; the dashboard is served where the files of the run are",
-        ),
+        (["127.0.0.1:1"], "there is no dashboard at http://127.0.0.1:1/: Connection refused; on that machine: metis"),
+        (["127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for a directory; http://127.0.0.1:1/ is served"),
         (["two.toml"], "two.toml is a file; give the directory of a run"),
         ([".", "--listen", "8484"], "'8484' is no address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464"),
         ([".", "--token-file", "none"], "the token file none cannot be read: No such file or directory"),
@@ -135,6 +135,29 @@ def test_it_serves_until_ctrl_c(workplace: Path) -> None:
     assert process.returncode == 0
     assert (stdout, stderr) == ("", "end it with Ctrl-C\n")
     assert page.kinds[-1] == "end"
+
+
+def test_the_address_of_a_dashboard_that_is_served_elsewhere(workplace: Path) -> None:
+    write_run(workplace / "run", [*joined(), *rounds(2), finished(6.0)])
+    (workplace / "token").write_text("a-token-of-the-federation\n", "utf-8")
+    (workplace / "other").write_text("a-token-of-somebody-else\n", "utf-8")
+    with serving("run", "--listen", "127.0.0.1:0", "--token-file", "token") as (_, url):
+        address = url.removeprefix("http://").partition("/")[0]
+        for place in (address, f"http://{address}/"):
+            assert metis("dashboard", place, "--token-file", "token").stdout.strip() == url
+        refused = metis("dashboard", address)
+        assert refused.exit_code == 2
+        assert "lets nobody in without a token: give its token with --token-file" in refused.stderr
+        assert "the token is not the one that it has" in metis("dashboard", address, "--token-file", "other").stderr
+
+
+def test_something_else_that_is_served_is_not_taken_for_a_dashboard(workplace: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = metis("dashboard", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"error: http://127.0.0.1:{server.server_port}/ is no dashboard of Metis"
 
 
 def test_elsewhere_it_makes_a_token_and_prints_it_once(workplace: Path) -> None:

@@ -51,13 +51,18 @@ def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]
 
 EXAMPLES = (
     "[bold]metis dashboard runs/demo --open[/]\n\n"
-    "[bold]metis dashboard state --listen 0.0.0.0:8484 --token-file token[/]"
+    "[bold]metis dashboard state --listen 0.0.0.0:8484 --token-file token[/]\n\n"
+    "[bold]metis dashboard controller.example.org:8484 --token-file token --open[/]"
 )
 
 
 def dashboard(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Of a run, a comparison, a controller's state, or one above them.")
+        Path,
+        typer.Argument(
+            metavar="DIR|HOST:PORT",
+            help="Of a run, a comparison, a controller's state, or one above them; or where a dashboard is served.",
+        ),
     ],
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="By default 127.0.0.1:8484, or a free port.")
@@ -75,11 +80,11 @@ def dashboard(
     """
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the directory of a run")
-    if not folder.is_dir() and re.fullmatch(r"(https?:/+)?[\w.-]+:\d+/?", str(folder)):
-        raise ConfigError(
-            f"{folder} is an address; the dashboard is served where the files of the run are. On that machine: metis "
-            "dashboard DIR, and to look from here --listen HOST:PORT there, or ssh -L 8484:127.0.0.1:8484 HOST here"
-        )
+    # A path has lost one of the slashes of an address.
+    address = re.fullmatch(r"(https?:)?/*([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?/?", str(folder))
+    if not folder.is_dir() and address is not None and (address[1] or address[3]):
+        _look(f"{address[1] or 'http:'}//{address[2]}{address[3] or ''}/", listen, open_, token_file)
+        return
     if not folder.is_dir():
         again = shlex.quote(str(folder))
         raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}")
@@ -107,3 +112,16 @@ def dashboard(
         for number in (signal.SIGINT, signal.SIGTERM):  # also where a script has started it in the background
             signal.signal(number, lambda *_: asked.set())
         asked.wait()
+
+
+def _look(url: str, listen: str | None, open_: bool, token_file: Path | None) -> None:
+    """Say, or show, how a browser gets to a dashboard that another machine serves, if it is there and lets us in."""
+    if listen is not None:
+        raise ConfigError(f"--listen is for a directory; {url} is served already")
+    from metis.deployment.status import read_token
+    from metis.reporting.dashboard.listening import visit
+
+    with_token = visit(url, None if token_file is None else read_token(token_file))
+    Console(highlight=False, soft_wrap=True).print(with_token, markup=False)
+    if open_:
+        webbrowser.open(with_token)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import ipaddress
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from metis.deployment.status import host_and_port
@@ -70,6 +73,30 @@ def means_loopback(host: str) -> bool:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def visit(url: str, token: str | None) -> str:
+    """What to type into a browser to see the dashboard that is served there; raises why it could not be seen."""
+    address = url + ("" if token is None else f"?token={token}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor())
+    try:
+        with opener.open(address, timeout=10) as answer:
+            page = answer.read(10_000)
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            if refusal.code in (401, 403):
+                how = "give its token with --token-file" if token is None else "the token is not the one that it has"
+                raise ConfigError(f"the dashboard at {url} lets nobody in without a token: {how}") from None
+            raise ConfigError(f"{url} is no dashboard of Metis: it answers {refusal.code}") from None
+    except (OSError, http.client.HTTPException) as problem:
+        reason = getattr(problem, "reason", problem)
+        raise ConfigError(
+            f"there is no dashboard at {url}: {getattr(reason, 'strerror', None) or reason}; on that machine: metis "
+            "dashboard DIR --listen HOST:PORT, or without it here ssh -L 8484:127.0.0.1:8484 HOST"
+        ) from None
+    if b"<title>Metis dashboard</title>" not in page:
+        raise ConfigError(f"{url} is no dashboard of Metis")
+    return address
 
 
 class DashboardProcess:
