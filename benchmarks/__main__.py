@@ -22,7 +22,8 @@ from _peers import NAMES, version_of
 
 BENCHMARKS = (
     "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
-    "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "load", "soak", "dashboard",
+    "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak",
+    "dashboard",
 )  # fmt: skip
 
 
