@@ -19,6 +19,7 @@ from metis.errors import ConfigError, DataError, InternalError
 from metis.learning import ArrayExamples, TorchEngine
 from metis.simulation.places import Places
 from simulation.federations import POLICIES, blobs, fingerprint, lively, simulate_lively
+from simulation.test_together import federation as small
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +110,15 @@ def test_same_bits_inline_in_processes_and_on_ray(in_processes: dict[str, Any], 
 
     assert on_ray == fingerprint(simulate_lively(policy, seconds=4))
     assert on_ray == in_processes[policy]
+
+
+def test_small_learners_that_train_together_on_ray(ray: Any) -> None:
+    """As one computation in one worker, to the same bits as here."""
+    here, there = (
+        fingerprint(small().simulate(metis.sync_fedavg(local_epochs=2), rounds=2, together=3, **options))
+        for options in ({}, {"pool": "ray", "workers": 2})
+    )
+    assert here == there
 
 
 def test_worker_processes_after_ray(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
