@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.compare import COSTS, check_comparable, compare, value_at
-from metis.experiments.config import ExperimentConfig, resolve_config
+from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+from metis.reporting.console import comparison_table
 from metis.runs import Run
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "beyond.toml"
 CONTENT: dict[str, Any] = {
     "data": {"train_examples": 200, "test_examples": 60},
     "learners": [
@@ -69,6 +74,30 @@ def test_a_run_that_did_not_reach_the_target_has_no_costs() -> None:
         assert row["reached"] is False
         assert all(value_at(row, path) is None for path in COSTS)
         assert set(row["factors"].values()) == {None}
+
+
+def test_all_that_is_beyond_the_paper_can_be_compared_with_it() -> None:
+    """examples/beyond.toml: every policy makes rounds; bytes are shown, since some updates are compressed."""
+    made = load_config(EXAMPLE, ["stop.seconds=30", "data.train_examples=400", "data.test_examples=50"])
+    federation = build_federation(made, source=EXAMPLE.name)
+    ended = [federation.simulate(policy, build_stop(made), solver=solver) for policy, solver in build_policies(made)]
+    comparison = compare(ended)
+    rows = {row["label"]: row for row in comparison["rows"]}
+    assert len(rows) == len(made.policy) == 15
+    assert all(row["rounds"] >= 1 for row in rows.values())
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(comparison))
+    assert "bytes" in console.file.getvalue()  # type: ignore[attr-defined]
+    plain, small = rows["SemiSync (λ=2)"], rows["SemiSync (λ=2), int8"]
+    assert (plain["compression_error"], small["compression_error"] > 0) == (None, True)
+    a_request = [row["bytes_exchanged"] / row["update_requests"] for row in (plain, small)]
+    assert a_request[1] < 0.75 * a_request[0]
+
+
+def test_bytes_have_no_column_where_requests_tell_them() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(compare(runs(target=None))))
+    assert "bytes" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_nothing_cannot_be_compared() -> None:

@@ -20,6 +20,7 @@ COSTS = (
     "parallel_time",
     "cumulative_time",
     "update_requests",
+    "bytes_exchanged",
     "energy.equation",
     "energy.active",
     "energy.idle_charged",
@@ -41,6 +42,7 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
         "higher_is_better": setting.higher_is_better,
         "energy_unit": runs[0].summary()["energy_unit"],
         "baseline": runs[0].policy,
+        "compressed": any(run.setting.update_bytes is not None for run in runs),
         "rows": rows,
     }
 
@@ -59,6 +61,7 @@ def _row(run: Run) -> dict[str, Any]:
         "reached": reached,
         "rounds": rounds,
         **_costs(costs),
+        "compression_error": run.compression_error,
         "final": run.final_metric,
         "best": run.best_metric,
         "finish_reason": run.finish_reason,

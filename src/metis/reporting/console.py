@@ -48,6 +48,7 @@ _WORK: _Columns = (
     ("cumulative_time", "CT (s)"),
     ("update_requests", "CC"),
 )
+_BYTES: _Columns = (("bytes_exchanged", "bytes"),)  # where update requests do not tell it: some are compressed
 _ENERGY: _Columns = (
     ("energy.equation", "EC\nequation"),
     ("energy.active", "EC\nactive"),
@@ -65,10 +66,11 @@ def comparison_table(comparison: Mapping[str, Any], width: int | None = None) ->
     if target is not None:
         title = f"Costs until {target['metric']} {target['value']:g}"
     legend = Text(f"\n{_legend(comparison)}", style="dim")
-    whole = _cost_table(comparison, title, [*_WORK, *_ENERGY], with_metric=True)
+    worked = [*_WORK, *(_BYTES if comparison.get("compressed") else ())]
+    whole = _cost_table(comparison, title, [*worked, *_ENERGY], with_metric=True)
     if width is None or Console(width=1000).measure(whole).maximum <= width:
         return Group(whole, legend)
-    work = _cost_table(comparison, title, _WORK, with_metric=True)
+    work = _cost_table(comparison, title, worked, with_metric=True)
     return Group(work, "", _cost_table(comparison, "", _ENERGY, with_metric=False), legend)
 
 
