@@ -51,6 +51,7 @@ def augment(inputs, generator):
     return inputs + 0.1 * torch.randn(inputs.shape, generator=generator)
 """
 MOMENTUM = {"training": {"learning_rate": 0.05, "solver": "momentum", "momentum": 0.9, "keep_momentum": True}}
+SCAFFOLD = {"training": {"learning_rate": 0.05, "solver": "scaffold", "momentum": 0.5}}
 
 
 class Crew(Trainer):
@@ -89,12 +90,15 @@ def make(folder: Path, examples: int, more: str = "", **changes: Any) -> tuple[P
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", [40, 33, 31])
 @pytest.mark.parametrize("more", ["", AUGMENT], ids=["plain", "augmented"])
-def test_the_model_is_that_of_one_process(crews: dict[int, Trainer], tmp_path: Path, examples: int, more: str) -> None:
-    """Two tasks with momentum between them, uneven last batches: the same weights, statistics, loss and steps."""
-    site, initial, layout = make(tmp_path, examples, more, **MOMENTUM)
+@pytest.mark.parametrize("solver", [MOMENTUM, SCAFFOLD], ids=["momentum", "scaffold"])
+def test_the_model_is_that_of_one_process(
+    crews: dict[int, Trainer], tmp_path: Path, examples: int, more: str, solver: dict[str, Any]
+) -> None:
+    """Two tasks with a memory between them, uneven last batches: the same weights, statistics, loss and steps."""
+    site, initial, layout = make(tmp_path, examples, more, **solver)
     answers, models = {}, {}
     for processes, crew in crews.items():
-        prepared = crew.prepare(site, settings=settings(site, **MOMENTUM))
+        prepared = crew.prepare(site, settings=settings(site, **solver))
         assert prepared["done"]["examples"] == examples
         first, second = (tmp_path / f"{processes}-{task}.model" for task in (1, 2))
         crew.train(initial, first, task=1, steps=9)
