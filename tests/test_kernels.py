@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,3 +119,40 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch
         os._exit(0 if np.array_equal(average(3 * BLOCK, pairs, 3.0), expected) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda result: result, lambda result: result[5:9], memoryview, torch.from_numpy,
+     lambda result: torch.from_numpy(result)[3:], lambda result: result.reshape(2, -1).view(np.int32)],
+    ids=["itself", "slice", "memoryview", "tensor", "slice of a tensor", "other type"],
+)  # fmt: skip
+def test_a_result_that_somebody_looks_at_is_not_written_over(
+    look: Callable[[np.ndarray], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is looked at, and for however many results."""
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+    fast = FastArithmetic(2)
+    arithmetic.choose(fast)
+    rows = models(4, 2 * BLOCK)
+    kept = [look(average(2 * BLOCK, [(row, 1.0)], 1.0)) for row in rows]
+    assert all(
+        np.asarray(seen).tobytes() == np.asarray(look(row)).tobytes() for seen, row in zip(kept, rows, strict=True)
+    )
+
+
+def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not for a result of another size."""
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+    fast = FastArithmetic(1)
+
+    def place(result: np.ndarray) -> int:
+        return int(result.__array_interface__["data"][0])
+
+    first, second = fast.empty(1000), fast.empty(1000)
+    places = place(first), place(second)
+    assert places[0] != places[1]
+    del first
+    assert place(fast.empty(1000)) == places[0]
+    assert place(fast.empty(500)) not in places
+    assert place(fast.empty(1000)) != places[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,8 @@ from metis.core.arithmetic import BLOCK, Arithmetic, choose
 
 _LARGE = 1 << 20  # numbers of all models; below, starting threads and a compiler takes longer than the work
 _MOST_THREADS = 8  # the memory has no more to give
+_LIST = [object()]
+_UNUSED = sys.getrefcount(_LIST[0])  # references to what nobody but a list has
 _TOGETHER = 4  # models added in one pass over a block
 
 
@@ -30,6 +33,18 @@ class FastArithmetic(Arithmetic):
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or min(processors, _MOST_THREADS)
         self._large = False
+        self._results: list[NDArray[np.float32]] = []
+
+    def empty(self, size: int) -> NDArray[np.float32]:
+        """Memory of an earlier result that nobody looks at any more: new memory takes longer than a model's average."""
+        if size < _LARGE:
+            return super().empty(size)
+        for place in range(len(self._results)):
+            # Whoever has a result has a view of it, and every view holds what it views.
+            if self._results[place].size == size and sys.getrefcount(self._results[place]) == _UNUSED:
+                return self._results[place][:]
+        self._results = [super().empty(size), *self._results[:1]]
+        return self._results[0][:]
 
     def add(self, block: NDArray[np.float64], pieces: Iterable[tuple[NDArray[np.float32], float]]) -> None:
         kernels = _kernels() if self._large else None

@@ -25,6 +25,10 @@ class Row(Protocol):
 class Arithmetic:
     """One block after the other, by numpy."""
 
+    def empty(self, size: int) -> NDArray[np.float32]:
+        """Memory for a result."""
+        return np.empty(size, np.float32)
+
     def add(self, block: NDArray[np.float64], pieces: Iterable[tuple[NDArray[np.float32], float]]) -> None:
         """block += factor * piece, one after the other; a piece may be read when it is asked for."""
         product = np.empty_like(block)
@@ -59,7 +63,7 @@ def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) ->
 
 def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDArray[np.float32]:
     """The sum of factor * row over the divisor, with no more than the result in memory."""
-    result = np.empty(size, np.float32)
+    result = _chosen.empty(size)
 
     def work(start: int, end: int) -> None:
         block = np.zeros(end - start, np.float64)
@@ -72,7 +76,7 @@ def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDA
 
 def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
     """total / divisor as float32, with no more than the result in memory."""
-    result = np.empty(total.size, np.float32)
+    result = _chosen.empty(total.size)
 
     def work(start: int, end: int) -> None:
         np.divide(total[start:end], divisor, out=result[start:end], casting="same_kind")
