@@ -32,6 +32,7 @@ NOTEBOOK = DOCS / "notebooks" / "quickstart.ipynb"
 RESULTS = "benchmarks/RESULTS.md"
 ELSEWHERE = {  # files of the repository that are pages of the site
     "experiments/README.md": "paper.md",
+    "experiments/adaptive/README.md": "adaptive.md",
     "benchmarks/README.md": "benchmarks.md",
     RESULTS: "results.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -341,10 +341,10 @@ def test_the_files_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_python_examples_of_the_page_make_policies() -> None:
-    """Every Python block of the page that makes a policy makes one."""
+    """Every Python block of the page makes a policy, or a solver for one."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in blocks:
         names: dict[str, Any] = {}
         exec(block, names)
-        assert any(isinstance(value, metis.Policy) for value in names.values())
+        assert any(isinstance(value, (metis.Policy, metis.Scaffold)) for value in names.values())
