@@ -314,8 +314,9 @@ def _check_servers(config: ExperimentConfig, complaints: Complaints) -> None:
 
 
 def _unused(key: str, solver: str) -> str:
-    takers = [f"'{name}'" for name, settings in SOLVER_SETTINGS.items() if key in settings]
-    return f"is given, but solver = '{solver}' does not use it; {' and '.join(takers)} would"
+    *takers, last = [f"'{name}'" for name, settings in SOLVER_SETTINGS.items() if key in settings]
+    either = f"{', '.join(takers)} and {last}" if takers else last
+    return f"is given, but solver = '{solver}' does not use it; {either} would"
 
 
 def _check_stop(config: ExperimentConfig, complaints: Complaints) -> None:

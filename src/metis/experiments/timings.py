@@ -212,7 +212,7 @@ def probe(
         fastest=min(timed[1:]),
         slowest=max(timed[1:]),
         batches=len(timed) - 1,
-        parameters=engine.layout.size,
+        parameters=engine.layout.network.size,
         model_bytes=model.nbytes,
         device=device or config.training.device,
     )
