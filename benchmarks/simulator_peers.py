@@ -8,7 +8,7 @@ medium one is pfl's published CIFAR-10 benchmark, scaled to a processor: its net
 parameters, with dropout), 50 examples a learner, batches of 10, cohorts of 10 to 100 instead of 50 of 1,000 users.
 Inputs are random numbers of the right shape, the same for everybody.
 
-Metis: two worker processes, and none (in-process, one thread); the small network also with a hundred learners trained
+Metis: two worker processes, and none (in-process, one thread); the small network also with up to 200 learners trained
 as one computation (`together`), which is not for convolutions. Flower: its simulation on Ray with two CPUs and one CPU
 a client, so two clients at a time; the network and the data are made once in each process. pfl: its simulated backend
 in one process of one thread, and in two by torchrun. FedJAX: its compiled federated averaging, the small network only
@@ -80,7 +80,7 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
         }
         if kind == "small":
-            found["Metis, together"] = median(simulate(kind, learners, rounds, 2, together=100))
+            found["Metis, together"] = median(simulate(kind, learners, rounds, 2, together=200))
         for name, (peer, script, processes) in PEERS.items() if peers else ():
             if name == "FedJAX" and kind != "small":
                 continue

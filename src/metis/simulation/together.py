@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 
 from metis.core.model import Model
@@ -14,13 +15,16 @@ class TogetherPool:
     """Who trains together is settled when the first result is wanted: by virtual time, not by what workers do."""
 
     def __init__(self, pool: RealPool, workplace: Workplace, most: int) -> None:
-        self._pool, self._workplace, self._most = pool, workplace, most
+        self._pool, self._most = pool, most
         self._waiting: dict[Hashable, list[_Share]] = {}
+        self._kind = functools.cache(
+            lambda learner, steps: kind_of(workplace.engine, workplace.learners[learner], steps)
+        )
 
     def train(
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
-        kind = None if memory else kind_of(self._workplace.engine, self._workplace.learners[learner], steps)
+        kind = None if memory else self._kind(learner, steps)
         if kind is None:
             return self._pool.train(due, learner, model, task, steps, memory, rate)
         share = _Share(self, due, learner, model, task, steps, rate)
