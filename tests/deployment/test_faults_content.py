@@ -162,7 +162,10 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
                 *(chunk(offset, b"\1" * length) for offset, length in chunks),
                 pb.UploadPart(end=closing),
             ]
-            code, reason = stage.play(status_of(learner.upload(in_order(*messages))))
+            for _ in range(20):
+                code, reason = stage.play(status_of(learner.upload(in_order(*messages))))
+                if code != _CODE.INTERNAL:  # of gRPC itself: a write after the answer hides the answer
+                    break
             assert code in (_CODE.INVALID_ARGUMENT, _CODE.OUT_OF_RANGE, _CODE.DATA_LOSS)
             assert any(character.isdigit() for character in reason)
 

@@ -43,8 +43,9 @@ from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.service import _ended, _in_thread
+from metis.deployment.service import _in_thread
 from metis.deployment.state import State, StateError
+from metis.deployment.transfer import ended
 
 TESTS = Path(__file__).parents[1]
 _CODE = grpc.StatusCode
@@ -211,7 +212,7 @@ def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -
     async def scene() -> None:
         free = threading.Event()
         writing = _in_thread(free.wait, HANG)
-        call = asyncio.create_task(_ended(writing))
+        call = asyncio.create_task(ended(writing))
         for _ in range(3):
             await asyncio.sleep(0.01)
             call.cancel()

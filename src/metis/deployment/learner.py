@@ -17,7 +17,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
+from metis.deployment.transfer import Intake, Patience, read_ahead
 from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, Stride, keep_buffers
 from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
@@ -37,6 +38,7 @@ _OPTIONS: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel
 
 _WELCOME_SECONDS = 60.0
 _PROGRESS_SECONDS = 120.0  # a transfer may take for ever as long as something moves
+_MOST_AHEAD = 3 * CHUNK  # bytes of a model that were received and are not worked on yet
 _RECEIPT_SECONDS = 600.0  # the controller makes several gigabytes durable
 _GRACE_SECONDS = 10.0  # for a spooled update when asked to stop, for an abandoned training to end
 _FAREWELL_SECONDS = 60.0  # of trying to fetch the final model
@@ -722,30 +724,26 @@ class LearnerProcess:
         try:
             if await asyncio.to_thread(self._work.has_model, sha256, length):
                 return True
-            self._work.forget_models({sha256, self._evaluating})
-            incoming = await asyncio.to_thread(Incoming, self._work, sha256, length)
+            incoming = await asyncio.to_thread(self._make_room, sha256, length)
         except OSError as problem:
             raise _TaskFailed(self._no_room(problem)) from problem
-        writing: asyncio.Future[None] | None = None
+        intake = Intake(incoming.hash, incoming.append)
         try:
             if incoming.received < length:
                 request = pb.ModelRequest(run=self._work.run, sha256=sha256, offset=incoming.received)
                 call = stub.download(request, metadata=metadata)
                 expected = incoming.received
                 try:
-                    while expected < length:
-                        chunk = await asyncio.wait_for(_read(call), _PROGRESS_SECONDS)
-                        # The last chunk is hashed and written while the next one travels; no more than two are here.
-                        if writing is not None:
-                            await writing
-                        if chunk is None or chunk.offset != expected or expected + len(chunk.data) > length:
-                            break
-                        expected += len(chunk.data)
-                        writing = asyncio.ensure_future(asyncio.to_thread(incoming.write, chunk.data))
+                    with Patience(_PROGRESS_SECONDS) as patience:
+                        while expected < length:
+                            chunk = await patience.wait(_read(call))
+                            if chunk is None or chunk.offset != expected or expected + len(chunk.data) > length:
+                                break
+                            expected += len(chunk.data)
+                            await intake.put(chunk.data, _MOST_AHEAD)
                 finally:
                     call.cancel()
-            if writing is not None:
-                await writing
+            await intake.finish()
             return await asyncio.to_thread(incoming.commit)
         except asyncio.TimeoutError:  # nothing came; since Python 3.11 it is an OSError too
             raise
@@ -753,10 +751,12 @@ class LearnerProcess:
             self._work.forget_models(set())  # half a model on a full disk helps nobody
             raise _TaskFailed(self._no_room(problem)) from problem
         finally:
-            if writing is not None and not writing.done():
-                with contextlib.suppress(Exception):
-                    await asyncio.shield(writing)
+            await intake.end()
             incoming.close()
+
+    def _make_room(self, sha256: str, length: int) -> Incoming:
+        self._work.forget_models({sha256, self._evaluating})
+        return Incoming(self._work, sha256, length)
 
     def _no_room(self, problem: OSError) -> str:
         full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
@@ -862,8 +862,7 @@ class LearnerProcess:
             await asyncio.wait_for(call.write(pb.UploadPart(header=header)), _PROGRESS_SECONDS)
             # Its turn, or the answer already; one more write would then hide what the answer is.
             if TURN[0] in tuple(await asyncio.wait_for(call.initial_metadata(), _RECEIPT_SECONDS)):
-                async for part in self._parts(session, update):
-                    await asyncio.wait_for(call.write(part), _PROGRESS_SECONDS)
+                await self._send(call, session, update)
                 await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it was answered before its end: the answer says why
@@ -872,26 +871,16 @@ class LearnerProcess:
             raise
         return await asyncio.wait_for(_answer(call), _RECEIPT_SECONDS)
 
-    async def _parts(self, session: _Session, update: Update) -> AsyncIterator[pb.UploadPart | Piece]:
-        """Chunks and end; the next chunk is read while the last one travels."""
+    async def _send(self, call: Any, session: _Session, update: Update) -> None:
+        """Chunks and end."""
         stride = Stride(session.chunk_bytes)
-        file = os.open(self._work.update_file(update.task), os.O_RDONLY)
-        reading: asyncio.Future[bytes] | None = None
-        try:
-            reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, stride.bytes, 0))
-            offset = 0
-            while data := await reading:
-                reading = asyncio.ensure_future(asyncio.to_thread(os.pread, file, stride.bytes, offset + len(data)))
-                began = time.monotonic()
-                yield Piece(offset, data)
-                stride.took(time.monotonic() - began)
-                offset += len(data)
-            yield pb.UploadPart(end=pb.UploadEnd(bytes=update.bytes, sha256=update.sha256))
-        finally:
-            if reading is not None and not reading.done():
-                with contextlib.suppress(Exception):
-                    await asyncio.shield(reading)
-            os.close(file)
+        reading = read_ahead(self._work.update_file(update.task), 0, lambda: stride.bytes, stride.took)
+        with Patience(_PROGRESS_SECONDS) as patience:
+            async with contextlib.aclosing(reading) as pieces:
+                async for offset, data in pieces:
+                    await patience.wait(call.write(Piece(offset, data)))
+            end = pb.UploadEnd(bytes=update.bytes, sha256=update.sha256)
+            await patience.wait(call.write(pb.UploadPart(end=end)))
 
 
 async def _read(call: Any) -> Any:

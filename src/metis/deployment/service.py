@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
@@ -26,6 +26,7 @@ from metis.core.model import Layout, Model
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.identity import Revocations, check_name, moment, now_utc, peer_of
 from metis.deployment.state import BlobMismatch, DiskFull, Incoming, State
+from metis.deployment.transfer import Bytes, Intake, Patience, ended, read_ahead
 from metis.deployment.wire import CHUNK, PROTOCOL, SMALLEST_CHUNK, TURN, Piece, Stride, model_bytes, model_parts
 from metis.errors import ConfigError, LearnerError
 
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
 _MOST_UPLOADS = 32  # at the same time; the others wait for their turn
+_MOST_AHEAD = 3 * CHUNK  # bytes of a model that were received and are not worked on yet
+_MOST_INCOMING = 32 << 20  # the same of all models
 _MOST_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MOST_TEXT = 2000
 _TELL_AGAIN = 300.0  # seconds, of a refusal that is the same
@@ -134,6 +137,7 @@ class Service:
         self._largest_number = largest_number
         self._uploads = asyncio.Semaphore(_MOST_UPLOADS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads
+        self._receiving = 0  # uploads in progress
         self._downloads = 0  # in progress
         self.refusals: dict[str, int] = {}  # calls refused, by status
         self._told: dict[str, float] = {}  # reasons, and when they were reported
@@ -145,7 +149,7 @@ class Service:
 
     async def _attend(self, requests: AsyncIterator[pb.FromLearner], context: Context) -> None:
         learner = self._identify(context)
-        first = await self._next(requests, _HELLO_SECONDS)
+        first = await _first(requests)
         if first is None or first.WhichOneof("message") != "hello":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be a Hello")
         hello = first.hello
@@ -187,7 +191,7 @@ class Service:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
-            first = await self._next(requests, _HELLO_SECONDS)
+            first = await _first(requests)
             async with self._turns[learner], self._uploads:
                 received = await self._receive(learner, first, requests, context)
                 return received if isinstance(received, pb.Receipt) else await self._host.hand_in(received)
@@ -232,7 +236,7 @@ class Service:
             try:
                 return await asyncio.shield(concluding)
             finally:
-                await _ended(concluding)
+                await ended(concluding)
 
     async def _take_in(
         self,
@@ -242,52 +246,59 @@ class Service:
         incoming: Incoming,
         numbers: _Numbers | None,
     ) -> pb.UploadEnd:
-        """Everything between header and end; a chunk is hashed, looked at and written while the next one travels."""
-        received = 0
-        taking: asyncio.Future[None] | None = None
+        """Everything between header and end; chunks are hashed, looked at and written while the next ones travel."""
+        received = looked_at = 0
 
-        def take(offset: int, data: bytes | memoryview) -> None:
-            incoming.write(data)
+        def look(data: Bytes) -> None:
+            nonlocal looked_at
+            incoming.hash(data)
             if numbers is not None:
-                numbers.look_at(offset, data)
+                numbers.look_at(looked_at, data)
+            looked_at += len(data)
 
+        intake = Intake(look, incoming.append)
+        self._receiving += 1
         try:
-            while True:
-                part = await self._next(requests, _PROGRESS_SECONDS)
-                self._host.alive(learner)  # on a slow line its heartbeats wait behind its model
-                if taking is not None:
-                    await asyncio.shield(taking)
-                if part is None:
-                    raise Refused(
-                        grpc.StatusCode.ABORTED,
-                        f"the upload ended after {received} of {length} bytes without its end message; send it again",
-                    )
-                match part:
-                    case Piece():
-                        offset, data = part.offset, part.data
-                        if offset != received:
+            with Patience(_PROGRESS_SECONDS) as patience:
+                while True:
+                    part = await _next(requests, patience)
+                    self._host.alive(learner)  # on a slow line its heartbeats wait behind its model
+                    match part:
+                        case Piece():
+                            offset, data = part.offset, part.data
+                            if offset != received:
+                                raise Refused(
+                                    grpc.StatusCode.OUT_OF_RANGE,
+                                    f"a chunk at byte {offset} came where byte {received} was expected",
+                                )
+                            if not data or received + len(data) > length or len(data) % 4:
+                                raise Refused(
+                                    grpc.StatusCode.INVALID_ARGUMENT,
+                                    f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
+                                )
+                            received += len(data)
+                            await intake.put(data, min(_MOST_AHEAD, _MOST_INCOMING // self._receiving))
+                        case pb.UploadPart() if part.WhichOneof("part") == "end":
+                            if received != length:
+                                raise Refused(
+                                    grpc.StatusCode.INVALID_ARGUMENT,
+                                    f"the model has {received} bytes, announced were {length}",
+                                )
+                            await intake.finish()
+                            return part.end
+                        case None:
                             raise Refused(
-                                grpc.StatusCode.OUT_OF_RANGE,
-                                f"a chunk at byte {offset} came where byte {received} was expected",
+                                grpc.StatusCode.ABORTED,
+                                f"the upload ended after {received} of {length} bytes without its end message; send it "
+                                "again",
                             )
-                        if not data or received + len(data) > length or len(data) % 4:
-                            raise Refused(
-                                grpc.StatusCode.INVALID_ARGUMENT,
-                                f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
-                            )
-                        taking = _in_thread(take, offset, data)
-                        received += len(data)
-                    case pb.UploadPart() if part.WhichOneof("part") == "end":
-                        if received != length:
-                            raise Refused(
-                                grpc.StatusCode.INVALID_ARGUMENT,
-                                f"the model has {received} bytes, announced were {length}",
-                            )
-                        return part.end
-                    case _:
-                        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+                        case _:
+                            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+        except asyncio.TimeoutError:
+            raise _silent(_PROGRESS_SECONDS) from None
         finally:
-            await _ended(taking)
+            self._receiving -= 1
+            await intake.end()
 
     def _conclude(
         self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: _Numbers, end: pb.UploadEnd
@@ -346,24 +357,20 @@ class Service:
                 raise Refused(
                     grpc.StatusCode.OUT_OF_RANGE, f"byte {request.offset} is asked for, the model has {length} bytes"
                 )
-            file = os.open(self._host.state.blob_path(request.sha256), os.O_RDONLY)
+            path = self._host.state.blob_path(request.sha256)
         except Refused as refused:
             await self._abort(context, refused)
             return
-        offset, stride = request.offset, Stride(CHUNK)
+        stride = Stride(CHUNK)
         self._downloads += 1
-        reading = _in_thread(os.pread, file, self._chunk(stride), offset)
         try:
-            while data := await asyncio.shield(reading):  # the next chunk is read while this one travels
-                reading = _in_thread(os.pread, file, self._chunk(stride), offset + len(data))
-                began = time.monotonic()
-                yield Piece(offset, data)
-                stride.took(time.monotonic() - began)
-                offset += len(data)
+            async with aclosing(
+                read_ahead(path, request.offset, lambda: self._chunk(stride), stride.took)
+            ) as pieces:  # fmt: skip
+                async for offset, data in pieces:
+                    yield Piece(offset, data)
         finally:
             self._downloads -= 1
-            await _ended(reading)
-            os.close(file)
 
     def _chunk(self, stride: Stride) -> int:
         """Bytes to read at once; smaller ones for many learners, so that memory does not grow with them."""
@@ -401,15 +408,26 @@ class Service:
             self._told[key] = now
             self._report(line[:_MOST_TEXT])
 
-    async def _next(self, requests: AsyncIterator[_T], seconds: float) -> _T | None:
-        """The next message; None at the end of the stream, which is also how a killed learner looks."""
-        try:
-            return await asyncio.wait_for(requests.__anext__(), seconds)
-        except StopAsyncIteration:
-            return None
-        except asyncio.TimeoutError:
-            reason = f"nothing came for {seconds:g} seconds"
-            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+
+async def _next(requests: AsyncIterator[_T], patience: Patience) -> _T | None:
+    """The next message; None at the end of the stream, which is also how a killed learner looks."""
+    try:
+        return await patience.wait(requests.__anext__())
+    except StopAsyncIteration:
+        return None
+
+
+async def _first(requests: AsyncIterator[_T]) -> _T | None:
+    """The first message of a call."""
+    try:
+        with Patience(_HELLO_SECONDS) as patience:
+            return await _next(requests, patience)
+    except asyncio.TimeoutError:
+        raise _silent(_HELLO_SECONDS) from None
+
+
+def _silent(seconds: float) -> Refused:
+    return Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing came for {seconds:g} seconds")
 
 
 def _read_request(content: bytes) -> pb.ModelRequest:
@@ -420,22 +438,8 @@ def _read_request(content: bytes) -> pb.ModelRequest:
 
 
 def _in_thread(work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-    """Work with a file, which goes on when the call is cancelled; to be awaited behind a shield and with `_ended`."""
+    """Work with a file, which goes on when the call is cancelled; to be awaited behind a shield and with `ended`."""
     return asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-
-
-async def _ended(work: asyncio.Future[Any] | None) -> None:
-    """Wait for it, whatever came of it: nobody may close the file under it."""
-    cancelled: asyncio.CancelledError | None = None
-    while work is not None and not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as again:  # a call may be cancelled more than once
-            cancelled = again
-    if work is not None:
-        work.exception()  # was seen already, or came after the call had ended
-    if cancelled is not None:
-        raise cancelled
 
 
 # --- who speaks ---------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
+from metis.deployment.transfer import beside
 from metis.errors import ConfigError, DataError, LearnerError, MetisError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _TABLES = (
     " damaged INTEGER)",
 )
 _PAGE = 256  # entries read at once
+_MANY = 4 << 20  # bytes that are worth a second thread
 _CHECKPOINT_EVERY = 256  # changes; keeps the WAL at a few MB
 _HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -652,13 +654,29 @@ class Incoming:
         return self._digest.hexdigest()
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
-        """Append these bytes."""
-        rest = memoryview(buffer)
-        if not rest.nbytes:
+        """Append these bytes; many are hashed and written at the same time."""
+        whole = memoryview(buffer)
+        if not whole.nbytes:
             return  # some empty views cannot be cast
-        rest = rest.cast("B")
-        self._digest.update(rest)
-        self.bytes += rest.nbytes
+        whole = whole.cast("B")
+        if len(whole) < _MANY:
+            self.hash(whole)
+            self.append(whole)
+            return
+        writing = beside(self.append, whole)
+        try:
+            self.hash(whole)
+        finally:
+            writing.result()
+
+    def hash(self, data: bytes | memoryview) -> None:
+        """The half of `write` that needs no disk; another thread may do the other."""
+        self._digest.update(data)
+
+    def append(self, data: bytes | memoryview) -> None:
+        """The half of `write` that needs the disk."""
+        rest = memoryview(data)
+        self.bytes += len(rest)
         with _writing(self._path):
             while rest:
                 rest = rest[self._file.write(rest) :]

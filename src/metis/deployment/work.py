@@ -165,8 +165,11 @@ class Incoming:
         if self.received > length:
             self.restart()
 
-    def write(self, data: bytes | memoryview) -> None:
+    def hash(self, data: bytes | memoryview) -> None:
+        """Every byte goes through here too, beside `append`."""
         self._digest.update(data)
+
+    def append(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:  # an unbuffered file may take a part only
             view = view[self._file.write(view) or 0 :]
