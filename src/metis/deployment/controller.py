@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -68,6 +69,7 @@ from metis.trace import read_trace, to_line
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest
 _CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick, and a checksum
+_CLOCK_BYTES = 120  # of that, whatever the numbers
 _STALL = 1.0  # a longer gap between ticks means that this process did not run
 _LARGEST_METRIC = 1e100
 _CODE = grpc.StatusCode
@@ -160,7 +162,12 @@ def write_tick(path: Path, run: str, seconds: float) -> None:
     """Note how far the run's clock has come. Not synced: after a loss of power the journal alone says it."""
     text = f"{run} {seconds!r} {time.time()!r}"
     with contextlib.suppress(OSError):
-        path.write_text(f"{text} {_checksum(text)}\n", "utf-8")
+        # In place: a file that is emptied and written anew is sent to the disk at once, and the event loop waits.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(file, f"{text} {_checksum(text)}".ljust(_CLOCK_BYTES).encode() + b"\n", 0)
+        finally:
+            os.close(file)
 
 
 def read_tick(path: Path, run: str) -> tuple[float, float]:
@@ -246,6 +253,7 @@ class ControllerProcess:
         # The clock waits for those who were there when the last process ended: they cannot know that it is back.
         self._awaited = set(self._heard) if self._durable.controller.started else set()
         self._began = time.monotonic()
+        self._noted = -math.inf  # when the clock was written down
         self._seats: dict[LearnerId, int] = {name: i for i, name in enumerate(plan.members or ())}
         for record in self._durable.controller.roster:
             self._seats.setdefault(record.learner, len(self._seats))
@@ -348,7 +356,9 @@ class ControllerProcess:
         if self._awaited and moment - self._began > self._terms.lease:
             self._awaited.clear()
         self._let_the_clock_go()
-        write_tick(self.state.folder / _CLOCK, self.run, self._clock.now())
+        if moment - self._noted >= _TICK:
+            self._noted = moment
+            write_tick(self.state.folder / _CLOCK, self.run, self._clock.now())
         for learner, heard in list(self._heard.items()):
             stream = self._sessions.get(learner)
             if moment - (heard if stream is None else max(heard, stream.last_heard)) > self._terms.lease:
