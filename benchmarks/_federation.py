@@ -35,6 +35,7 @@ from metis.deployment.identity import Kit, Revocations, channel_credentials, loa
 from metis.deployment.service import identify_by_certificate, identify_by_name
 from metis.deployment.state import State
 from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, model_bytes, read_model
+from metis.kernels import use_all_processors
 from metis.runs import Setting
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
@@ -87,6 +88,7 @@ def blocks(layout: Layout, number: int) -> Iterator[memoryview]:
 async def _serve(spec: Spec) -> None:
     """As `metis controller` does it, without a judge."""
     folder, layout = Path(spec.folder), spec.layout
+    use_all_processors()
     with State.open(folder, spec.durability) as state:  # type: ignore[arg-type]
         facts = state.facts()
         if facts is None:

@@ -6,7 +6,9 @@ The controller is a process of its own; this one is the learner, with the code o
 A download is from the request until the community model lies hashed and whole in a file of the learner; an upload
 from its first byte until the receipt: hashed, every number looked at, in a file, journaled. Between them, with the
 same two cores, the same bytes are copied over TCP by a plain sender and a plain receiver: from memory to memory, and
-from a file to a new file. The best of all repeats counts on both sides, because noise of a shared machine only adds.
+from a file to a new file. Bare gRPC is the same bytes through streams of the same library in chunks of the same size,
+from memory to memory: nothing is hashed, looked at, read or written. The best of all repeats counts everywhere, because
+noise of a shared machine only adds.
 Then the time from the push of a task to its receipt with a model of 4 kB, on the controller's clock.
 
 The last table is whole rounds of one learner that does nothing, model down and up again: Metis in its real deployment,
@@ -21,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import socket
 import struct
@@ -33,19 +36,97 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
 from _bench import Report, arguments, median, percentile, report
 from _federation import ControllerUnderTest, Spec, blocks, consortium
 from _peers import Unavailable, ask
 
 from metis.core.events import CommunityPublished, SendTask, UpdateRequest
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.identity import channel_credentials, load_kit
+from metis.deployment.identity import channel_credentials, load_kit, server_credentials
 from metis.deployment.learner import LearnerProcess
-from metis.deployment.wire import model_bytes
+from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, SERVER_OPTIONS, keep_buffers, model_bytes
 from metis.deployment.work import Update
 from metis.trace import read_trace
 
 PIECE = 1 << 20
+
+
+# --- bare gRPC ----------------------------------------------------------------------------------
+
+
+def bare(server: bool, length: int, kits: tuple[Path, Path] | None) -> None:
+    """The same bytes from memory to memory through gRPC's own streams in chunks of ours, and nothing else.
+
+    As `--bare-server` it serves; else it prints the seconds of ten uploads and ten downloads as JSON.
+    """
+    keep_buffers()
+    chunk = os.urandom(CHUNK)
+    chunks = [chunk] * (length // CHUNK) + [chunk[: length % CHUNK]] * bool(length % CHUNK)
+
+    async def upload(messages: Any, _: Any) -> bytes:
+        return str(sum([len(message) async for message in messages])).encode()
+
+    async def download(_: bytes, context: Any) -> None:
+        for message in chunks:
+            await context.write(message)
+
+    async def serve() -> None:
+        serving = grpc.aio.server(options=SERVER_OPTIONS)
+        handlers = {
+            "Up": grpc.stream_unary_rpc_method_handler(upload),
+            "Down": grpc.unary_stream_rpc_method_handler(download),
+        }
+        serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
+        address = "127.0.0.1:0"
+        if kits is None:
+            print(serving.add_insecure_port(address), flush=True)
+        else:
+            print(serving.add_secure_port(address, server_credentials(load_kit(kits[0]))), flush=True)
+        await serving.start()
+        await serving.wait_for_termination()
+
+    async def call(port: int) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {"up": [], "down": []}
+        if kits is None:
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS)
+        else:
+            credentials = channel_credentials(load_kit(kits[1]))
+            channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, CHANNEL_OPTIONS)
+        async with channel:
+            up, down = channel.stream_unary("/bare/Up"), channel.unary_stream("/bare/Down")
+            for _ in range(10):
+                began = time.perf_counter()
+                sending = up()
+                for message in chunks:
+                    await sending.write(message)
+                await sending.done_writing()
+                assert int(await sending) == length
+                times["up"].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                assert sum([len(message) async for message in down(b"")]) == length
+                times["down"].append(time.perf_counter() - began)
+        return times
+
+    if server:
+        asyncio.run(serve())
+        return
+    command = [sys.executable, __file__, "--bare-server", *sys.argv[2:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            print(json.dumps(asyncio.run(call(int(process.stdout.readline())))))
+        finally:
+            process.kill()
+
+
+def bare_speeds(size: float, tls: bool) -> tuple[float, float, float]:
+    """MB/s up, down and both: what gRPC itself allows."""
+    main, kits = consortium(["learner-0"])
+    command = [sys.executable, __file__, "--bare", str(round(size * 1e6)), str(main), str(kits["learner-0"])]
+    times = json.loads(subprocess.check_output(command[: None if tls else 4], text=True))
+    up, down = min(times["up"]), min(times["down"])
+    return size / up, size / down, 2 * size / (up + down)
 
 
 # --- a raw copy ---------------------------------------------------------------------------------
@@ -141,8 +222,6 @@ class TimedLearner(LearnerProcess):
         self.times.setdefault(what, []).append(seconds)
 
     async def _prepare(self, welcome: pb.Welcome) -> dict[str, Any]:
-        import json
-
         from metis.core.model import Layout
 
         layout = Layout.from_json(json.loads(welcome.layout)).fingerprint
@@ -268,6 +347,11 @@ def against_raw(told: Report, size: float, repeats: int) -> None:
         up, down = raw[f"raw {place} up"], raw[f"raw {place} down"]
         speeds = (round(size / up), round(size / down), round(2 * size / (up + down)))
         rows.append([f"raw TCP, {place} to {place}", *speeds, "", ""])
+    for tls in (False, True):
+        name = f"bare gRPC, {'mTLS' if tls else 'plain'}, memory to memory"
+        measured = bare_speeds(size, tls)
+        rows.append([name, *map(round, measured), "", ""])
+        found[name] = {"MB/s": measured[2]}
     told.table(rows)
     told.figures["transfers"] = found
     plain, tls_ = found["plain, process"], found["mTLS, process"]
@@ -348,5 +432,8 @@ def main() -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "--peer":
         peer(Path(sys.argv[2]), int(sys.argv[3]))
+    elif len(sys.argv) > 1 and sys.argv[1] in ("--bare", "--bare-server"):
+        kits = (Path(sys.argv[3]), Path(sys.argv[4])) if len(sys.argv) > 3 else None
+        bare(sys.argv[1] == "--bare-server", int(sys.argv[2]), kits)
     else:
         main()
