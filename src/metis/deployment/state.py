@@ -52,6 +52,7 @@ _TABLES = (
 )
 _PAGE = 256  # entries read at once
 _MANY = 4 << 20  # bytes that are worth a second thread
+_AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
 _CHECKPOINT_EVERY = 256  # changes; keeps the WAL at a few MB
 _HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -679,7 +680,7 @@ class Incoming:
         self.bytes += len(rest)
         with _writing(self._path):
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self._file.write(rest[:_AT_ONCE]) :]
 
     def content(self) -> bytes:
         """What was written so far."""
