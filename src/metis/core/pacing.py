@@ -83,7 +83,7 @@ class AdaptivePeriod:
 
     Mixing often keeps local models from running apart, each into its own optimum. It costs an exchange, and the steps
     in which a solver's momentum, which starts anew in each task, gets going. So the shortest sensible period is given
-    by the learners, not by lambda: `batches` of them (4, or 0.5 / (1 - momentum) if that is more), and ten times their
+    by the learners, not by lambda: `batches` of them (4, or 0.5 / (1 - momentum) if that is more), and twice their
     exchange. "They" are the fastest that hold `served` of all examples: one learner that is, or becomes, ten times
     slower than the others does less in a period, a batch at least, instead of making all periods ten times longer.
 
@@ -122,7 +122,7 @@ class AdaptivePeriod:
 
 
 _FEWEST = 4.0  # batches, also without momentum
-_EXCHANGE = 10.0  # at least nine tenths of a period are for training
+_EXCHANGE = 2.0  # as long as the exchange at least; ten times as long lost more by drift than it saved on the line
 
 
 @dataclass
