@@ -33,7 +33,7 @@ def quiet() -> Console:
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_the_study_of_adaptive_periods_asks_what_it_says(scale: str) -> None:
-    """Three environments of the paper, two with changing conditions, one with thin lines; lambdas, adaptive, FedNova."""
+    """Three environments of the paper, two with changing conditions, thin lines; lambdas, adaptive, FedNova."""
     conditions = load_study("adaptive", cli_reproduce.scale_named(scale))
 
     assert {condition.name for condition in conditions} == {
