@@ -25,9 +25,9 @@ import grpc
 
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.child import Abandoned, Child, ChildDied, ChildFailed
-from metis.deployment.transfer import Intake, Patience, read_ahead
+from metis.deployment.transfer import Bytes, Intake, Patience, beside, read_ahead
 from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, Stride, keep_buffers
-from metis.deployment.work import Incoming, Update, WorkFolder, file_sha256, update_of
+from metis.deployment.work import Update, WorkFolder, file_sha256, update_of
 from metis.errors import MetisError
 
 Report = Callable[[str, str], None]  # kind and text
@@ -722,12 +722,18 @@ class LearnerProcess:
         if not (len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")):
             raise _TaskFailed("the controller names a model by something that is no SHA-256")
         try:
-            if await asyncio.to_thread(self._work.has_model, sha256, length):
-                return True
-            incoming = await asyncio.to_thread(self._make_room, sha256, length)
+            incoming = await asyncio.to_thread(self._work.incoming, sha256, length)
         except OSError as problem:
             raise _TaskFailed(self._no_room(problem)) from problem
-        intake = Intake(incoming.hash, incoming.append)
+        if incoming is None:
+            return True
+        making_room = beside(self._work.forget_models, {sha256, self._evaluating})
+
+        def append(data: Bytes) -> None:
+            making_room.result()  # takes a while, in which the first bytes may come
+            incoming.append(data)
+
+        intake = Intake(incoming.hash, append)
         try:
             if incoming.received < length:
                 request = pb.ModelRequest(run=self._work.run, sha256=sha256, offset=incoming.received)
@@ -753,10 +759,6 @@ class LearnerProcess:
         finally:
             await intake.end()
             incoming.close()
-
-    def _make_room(self, sha256: str, length: int) -> Incoming:
-        self._work.forget_models({sha256, self._evaluating})
-        return Incoming(self._work, sha256, length)
 
     def _no_room(self, problem: OSError) -> str:
         full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""

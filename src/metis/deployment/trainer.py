@@ -69,6 +69,7 @@ from metis.core.events import Budget
 from metis.core.model import Layout, Model
 from metis.core.timing import robust_time_per_batch
 from metis.deployment.followers import Followers, own_device
+from metis.deployment.transfer import beside
 from metis.deployment.wire import model_bytes, model_parts, read_model
 from metis.errors import ConfigError, DataError, MetisError, told
 from metis.storage import load_arrays, save_arrays, save_model
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from metis.learning.parallel import Ranks
 
 _PROGRESS_SECONDS = 1.0
-_PIECE = 1 << 24  # bytes that are hashed and written at once
+_PIECE = 1 << 20  # bytes that are written at once
 _ABANDON = 2  # what processes that train as one agree on at a batch boundary, besides going on and ending
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -191,10 +192,10 @@ def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
     try:
         with fresh.open("wb") as file:
             for part in parts:
+                hashing = beside(digest.update, part)  # while it is written
                 for start in range(0, len(part), _PIECE):
-                    piece = part[start : start + _PIECE]
-                    digest.update(piece)
-                    file.write(piece)
+                    file.write(part[start : start + _PIECE])
+                hashing.result()
                 length += len(part)
             file.flush()
             os.fsync(file.fileno())

@@ -42,7 +42,6 @@ class Intake:
         self._lock = threading.Lock()
         self._awaited: tuple[int, asyncio.Future[None]] | None = None  # until no more bytes than this are left
         self._problem: BaseException | None = None
-        self._given_up = False
 
     async def put(self, piece: Bytes, most: int = 0) -> None:
         """Hand on the next piece; returns when at most so many bytes are left, or raises what a work raised."""
@@ -71,8 +70,7 @@ class Intake:
             await waiting
 
     async def end(self) -> None:
-        """Give up what is left and wait for what goes on: nobody may close a file under it."""
-        self._given_up = True
+        """Wait for the works, whatever came of them: nobody may close a file under them."""
         cancelled: asyncio.CancelledError | None = None
         while True:
             try:
@@ -94,7 +92,7 @@ class Intake:
                     return
                 piece = lane.pieces.popleft()
             try:
-                if self._problem is None and not self._given_up:
+                if self._problem is None:
                     lane.work(piece)
             except BaseException as problem:
                 self._problem = problem

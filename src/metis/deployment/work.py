@@ -103,8 +103,19 @@ class WorkFolder:
         return self.folder / "spool" / f"{task}.model"
 
     def keep(self, update: Update) -> None:
-        """Remember, durably, that the local model in the task's file is whole and waits."""
-        write_durable(self.folder / "spool" / f"{update.task}.json", json.dumps(asdict(update)).encode())
+        """Remember, durably, that the local model in the task's file is whole and waits.
+
+        Under its name from the start: half of it is no JSON and is not taken for an update, and a new name afterwards
+        would be one more thing to wait for the disk for.
+        """
+        path = self.folder / "spool" / f"{update.task}.json"
+        try:
+            _write_synced(path, json.dumps(asdict(update)).encode())
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        _sync_folder(path.parent)
 
     def updates(self) -> list[Update]:
         """What waits for an acknowledgement, in the order of the tasks; leavings without a whole model are removed."""
@@ -138,6 +149,10 @@ class WorkFolder:
     def model_file(self, sha256: str) -> Path:
         return self.folder / "models" / sha256
 
+    def incoming(self, sha256: str, length: int) -> Incoming | None:
+        """Where to put this model; None if it is here already."""
+        return None if self.has_model(sha256, length) else Incoming(self, sha256, length)
+
     def has_model(self, sha256: str, length: int) -> bool:
         """Whether the model is here, every bit of it."""
         path = self.model_file(sha256)
@@ -146,7 +161,7 @@ class WorkFolder:
     def forget_models(self, keep: set[str]) -> None:
         for path in (self.folder / "models").iterdir():
             if path.name.removesuffix(".part") not in keep:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 class Incoming:
@@ -203,16 +218,24 @@ def write_durable(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, so that it survives a loss of power."""
     fresh = path.with_name(f"{path.name}.new")
     try:
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(fresh, content)
         fresh.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
