@@ -76,9 +76,11 @@ class FastArithmetic(Arithmetic):
             pass
 
 
-def use_all_processors() -> None:
-    """Let this process mix with all its processors."""
+def use_all_processors(*, at_once: bool = False) -> None:
+    """Let this process mix with all its processors; `at_once` loads now what the first large mixing would wait for."""
     choose(FastArithmetic())
+    if at_once:
+        _kernels()
 
 
 @functools.cache
