@@ -266,7 +266,7 @@ def test_a_table_draws_a_sample(tmp_path: Path) -> None:
     assert isinstance(protocol, SemiSynchronous)
     assert protocol.sample == metis.Sample(share=0.5)
     assert protocol.exchange == "inside"
-    assert config.policy[0].label == "SemiSync (λ=2), 50% of the learners"
+    assert config.policy[0].label == "SemiSync (λ=2), exchange inside, 50% of the learners"
     assert again(config, tmp_path) == config
 
 
@@ -289,6 +289,20 @@ def test_a_table_draws_a_sample(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_sample_is_told(policy: dict[str, Any], complaint: str) -> None:
     assert fault(**policy) == f"demo.toml: policy.{complaint}"
+
+
+@pytest.mark.parametrize(
+    ("table", "label"),
+    [
+        ({"most_local_epochs": 5}, "SemiSync (λ=2), at most 5 epochs"),
+        ({"most_local_epochs": 1, "exchange": "inside"}, "SemiSync (λ=2), at most 1 epoch, exchange inside"),
+        ({"most_local_epochs": 0.5, "adaptive": {}}, "SemiSync (adaptive), at most 0.5 epochs"),
+        ({"exchange": "inside", "sample": {"learners": 2}}, "SemiSync (λ=2), exchange inside, 2 learners"),
+    ],
+)
+def test_what_is_on_top_of_a_policy_shows_in_its_label(table: dict[str, Any], label: str) -> None:
+    """So that a comparison can have it beside the plain one without a name by hand."""
+    assert resolved(**table).policy[0].label == label
 
 
 # --- compression ----------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class Policy:
     def _paced(self, what: str, pacing: Pacing, label: str) -> Policy:
         if not isinstance(self.protocol, SemiSynchronous):
             raise ValueError(f"{what} for semi-synchronous training; {self.name} has none")
-        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label)
+        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label + _limits(self.protocol))
 
     def for_solver(self, momentum: float, pull: float, *, controls: bool = False) -> Policy:
         """With what mixing and pacing must know of the local solver; see `accumulated_steps`."""
@@ -169,22 +169,24 @@ def semisync_fedavg(
     exchange: Literal["inside"] | None = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
-    return Policy(
-        "semisync_fedavg",
-        SemiSynchronous(
-            slowest_learner_epochs,
-            cold_start_limit,
-            timings,
-            budget,
-            grace,
-            longest_period,
-            most_local_epochs=most_local_epochs,
-            exchange=exchange,
-        ),
-        _contribution(weighting),
-        FullPass,
-        f"SemiSync (λ={slowest_learner_epochs:g})",
+    protocol = SemiSynchronous(
+        slowest_learner_epochs,
+        cold_start_limit,
+        timings,
+        budget,
+        grace,
+        longest_period,
+        most_local_epochs=most_local_epochs,
+        exchange=exchange,
     )
+    label = f"SemiSync (λ={slowest_learner_epochs:g}){_limits(protocol)}"
+    return Policy("semisync_fedavg", protocol, _contribution(weighting), FullPass, label)
+
+
+def _limits(protocol: SemiSynchronous) -> str:
+    """What of a period is not the paper's, for a label."""
+    most, inside = protocol.most_local_epochs, ", exchange inside" if protocol.exchange == "inside" else ""
+    return inside if most is None else f", at most {most:g} epoch{'' if most == 1 else 's'}{inside}"
 
 
 def async_fedavg(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
