@@ -124,9 +124,12 @@ def write(
     Gives the files that somebody would open first.
     """
     from metis.reporting.figures import save_comparison_figures, save_run_figures
-    from metis.reporting.report import write_markdown, write_report
+    from metis.reporting.report import comparable, write_markdown, write_report
     from metis.reporting.tables import write_tables
 
+    single, runs = runs, comparable(runs)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
     written: list[Path] = []
     pictures: list[Path] = []
     if {"html", "md", "png"} & set(formats):
@@ -135,7 +138,7 @@ def write(
             pictures = save_run_figures(runs[0], folder, suffixes)
         else:
             pictures = save_comparison_figures(runs, folder, suffixes)
-            for run in runs if everywhere else ():
+            for run in single if everywhere else ():
                 if run.folder is not None:
                     save_run_figures(run, run.folder, suffixes)
         pictures = [path for path in pictures if path.suffix == ".png"]

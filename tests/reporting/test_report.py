@@ -12,7 +12,7 @@ import pytest
 
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.reporting.report import number, write_report
+from metis.reporting.report import comparable, number, write_markdown, write_report
 from metis.runs import Run
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -142,12 +142,18 @@ def test_the_same_runs_give_the_same_page(runs: list[Run], tmp_path: Path) -> No
 
 
 def test_the_configuration_and_its_command_are_shown(written_run: Callable[..., Run], tmp_path: Path) -> None:
-    """A text that runs share is told once; without a command the one that runs the files again is given."""
+    """A text that runs share is told once; without a command the one that runs the files again is given.
+
+    Runs that were not one comparison are repeated one by one: a comparison of them might be refused.
+    """
     one, two = written_run(label="one"), written_run(label="two")
     for run, name in ((one, "a"), (two, "b")):
         run.folder = tmp_path / name
         run.folder.mkdir()
         (run.folder / "config.toml").write_text(f'seed = 1 # <{name}> & "co"\n')
+    _, page = read(write_report([one, two], tmp_path, "Two"))
+    assert "metis simulate a/config.toml metis simulate b/config.toml" in page.text
+    (tmp_path / "comparison.json").write_text('{"runs": ["a", "b"]}')
     _, page = read(write_report([one, two], tmp_path, "Two"))
     assert 'seed = 1 # <a> & "co"' in page.text and 'seed = 1 # <b> & "co"' in page.text
     assert "metis compare a/config.toml b/config.toml" in page.text
@@ -229,3 +235,26 @@ def test_numbers_have_about_four_digits() -> None:
         "–",
         "not a number",
     ]
+
+
+def test_runs_with_other_targets_are_held_against_one(written_run: Callable[..., Run], tmp_path: Path) -> None:
+    """The page names one target; a run that was to reach more, or had none, is billed when it reached that one."""
+    asked = written_run(values=(0.5, 0.7, 0.9), label="asked", target=0.6)
+    more = written_run(values=(0.5, 0.7, 0.9), label="more", target=0.95)
+    none = written_run(values=(0.7, 0.8, 0.9), label="none")
+    shown = comparable([asked, more, none])
+    assert [run.costs_at_target and run.costs_at_target.parallel_time for run in shown] == [6.0, 6.0, 3.0]
+    assert more.costs_at_target is None  # the run itself is what it was
+    text = write_markdown(shown, tmp_path, "three").read_text("utf-8")
+    assert "none reached accuracy 0.6 first, after 3 s" in text
+    assert "did not reach" not in text
+    assert "not of one federation" not in text
+
+
+def test_runs_of_different_federations_are_said_to_be(written_run: Callable[..., Run], tmp_path: Path) -> None:
+    """Learners that differ make a difference that is not the policy's; what one table cannot hold is refused."""
+    two, three = written_run(learners=2, label="two"), written_run(learners=3, label="three")
+    text = write_markdown(comparable([two, three]), tmp_path, "both").read_text("utf-8")
+    assert "The runs are not of one federation: their learners differ" in text
+    with pytest.raises(ConfigError, match="different metrics, accuracy and mae: report them one by one"):
+        comparable([two, written_run(metric="mae", higher_is_better=False)])

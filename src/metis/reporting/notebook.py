@@ -33,7 +33,7 @@ class Comparison:
     def __init__(self, runs: Sequence[Run]) -> None:
         if not runs:
             raise ConfigError("there is nothing to compare: give at least one run")
-        self.runs = list(runs)
+        self.runs = report.comparable(runs)
 
     def to_records(self) -> list[dict[str, Any]]:
         """One plain row a policy and bill: until the target, where there is one, and at the end."""

@@ -8,7 +8,7 @@ import platform
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,41 @@ def _lead(runs: list[Run]) -> str:
         )
     if len(runs) > 1:
         sentence += f" The page compares {_count(len(runs), 'training policy').replace('policys', 'policies')}."
+    if differences := _differences(runs):
+        sentence += (
+            f" The runs are not of one federation: their {_listed(differences)} differ, and what is said of the "
+            "federation here is of the first. More than the policy makes them come out differently."
+        )
     return sentence
+
+
+def _differences(runs: list[Run]) -> list[str]:
+    """In what the runs differ that a comparison of policies holds fixed."""
+    simulated = not any(run.setting.real_time for run in runs)  # else time and speed are measured, never the same
+    aspects: dict[str, Callable[[Run], Any]] = {
+        "learners": lambda run: [
+            (info.name, info.examples, info.batch_size, repr(info.time_per_batch) if simulated else "", info.power)
+            for info in run.setting.learners
+        ],
+        "data": lambda run: [run.setting.facts.get(name) for name in ("dataset", "partition", "test_examples")],
+        "networks": lambda run: (run.setting.facts.get("network"), run.setting.model_bytes),
+    }
+    return [name for name, of in aspects.items() if any(of(run) != of(runs[0]) for run in runs[1:])]
+
+
+def comparable(runs: Sequence[Run]) -> list[Run]:
+    """The runs, all held against the first target that one of them has; refuses what one table cannot hold."""
+    runs = list(runs)
+    for what, of in (("metrics", lambda run: run.setting.metric), ("units of energy", energy_unit)):
+        if len(told := list(dict.fromkeys(map(of, runs)))) > 1:
+            raise ConfigError(f"the runs have different {what}, {_listed(told)}: report them one by one")
+    target = next((run.setting.target for run in runs if run.setting.target is not None), None)
+    return [
+        run
+        if run.setting.target == target
+        else Run(replace(run.setting, target=target), run.events, run.community_model, run.wall_seconds, run.folder)
+        for run in runs
+    ]
 
 
 def findings(runs: list[Run], names: list[str]) -> list[str]:
@@ -607,7 +641,10 @@ def _repeating(runs: Sequence[Run], files: Sequence[Path | None], folder: Path) 
     paths = [shlex.quote(Path(os.path.relpath(file, folder)).as_posix()) for file in known]
     if all(run.setting.real_time for run in runs):
         return "\n".join(f"metis controller {path} --state ANOTHER-FOLDER --identity KIT" for path in paths)
-    return f"metis {'simulate' if len(files) == 1 else 'compare'} {' '.join(paths)}"
+    above = {file.parent.parent for file in known}
+    if len(files) > 1 and len(above) == 1 and (above.pop() / "comparison.json").is_file():
+        return f"metis compare {' '.join(paths)}"
+    return "\n".join(f"metis simulate {path}" for path in paths)  # a comparison might refuse what they differ in
 
 
 # --- as text that a repository shows ------------------------------------------------------------
