@@ -83,7 +83,7 @@ def test_all_that_is_beyond_the_paper_can_be_compared_with_it() -> None:
     ended = [federation.simulate(policy, build_stop(made), solver=solver) for policy, solver in build_policies(made)]
     comparison = compare(ended)
     rows = {row["label"]: row for row in comparison["rows"]}
-    assert len(rows) == len(made.policy) == 15
+    assert len(rows) == len(made.policy) == 16
     assert all(row["rounds"] >= 1 for row in rows.values())
     console = Console(file=io.StringIO(), width=200)
     console.print(comparison_table(comparison))
