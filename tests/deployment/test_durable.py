@@ -30,7 +30,7 @@ from metis.core.schedules import Schedule
 from metis.core.server import FedAvgM, FedYogi
 from metis.deployment.durable import DurableController
 from metis.deployment.state import DuplicateUpdate, State, StateError
-from metis.deployment.wire import model_parts
+from metis.deployment.wire import checker, model_parts
 from metis.trace import to_line
 
 NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
@@ -169,6 +169,11 @@ def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, t
             same(steady, killed)
     same(steady, killed)
     assert steady.durable.controller.community.stamp.version > 3
+    assert steady.durable.seals.keys() <= steady.durable.versions.keys()
+    for version, sealed in steady.durable.seals.items():
+        check, right = checker("", sealed)
+        check.update(steady.state.blob_path(steady.durable.versions[version]).read_bytes())
+        assert check.digest() == right
 
 
 def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from metis.deployment import wire_pb2 as pb
 from metis.deployment.service import _in_thread
 from metis.deployment.state import State, StateError
 from metis.deployment.transfer import ended
+from metis.deployment.wire import checker
 
 TESTS = Path(__file__).parents[1]
 _CODE = grpc.StatusCode
@@ -432,6 +433,24 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
                         assert receipt.verdict in (pb.Receipt.COMMITTED, pb.Receipt.ALREADY)
             assert found > 6
             assert files(here) - before <= {hashlib.sha256(marker).hexdigest()}
+
+    play(scene())
+
+
+def test_a_task_brings_the_seal_of_its_model(tmp_path: Path) -> None:
+    """Which learners check instead of the hash; the initial model has none."""
+
+    async def scene() -> None:
+        async with federation(tmp_path) as here, Puppet(here) as learner:
+            first = await (await learner.join()).task()
+            assert first.seal == b""
+            await learner.hand_in(first.number)
+            task = await learner.task()
+            request = pb.ModelRequest(run=here.process.run, sha256=task.sha256)
+            chunks = [chunk.data async for chunk in learner.stub.download(request, metadata=learner.metadata)]
+            check, right = checker("", task.seal)
+            check.update(b"".join(chunks))
+            assert check.digest() == right == task.seal
 
     play(scene())
 

@@ -24,7 +24,7 @@ from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
 from metis.deployment.learner import LearnerProcess, _Backoff
-from metis.deployment.wire import PROTOCOL
+from metis.deployment.wire import PROTOCOL, Seal
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
 from metis.storage import load_model
@@ -327,6 +327,31 @@ def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None
             await trained(counterpart, stream, 2)
             assert counterpart.offsets[4:] == [0, 0]
             assert len(list((tmp_path / "work" / "models").iterdir())) == 1
+
+    play(story)
+
+
+def test_a_sealed_model_is_checked_against_its_seal(play: Play, tmp_path: Path) -> None:
+    """Wherever it was cut; a model that breaks its seal is fetched anew and fails the task in the end."""
+
+    def sealed(content: bytes) -> bytes:
+        seal = Seal()
+        seal.update(content)
+        return seal.digest()
+
+    async def story(counterpart: Counterpart) -> None:
+        async with learner(counterpart, tmp_path / "work"):
+            stream = await counterpart.ready()
+            counterpart.download_faults = [48, None, "wrong", None]
+            await trained(counterpart, stream, 1, seal=sealed(counterpart.model))
+            assert counterpart.offsets == [0, 48]
+            counterpart.model = counterpart.model[:-4] + counterpart.model[:4]
+            await trained(counterpart, stream, 2, seal=sealed(counterpart.model))
+            assert counterpart.offsets[2:] == [0, 0]
+            counterpart.model = counterpart.model[4:] + counterpart.model[:4]
+            stream.send(task=counterpart.task(3, seal=sealed(counterpart.model[::-1])))
+            failed = await stream.expect("failed")
+            assert (failed.task, failed.reason) == (3, "community model 4 did not arrive as it was announced")
 
     play(story)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from metis.deployment.wire import (
     CHUNK,
     SMALLEST_CHUNK,
     Piece,
+    Seal,
     Stride,
+    checker,
     let_go,
     model_parts,
+    new_seal,
     payload_sha256,
     read_chunk,
     read_model,
@@ -111,3 +115,30 @@ def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
     for _ in range(20):
         stride.took(0.01)
     assert stride.bytes == 4 * numbers
+
+
+@given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255))
+def test_a_seal_breaks_with_any_byte(content: bytes, place: int, change: int) -> None:
+    """However the bytes are cut; and two seals of the same bytes tell nothing of each other."""
+    place %= len(content)
+    seal, other = new_seal(), new_seal()
+    assert seal is not None and other is not None
+    for one in (seal, other):
+        one.update(memoryview(content)[:place])
+        one.update(content[place:])
+    sealed = seal.digest()
+    assert sealed != other.digest()
+    damaged = bytearray(content)
+    damaged[place] ^= change
+    for received, right in ((content, True), (bytes(damaged), False), (content + b"\0", False), (content[:-1], False)):
+        check, announced = checker("00" * 32, sealed)
+        assert isinstance(check, Seal)
+        check.update(received)
+        assert (check.digest() == announced) == right
+
+
+def test_without_a_seal_the_hash_counts() -> None:
+    for seal in (b"", b"of another length"):
+        check, announced = checker(hashlib.sha256(b"model").hexdigest(), seal)
+        check.update(b"model")
+        assert check.digest() == announced

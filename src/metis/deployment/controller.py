@@ -586,6 +586,7 @@ class ControllerProcess:
                 rate=None if task.rate == 1 else task.rate,
                 sha256=blob,
                 bytes=model_bytes(self.layout),
+                seal=self._durable.seals.get(task.based_on.version),
                 evaluate=self._terms.evaluate_at_learners and session.ready.evaluation_examples > 0,
             )
         )

@@ -32,7 +32,7 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
-from metis.deployment.wire import let_go, model_parts, payload_sha256, read_model
+from metis.deployment.wire import let_go, model_parts, new_seal, payload_sha256, read_model
 from metis.errors import DataError, LearnerError
 from metis.trace import from_record, measure_record, recorded_measure, to_record
 
@@ -182,7 +182,10 @@ class DurableController:
 
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
-        blob = self.state.put_blob(model_parts(action.community_model), durable=False)
+        seal = new_seal()
+        blob = self.state.put_blob(model_parts(action.community_model), durable=False, seal=seal)
+        if seal is not None:
+            self.seals[action.stamp.version] = seal.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure
@@ -210,6 +213,7 @@ class DurableController:
         leased = {r.task.based_on.version for r in self.controller.roster.training if r.task is not None}
         for version in self.versions.keys() - leased - {current}:
             del self.versions[version]
+            self.seals.pop(version, None)
 
     # --- snapshots and recovery -------------------------------------------------------------------
 
@@ -243,6 +247,7 @@ class DurableController:
     def _replay(self, snapshot: Snapshot | None) -> None:
         self.versions: dict[int, str] = {}
         self.hashes = {0: payload_sha256(self._initial_model)}
+        self.seals: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
         self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
         self._store = _BlobStore(self.state, self.layout)
         self._since_snapshot = 0

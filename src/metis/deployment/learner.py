@@ -698,7 +698,7 @@ class LearnerProcess:
         while True:
             session = await self._connected()
             try:
-                if await _own(self._obtain(session.stub, session.metadata, task.sha256, task.bytes)):
+                if await _own(self._obtain(session.stub, session.metadata, task.sha256, task.bytes, task.seal)):
                     return path
                 mismatches += 1
                 if mismatches >= _MOST_MISMATCHES:
@@ -717,12 +717,14 @@ class LearnerProcess:
                 pass  # with the stream, which is dialled anew
             await asyncio.sleep(backoff.next())
 
-    async def _obtain(self, stub: FederationStub, metadata: Any, sha256: str, length: int) -> bool:
+    async def _obtain(
+        self, stub: FederationStub, metadata: Any, sha256: str, length: int, seal: bytes = b""
+    ) -> bool:  # fmt: skip
         """Have the model in its file; False if what came is something else."""
         if not (len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")):
             raise _TaskFailed("the controller names a model by something that is no SHA-256")
         try:
-            incoming = await asyncio.to_thread(self._work.incoming, sha256, length)
+            incoming = await asyncio.to_thread(self._work.incoming, sha256, length, seal)
         except OSError as problem:
             raise _TaskFailed(self._no_room(problem)) from problem
         if incoming is None:
@@ -733,7 +735,7 @@ class LearnerProcess:
             making_room.result()  # takes a while, in which the first bytes may come
             incoming.append(data)
 
-        intake = Intake(incoming.hash, append)
+        intake = Intake(incoming.check, append)
         try:
             if incoming.received < length:
                 request = pb.ModelRequest(run=self._work.run, sha256=sha256, offset=incoming.received)

@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
 from metis.deployment.transfer import beside
 from metis.errors import ConfigError, DataError, LearnerError, MetisError
@@ -78,6 +78,12 @@ class DuplicateUpdate(LearnerError):
 
 class BlobMismatch(ValueError):
     """What was received is not what was announced."""
+
+
+class Digest(Protocol):
+    """What gets all bytes of a model."""
+
+    def update(self, data: bytes | memoryview, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,9 +444,11 @@ class State:
         """Somewhere to write a model that is being received."""
         return Incoming(self, self._durable, held=True)
 
-    def put_blob(self, parts: Iterable[memoryview], *, durable: bool | None = None) -> str:
-        """Keep these bytes and return their SHA-256; `durable` overrides the folder's level."""
-        with Incoming(self, self._durable if durable is None else durable, held=False) as incoming:
+    def put_blob(
+        self, parts: Iterable[memoryview], *, durable: bool | None = None, seal: Digest | None = None
+    ) -> str:  # fmt: skip
+        """Keep these bytes and return their SHA-256; `durable` overrides the folder's level, `seal` gets them too."""
+        with Incoming(self, self._durable if durable is None else durable, held=False, seal=seal) as incoming:
             for part in parts:
                 incoming.write(part)
             return incoming.commit(incoming.bytes, incoming.sha256)
@@ -640,8 +648,8 @@ class State:
 class Incoming:
     """One model on its way into the folder; what is not committed leaves no trace. For one thread at a time."""
 
-    def __init__(self, state: State, durable: bool, held: bool) -> None:
-        self._state, self._durable, self._held = state, durable, held
+    def __init__(self, state: State, durable: bool, held: bool, seal: Digest | None = None) -> None:
+        self._state, self._durable, self._held, self._seal = state, durable, held, seal
         self._path = state.folder / "blobs" / f"tmp.{secrets.token_hex(8)}"
         self._digest = hashlib.sha256()
         self.bytes = 0
@@ -680,7 +688,10 @@ class Incoming:
         self.bytes += len(rest)
         with _writing(self._path):
             while rest:
-                rest = rest[self._file.write(rest[:_AT_ONCE]) :]
+                written = self._file.write(rest[:_AT_ONCE])
+                if self._seal is not None:
+                    self._seal.update(rest[:written])
+                rest = rest[written:]
 
     def content(self) -> bytes:
         """What was written so far."""

@@ -10,12 +10,15 @@ import contextlib
 import ctypes
 import hashlib
 import mmap
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from metis.core.model import Layout, Model
 from metis.deployment import wire_pb2 as pb
@@ -27,6 +30,7 @@ MOST_MESSAGE = CHUNK + (1 << 16)
 _BRISK_SECONDS, _SLUGGISH_SECONDS = 0.1, 0.5  # for one chunk
 TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
+_KEY_BYTES, _SEAL_BYTES = 32, 48  # of a seal: its key; that and the code
 SERVICE = "metis.Federation"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
 
@@ -87,6 +91,40 @@ def payload_sha256(model: Model) -> str:
     for part in model_parts(model):
         digest.update(part)
     return digest.hexdigest()
+
+
+class Seal:
+    """A key of its own and the Poly1305 of some bytes under it: whoever has both finds a wrong bit as SHA-256 does.
+
+    In a seventh of the time. But unlike a SHA-256 it names nothing: whoever knows the key can make other bytes for it.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(_KEY_BYTES) if key is None else key
+        self._code = Poly1305(self._key)
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._code.update(data)
+
+    def digest(self) -> bytes:
+        """Key and code; nothing can be added then."""
+        return self._key + self._code.finalize()
+
+
+def new_seal() -> Seal | None:
+    """With a new key; None where the system allows no Poly1305."""
+    try:
+        return Seal()
+    except UnsupportedAlgorithm:
+        return None
+
+
+def checker(sha256: str, seal: bytes) -> tuple[Any, bytes]:
+    """What to update with the bytes of a model, and the digest that it must have then."""
+    if len(seal) == _SEAL_BYTES:
+        with contextlib.suppress(UnsupportedAlgorithm):
+            return Seal(seal[:_KEY_BYTES]), seal
+    return hashlib.sha256(), bytes.fromhex(sha256)
 
 
 def keep_buffers() -> None:

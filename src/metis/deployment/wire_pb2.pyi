@@ -130,7 +130,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "rate", "evaluate")
+    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "evaluate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class Task(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -149,9 +150,10 @@ class Task(_message.Message):
     seconds: float
     sha256: str
     bytes: int
+    seal: bytes
     rate: float
     evaluate: bool
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., rate: _Optional[float] = ..., evaluate: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., evaluate: bool = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "text", "task")

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from metis.deployment.wire import checker
 from metis.errors import ConfigError
 
 _PIECE = 1 << 20
@@ -149,9 +150,9 @@ class WorkFolder:
     def model_file(self, sha256: str) -> Path:
         return self.folder / "models" / sha256
 
-    def incoming(self, sha256: str, length: int) -> Incoming | None:
+    def incoming(self, sha256: str, length: int, seal: bytes) -> Incoming | None:
         """Where to put this model; None if it is here already."""
-        return None if self.has_model(sha256, length) else Incoming(self, sha256, length)
+        return None if self.has_model(sha256, length) else Incoming(self, sha256, length, seal)
 
     def has_model(self, sha256: str, length: int) -> bool:
         """Whether the model is here, every bit of it."""
@@ -167,22 +168,24 @@ class WorkFolder:
 class Incoming:
     """A community model on its way into its file; goes on where an earlier attempt ended."""
 
-    def __init__(self, work: WorkFolder, sha256: str, length: int) -> None:
-        self._target, self._sha256, self._length = work.model_file(sha256), sha256, length
+    def __init__(self, work: WorkFolder, sha256: str, length: int, seal: bytes = b"") -> None:
+        """It is checked against the seal, or against the SHA-256 if there is none."""
+        self._target, self._length = work.model_file(sha256), length
         self._part = self._target.with_name(f"{sha256}.part")
-        self._digest = hashlib.sha256()
+        self._announced = sha256, seal
         self._file = self._part.open("a+b", buffering=0)
         self._file.seek(0)
+        self._check, self._right = checker(*self._announced)
         self.received = 0
         while piece := self._file.read(_PIECE):
-            self._digest.update(piece)
+            self._check.update(piece)
             self.received += len(piece)
         if self.received > length:
             self.restart()
 
-    def hash(self, data: bytes | memoryview) -> None:
+    def check(self, data: bytes | memoryview) -> None:
         """Every byte goes through here too, beside `append`."""
-        self._digest.update(data)
+        self._check.update(data)
 
     def append(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -192,11 +195,12 @@ class Incoming:
 
     def restart(self) -> None:
         self._file.truncate(0)
-        self._digest, self.received = hashlib.sha256(), 0
+        self._check, self._right = checker(*self._announced)
+        self.received = 0
 
     def commit(self) -> bool:
         """Give it its name if it is what was asked for; else begin anew."""
-        if self.received != self._length or self._digest.hexdigest() != self._sha256:
+        if self.received != self._length or self._check.digest() != self._right:
             self.restart()
             return False
         self._part.replace(self._target)
