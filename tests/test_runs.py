@@ -160,6 +160,21 @@ def test_a_summary_that_is_none_is_refused(copy: Path, text: str) -> None:
         Run.load(copy)
 
 
+@pytest.mark.parametrize(
+    "path", ["label", "setting.metric", "setting.model_bytes", "setting.facts", "learner.name", "learner.examples"]
+)
+@pytest.mark.parametrize("wrong", [[], 1e300])
+def test_a_summary_with_values_of_other_types_is_refused(copy: Path, path: str, wrong: object) -> None:
+    """Before anybody computes with them."""
+    summary = json.loads((copy / "summary.json").read_text())
+    place, _, key = path.rpartition(".")
+    {"": summary, "setting": summary["setting"], "learner": summary["setting"]["learners"][0]}[place][key] = wrong
+    (copy / "summary.json").write_text(json.dumps(summary))
+
+    with pytest.raises(DataError, match=r"summary.json is not the summary of a run"):
+        Run.load(copy)
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.98])
 def test_truncated_events_are_noticed(copy: Path, kept: float) -> None:
     """They do not lead to the summary beside them."""

@@ -123,6 +123,13 @@ def test_a_line_that_was_cut_off_in_writing_is_left_out(tmp_path: Path) -> None:
         b'{"at": 1.0, "event": "learner_left"}',
         b'{"at": 1.0, "event": "learner_left", "learner": "a", "mood": "bad"}',
         b'{"at": 1.0, "event": "evaluated", "version": 1, "metrics": 5}',
+        b'{"at": NaN, "event": "learner_left", "learner": "a"}',
+        b'{"at": 1e308, "event": "learner_left", "learner": "a"}',
+        b'{"at": -1, "event": "learner_left", "learner": "a"}',
+        b'{"at": "1", "event": "learner_left", "learner": "a"}',
+        b'{"at": 1.0, "event": "learner_left", "learner": 5}',
+        b'{"at": 1.0, "action": "finish", "reason": true}',
+        b'{"at": 1.0, "event": "controller_away", "seconds": Infinity}',
         b'{"at": 1.0, "action": "send_task", "learner": "a", "task": 1, "based_on": 3, "steps": 1, "seconds": 1}',
     ],
 )

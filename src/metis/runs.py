@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, TypeAlias
 
 from metis.core.controller import Target
@@ -141,32 +142,34 @@ class Setting:
 
     @staticmethod
     def from_summary(summary: dict[str, Any]) -> Setting:
+        """What `to_json` wrote; raises ValueError, KeyError or TypeError if it did not."""
         setting = summary["setting"]
-        metric, higher = setting["metric"], setting["higher_is_better"]
+        metric, higher = _checked(setting["metric"], str), setting["higher_is_better"]
+        target = _checked(setting["target"], int, float, NoneType)
         return Setting(
-            policy=summary["policy"],
-            label=summary["label"],
+            policy=_checked(summary["policy"], str),
+            label=_checked(summary["label"], str),
             seed=summary["seed"],
             learners=tuple(
                 LearnerInfo(
-                    row["name"],
-                    row["examples"],
-                    row["batch_size"],
-                    math.nan if row["time_per_batch"] is None else row["time_per_batch"],
+                    _checked(row["name"], str),
+                    _checked(row["examples"], int),
+                    _checked(row["batch_size"], int),
+                    math.nan if row["time_per_batch"] is None else _checked(row["time_per_batch"], int, float),
                     Power(*row["power"]),
-                    tuple(row["class_counts"]),
+                    tuple(_checked(count, int) for count in row["class_counts"]),
                 )
                 for row in setting["learners"]
             ),
-            model_bytes=setting["model_bytes"],
-            update_bytes=setting.get("update_bytes"),
+            model_bytes=_checked(setting["model_bytes"], int),
+            update_bytes=_checked(setting.get("update_bytes"), int, NoneType),
             fills_the_period=setting["fills_the_period"],
             metric=metric,
             higher_is_better=higher,
-            target=None if setting["target"] is None else Target(metric, setting["target"], higher),
+            target=None if target is None else Target(metric, target, higher),
             class_names=tuple(setting["class_names"]),
             real_time=setting.get("real_time", False),
-            facts=setting["facts"],
+            facts=_checked(setting["facts"], dict),
         )
 
     def save(self, folder: Path) -> None:
@@ -175,6 +178,13 @@ class Setting:
             folder / SETTING,
             {"policy": self.policy, "label": self.label, "seed": self.seed, "setting": self.to_json()},
         )
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    """The value, if it is of one of these types and no number beyond those that a run can have."""
+    if not isinstance(value, kinds) or (isinstance(value, (int, float)) and not abs(value) < 1e18):
+        raise TypeError(f"{value!r} should be {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
 
 
 class RunFold:

@@ -63,6 +63,7 @@ _NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
 _FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure))
 _MODELS = ("local_model", "community_model")
+_END_OF_TIME = 1e15  # seconds; sums of later moments would overflow
 
 
 def _number(value: float) -> float | None:
@@ -100,6 +101,10 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
     """What `to_record` wrote, with empty models."""
     rest = dict(record)
     at = rest.pop("at")
+    if not isinstance(at, (int, float)) or not 0 <= at < _END_OF_TIME:
+        raise ValueError(f"'at' is {at!r}, which is no moment of a run")
+    if not all(isinstance(rest.get(name, ""), str) for name in ("learner", "reason")):
+        raise ValueError("'learner' and 'reason' must be text")
     kind: Callable[..., Event | Action]
     if "event" in rest:
         name = rest.pop("event")
@@ -157,6 +162,18 @@ def to_line(now: float, item: Event | Action) -> str:
     return json.dumps(to_record(now, item), separators=(",", ":"), allow_nan=False, default=plain_number)
 
 
+def from_line(line: str) -> tuple[float, Event | Action]:
+    """What `to_line` wrote; raises ValueError, KeyError, TypeError or AttributeError if it did not."""
+    return from_record(_LINES.decode(line))
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+_LINES = json.JSONDecoder(parse_constant=_refuse)  # NaN and infinity, which Python would take
+
+
 def plain_number(value: Any) -> Any:
     """For `json.dumps`: numpy's numbers, which users take from their arrays, as Python's."""
     if isinstance(value, np.generic):
@@ -172,7 +189,7 @@ def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
                 if not line.endswith("\n"):
                     return
                 try:
-                    yield from_record(json.loads(line))
+                    yield from_line(line)
                 except (ValueError, KeyError, TypeError, AttributeError) as problem:
                     raise DataError(f"{path}, line {number} is not an event of a run: {problem!r}") from problem
     except OSError as problem:

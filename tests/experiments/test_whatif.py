@@ -11,9 +11,20 @@ import pytest
 import metis
 from deployment.federations import served
 from metis.core.controller import StopRule
-from metis.core.events import DeadlinePassed, Event, LearnerJoined, SendTask
+from metis.core.events import (
+    Budget,
+    CommunityStamp,
+    DeadlinePassed,
+    Event,
+    LearnerJoined,
+    LocalTask,
+    SendTask,
+    UpdateRequest,
+)
+from metis.core.model import Model
 from metis.core.policies import Policy
 from metis.deployment.controller import Terms
+from metis.errors import DataError
 from metis.experiments.timings import read_timings
 from metis.experiments.whatif import Recording, bill, compare_policies, decisions, load_recording, what_if
 from metis.simulation.course import Course
@@ -89,3 +100,14 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
         again = what_if(recording(course), policy)
         assert min(at for at, item in again if isinstance(item, SendTask)) == 5.0
     assert decisions(what_if(recording(course), metis.sync_fedavg(1)), 9.0) == decisions(course, 9.0)
+
+
+def test_events_that_cannot_follow_each_other_are_no_recording() -> None:
+    """As after two lines were exchanged: an update before its task, an answer that is no number."""
+    joined = (0.0, LearnerJoined("a", 10, 10))
+    sent = (5.0, SendTask("a", LocalTask(1, CommunityStamp(), Budget(1)), Model.empty()))
+    early = (1.0, UpdateRequest("a", 1, 1, 1.0, 1.0, Model.empty()))
+    wrong = (6.0, UpdateRequest("a", 1, None, [], 1.0, Model.empty()))  # type: ignore[arg-type]
+    for events in ([joined, sent, early], [joined, early, sent], [joined, sent, wrong]):
+        with pytest.raises(DataError, match=r"events.jsonl is damaged: its events cannot follow each other"):
+            compare_policies(recording(list(events)), [metis.sync_fedavg(1)])

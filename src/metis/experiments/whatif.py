@@ -32,6 +32,7 @@ from metis.simulation.recorded import recorded_tasks, replay_otherwise
 from metis.trace import measures_of, read_trace, to_record
 
 HOUR = 3600.0
+_DAMAGED = (KeyError, TypeError, AssertionError)  # what folding events raises that cannot follow each other
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,12 @@ def what_if(recording: Recording, policy: Policy) -> Course:
         controller.measures = measures_of(recording.events)  # there are no weights to measure again
     try:
         return replay_otherwise(recording.events, controller, recording.nominal)
-    except (KeyError, UnexpectedUpdate) as problem:
-        raise DataError(f"{recording.folder / EVENTS} is damaged: its events cannot follow each other") from problem
+    except (*_DAMAGED, UnexpectedUpdate) as problem:
+        raise _damage(recording) from problem
+
+
+def _damage(recording: Recording) -> DataError:
+    return DataError(f"{recording.folder / EVENTS} is damaged: its events cannot follow each other")
 
 
 # --- what it cost ---------------------------------------------------------------------------------
@@ -281,7 +286,10 @@ class Comparison:
 
 def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Comparison:
     """Replay each policy and fold all courses alike."""
-    bills = [bill(recording, recording.events, recording.label, recording.fills_the_period)]
+    try:
+        bills = [bill(recording, recording.events, recording.label, recording.fills_the_period)]
+    except _DAMAGED as problem:
+        raise _damage(recording) from problem
     courses = []
     reproduced: bool | None = None
     for policy in policies:

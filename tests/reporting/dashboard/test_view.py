@@ -312,7 +312,16 @@ def test_a_run_that_ran_out_of_learners() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [b"{", b"[]", b'{"at":1.0,"action":"fly"}', b'{"at":1.0,"event":"learner_left"}', b"\xff"]
+    "bad",
+    [
+        b"{",
+        b"[]",
+        b'{"at":1.0,"action":"fly"}',
+        b'{"at":1.0,"event":"learner_left"}',
+        b'{"at":NaN,"event":"learner_left","learner":"fast"}',
+        b'{"at":1e308,"event":"learner_left","learner":"fast"}',
+        b"\xff",
+    ],
 )
 def test_a_damaged_line_is_told_and_what_came_before_is_shown(bad: bytes) -> None:
     view = folded(written_setting(), [*joined(), *rounds(1)])

@@ -9,7 +9,6 @@ added all increments has what a snapshot would give it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.runs import Setting, Span, TimelineFold
-from metis.trace import from_record
+from metis.trace import from_line
 
 Increment = dict[str, Any]
 
@@ -174,7 +173,7 @@ class RunView:
             if self.damage is not None:
                 return
             try:
-                self.record(*from_record(json.loads(line)))
+                self.record(*from_line(line.decode()))
             except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
                 self.damage = f"line {self.events + 1} of its events cannot be understood; what came before is shown"
 
