@@ -74,6 +74,12 @@ def metis(*arguments: str) -> Result:
     ("arguments", "said"),
     [
         (["nowhere"], "there is no directory nowhere; make a run with: metis simulate FILE --out nowhere"),
+        (
+            ["federation.example.org"],
+            "there is no directory federation.example.org; make a run with: metis simulate FILE --out "
+            "federation.example.org; for a dashboard that federation.example.org serves, add its port: "
+            "federation.example.org:8484",
+        ),
         (["127.0.0.1:1"], "there is no dashboard at http://127.0.0.1:1/: Connection refused; on that machine: metis"),
         (["127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for a directory; http://127.0.0.1:1/ is served"),
         (["two.toml"], "two.toml is a file; give the directory of a run"),
@@ -214,6 +220,7 @@ def test_a_page_can_follow_a_run_to_its_end(workplace: Path, arguments: list[str
 
     assert process.returncode == 0, stderr
     assert page.kinds[-1] == "end"
+    assert "the dashboard has ended too; to see it again: metis dashboard out\n" in stderr
     json.loads(stdout)
     for name in names:
         folder = workplace / "out" if name == "out" else workplace / "out" / name

@@ -337,6 +337,20 @@ def test_probes_of_sites_make_a_plan(workplace: Path) -> None:
     assert "must be greater than 0" in refused("plan", str(SITE / "federation.toml"), "--timings", str(probes))
 
 
+def test_a_site_file_alone_can_be_probed(workplace: Path) -> None:
+    """Before there is an experiment, and a name; whose data it is asked for is said."""
+    (workplace / "site.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n\n"
+        "def network():\n    return nn.Linear(3, 2)\n\n\n"
+        "def training_data(site):\n    assert site == 'site'\n"
+        "    return np.ones((8, 3), np.float32), np.zeros(8, np.int64)\n"
+    )
+    result = metis("probe", "--site", "site.py", "--batches", "2", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["learner"] == "site"
+    assert result.stderr == "note: site.py is asked for the data of 'site'; --name says another\n"
+
+
 def test_a_probe_with_the_experiments_file_and_its_site(workplace: Path) -> None:
     """The batch size is the experiment's, unless another is asked for."""
     file = str(SITE / "federation.toml")

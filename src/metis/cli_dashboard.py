@@ -45,8 +45,11 @@ def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]
         yield dashboard.url
     finally:
         problem = dashboard.end()
+        again = escape(f"metis dashboard {shlex.quote(str(folder))}")
         if problem is not None:
             console.print(f"[yellow]note:[/] the dashboard failed: {escape(problem)}")
+        else:
+            console.print(f"the dashboard has ended too; to see it again: [bold]{again}[/]", soft_wrap=True)
 
 
 EXAMPLES = (
@@ -87,7 +90,9 @@ def dashboard(
         return
     if not folder.is_dir():
         again = shlex.quote(str(folder))
-        raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}")
+        a_host = address is not None and ("." in address[2] or address[2] == "localhost")
+        served = f"; for a dashboard that {folder} serves, add its port: {folder}:8484" if a_host else ""
+        raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}{served}")
     _check_installed()
     from metis.deployment.status import read_token
     from metis.reporting.dashboard.listening import bind, is_loopback, new_token

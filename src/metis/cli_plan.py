@@ -120,6 +120,9 @@ def probe(
 
     if file is None and site is None:
         raise ConfigError("give a FILE, or a site file with --site")
+    if name is None and file is None:
+        name = "site"
+        cli._stderr().print(f"note: {site} is asked for the data of '{name}'; --name says another", markup=False)
     if name is None:
         raise ConfigError("say which learner this machine is: --name NAME")
     if file is None:
