@@ -3,7 +3,7 @@
     python benchmarks/wire.py [--megabytes 100] [--repeats 10] [--tasks 200] [--quick] [--no-peers] [--out FOLDER]
 
 The controller is a process of its own; this one is the learner, with the code of the real one but for the training.
-A download is from the request until the community model lies hashed and whole in a file of the learner; an upload
+A download is from the request until the community model lies checked and whole in a file of the learner; an upload
 from its first byte until the receipt: hashed, every number looked at, in a file, journaled. Between them, with the
 same two cores, the same bytes are copied over TCP by a plain sender and a plain receiver: from memory to memory, and
 from a file to a new file. Bare gRPC is the same bytes through streams of the same library in chunks of the same size,
