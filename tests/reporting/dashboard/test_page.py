@@ -361,7 +361,12 @@ def test_a_thousand_learners(browser: Any, tmp_path: Path) -> None:
         expect(last).to_be_visible()
         expect(last).to_have_attribute("aria-rowindex", "1001")
         assert page.locator(".lane canvas").bounding_box()["height"] < 500
+        between = page.get_by_role("listitem").filter(has_text="in between")
+        expect(between).to_be_visible()
         page.get_by_role("button", name="Taller rows").click()
+        page.get_by_role("button", name="Taller rows").click()
+        expect(between).to_be_hidden()
+        page.get_by_role("button", name="Shorter rows").click()
         plot = page.locator(".lane .plot")
         plot.focus()
         page.keyboard.press("PageDown")
@@ -409,7 +414,7 @@ def test_two_runs_side_by_side(visit: Visit, folder: Path) -> None:
     expect(page.locator("#metric-time .u-legend .u-series")).to_have_count(3)
     page.get_by_role("combobox", name="Run").select_option("other")
     expect(page.locator("#shown")).to_have_text("2 learners")
-    page.locator(".card", has_text="SemiSync").get_by_role("checkbox").uncheck()
+    page.get_by_role("checkbox", name="show SemiSync").uncheck()
     expect(page.locator(".lane")).to_have_count(1)
     append(path, [(9.0, LearnerLeft("north"))])
     expect(page.get_by_role("listitem").filter(has_text="away since 9.0 s")).to_have_text(

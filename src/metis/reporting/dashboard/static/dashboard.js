@@ -318,7 +318,7 @@ function card(run) {
     fields[key] = [term, meaning];
   }
   made.append(head, metric, state, list);
-  return { made, title, show, value, name, state, fields };
+  return { made, title, show, box, value, name, state, fields };
 }
 
 function drawCards() {
@@ -335,6 +335,7 @@ function drawCards() {
     const view = cards.get(run.id), totals = run.totals;
     put(view.title, titleOf(run, list));
     view.show.hidden = list.length < 2;
+    view.box.setAttribute("aria-label", `show ${view.title.textContent}`); // heard one after the other they must differ
     put(view.state, stateOf(run));
     const last = run.history[run.history.length - 1];
     put(view.value, last ? metricText(last[3]) : "–");
@@ -482,17 +483,19 @@ function drawLanes() {
   place.dataset.to = span.to.toFixed(6);
   put($("window"), list.length ? `showing ${seconds(Math.max(0, Number(span.from.toPrecision(4))))} to ${seconds(Number(span.to.toPrecision(4)))}` : "");
   const height = list.length === 1 ? 460 : list.length === 2 ? 280 : 220;
-  let squeezed = false;
+  let squeezed = false, shared = false;
   for (const run of list) {
     const view = lanes.get(run.id);
     put(view.title, run.label);
     put(view.shares, `${run.summary()} of the learners' time`);
     const at = (view.layout = layout(run, height));
     squeezed ||= at.squeezed;
+    shared ||= at.row < 1;
     view.plot.setAttribute("aria-label", `Timeline of ${run.label}, ${run.names.length} learners: ${run.summary()}`);
     drawLane(run, view, at);
   }
   $("row-tools").hidden = !squeezed;
+  $("between").hidden = !shared;
 }
 
 function drawLane(run, view, at) {
