@@ -56,7 +56,7 @@ def drift(updates: int, numbers: int, learners: int = 100) -> float:
 
 def measure(told: Report, quick: bool) -> None:
     learners = (10, 100) if quick else LEARNERS
-    repeats = 3 if quick else 21
+    repeats = 3 if quick else 41
     rows = [
         ["numbers", *(f"N = {n}, ms" for n in learners), "largest / smallest", f"full pass, N = {learners[-1]}, ms"]
     ]
