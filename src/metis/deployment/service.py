@@ -256,7 +256,11 @@ class Service:
                 numbers.look_at(looked_at, data)
             looked_at += len(data)
 
-        intake = Intake(look, incoming.append)
+        def take(data: Bytes) -> None:
+            look(data)
+            incoming.append(data)
+
+        intake = Intake(look, incoming.append) if length > CHUNK else Intake(take)
         self._receiving += 1
         try:
             with Patience(_PROGRESS_SECONDS) as patience:
