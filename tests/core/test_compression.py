@@ -107,6 +107,38 @@ def test_bytes_are_counted():
     assert Compression("top_k").nbytes(layout) == 8 * 100 + 8
 
 
+@kinds
+def test_statistics_arrive_as_they_are(compression):
+    """Two learners whose variances fall from 100 to 1: rounding, or what was left out before, must not go below 0."""
+    layout = Layout(
+        (
+            TensorSpec("w", (300,)),
+            TensorSpec("mean", (3,), role="buffer"),
+            TensorSpec("variance", (3,), role="buffer"),
+            TensorSpec("n", (), "int64", "counter"),
+            TensorSpec("control:w", (300,), role="control"),
+        )
+    )
+    rng = np.random.default_rng(7)
+    base = Model(layout, np.full(606, 100, np.float32), np.array([0]))
+    left_out: list[np.ndarray | None] = [None, None]
+    assert compression.nbytes(layout) >= 4 * 6 + 8
+    for _ in range(4):
+        arrived = []
+        for learner in range(2):
+            vector = base.vector + rng.normal(size=606).astype(np.float32)
+            vector[300:306] = [-3, 0, 1e-6, 1e-6, 1, 2]
+            compressed = compression.compress(Model(layout, vector, np.array([7])), base, left_out[learner])
+            left_out[learner] = compressed.left_out
+            restored = compression.restore(compressed.payload, base)
+            assert restored.sha256() == compressed.local_model.sha256()
+            assert restored.vector[300:306].tolist() == vector[300:306].tolist()
+            assert not compressed.left_out[300:].any()
+            assert 0 < compressed.error < 1
+            arrived.append(restored.vector)
+        base = base.with_vector(np.mean(arrived, axis=0))
+
+
 @pytest.mark.parametrize("compression", KINDS[:2], ids=["float16", "bfloat16"])
 def test_a_way_beyond_the_numbers_stays_finite(compression):
     way = np.array([3.4e38, -3.4e38, 1e5, -1e5], np.float32)

@@ -4,6 +4,9 @@ A learner encodes its way plus what the last encoding left out, and keeps what t
 over the rounds nothing is lost, so the community model goes where it would have gone. What travels is the encoded way
 and, behind it, the counters; its length follows from the layout. The controller adds what it decodes to the community
 model that the task was based on.
+
+Buffers, BatchNorm's statistics, travel as they are: they are no sums of ways that a later one could make up for, and a
+variance that is rounded, or gets what was left out on top, may come out below zero.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.model import Layout, Model, Vector
+from metis.core.model import Layout, Model, Role, Vector
 
 Kind = Literal["float16", "bfloat16", "int8", "top_k"]
 
@@ -49,8 +52,11 @@ class Compression:
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes of every update of this layout."""
-        own = sum(self._encoded_bytes(part.stop - part.start) for part in layout.parts)
+        own = sum(self._part_bytes(part.stop - part.start, role) for part, role in _parts(layout))
         return 4 * math.ceil(own / 4) + 8 * layout.counters  # chunks of an upload are whole fours
+
+    def _part_bytes(self, size: int, role: Role) -> int:
+        return 4 * size if role == "buffer" else self._encoded_bytes(size)
 
     def _encoded_bytes(self, size: int) -> int:
         match self.kind:
@@ -104,16 +110,23 @@ class Compression:
         way = local_model.vector - base.vector
         if left_out is not None:
             way += left_out
-        # Control variates, of quite another size than a way of the network, are encoded for themselves.
-        parts = local_model.layout.parts
-        encoded = b"".join(self.encode(way[part]) for part in parts)
-        arrives = self._decode_parts(encoded, local_model.layout)
-        rest = way - arrives
-        rest[parts[0].stop :] = 0
-        length = float(np.linalg.norm(way[parts[0]]))
+        encoded, arrives, rest = [], base.vector.copy(), np.zeros_like(way)
+        for part, role in _parts(local_model.layout):
+            if role == "buffer":
+                arrives[part] = local_model.vector[part]
+                encoded.append(arrives[part].astype("<f4").tobytes())
+            else:
+                encoded.append(self.encode(way[part]))
+                decoded = self.decode(encoded[-1], part.stop - part.start)
+                arrives[part] += decoded
+            if role == "parameter":
+                rest[part] = way[part] - decoded
+            else:
+                way[part] = 0
+        length, payload = float(np.linalg.norm(way)), b"".join(encoded)
         return Compressed(
-            encoded + bytes(-len(encoded) % 4) + local_model.counters.astype("<i8").tobytes(),
-            Model(local_model.layout, base.vector + arrives, local_model.counters),
+            payload + bytes(-len(payload) % 4) + local_model.counters.astype("<i8").tobytes(),
+            Model(local_model.layout, arrives, local_model.counters),
             rest,
             float(np.linalg.norm(rest)) / length if length else 0.0,
         )
@@ -124,16 +137,31 @@ class Compression:
         if len(data) != self.nbytes(layout):
             raise ValueError(f"an update has {self.nbytes(layout)} bytes here, not {len(data)}")
         counters = np.frombuffer(data, "<i8", layout.counters, len(data) - 8 * layout.counters).astype(np.int64)
+        vector, start = base.vector.copy(), 0
         with np.errstate(over="ignore", invalid="ignore"):  # whoever sends such numbers is refused later
-            return Model(layout, base.vector + self._decode_parts(data, layout), counters)
+            for part, role in _parts(layout):
+                size = part.stop - part.start
+                encoded = memoryview(data)[start : start + self._part_bytes(size, role)]
+                start += len(encoded)
+                if role == "buffer":
+                    vector[part] = np.frombuffer(encoded, "<f4", size)
+                else:
+                    vector[part] += self.decode(encoded, size)
+        return Model(layout, vector, counters)
 
-    def _decode_parts(self, data: bytes | memoryview, layout: Layout) -> Vector:
-        ways, start = [], 0
-        for part in layout.parts:
-            size = part.stop - part.start
-            ways.append(self.decode(memoryview(data)[start : start + self._encoded_bytes(size)], size))
-            start += self._encoded_bytes(size)
-        return ways[0] if len(ways) == 1 else np.concatenate(ways)
+
+def _parts(layout: Layout) -> list[tuple[slice, Role]]:
+    """Neighbours of one role, each encoded for itself: control variates are of quite another size than ways."""
+    parts: list[tuple[slice, Role]] = []
+    for spec in layout.tensors:
+        if spec.role == "counter" or not spec.size:
+            continue
+        place = layout.slices[spec.name]
+        if parts and parts[-1][1] == spec.role:
+            parts[-1] = (slice(parts[-1][0].start, place.stop), spec.role)
+        else:
+            parts.append((place, spec.role))
+    return parts
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,12 +96,6 @@ class Layout:
         """Of the control variates alone."""
         return Layout(tuple(spec for spec in self.tensors if spec.role == "control"))
 
-    @property
-    def parts(self) -> tuple[slice, ...]:
-        """Where the network's numbers lie and, if there are any, the control variates."""
-        network = self.network.size
-        return (slice(0, network), slice(network, self.size)) if self.network is not self else (slice(0, network),)
-
     def with_controls(self, trainable: int) -> Layout:
         """With a control variate for each tensor that lies among the first `trainable` numbers."""
         controls = tuple(
