@@ -15,7 +15,8 @@ from metis.core.community import CachedAverage, Community, FullPass, MemoryStore
 from metis.core.measured import Measured
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.nova import NormalizedAverage
-from metis.core.server import FedAvgM, Optimized
+from metis.core.policies import semisync_fedavg
+from metis.core.server import FedAdam, FedAvgM, Optimized
 
 weights = st.floats(-10, 10, width=32)
 vectors = st.lists(weights, min_size=3, max_size=3)
@@ -64,6 +65,21 @@ def test_learners_that_agree_go_as_far_as_their_mean():
     assert (community.measure.progress, community.measure.divergence) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("optimizer", [FedAvgM(1.0, 0.9), FedAvgM(0.01, 0.0), FedAdam(0.5)])
+def test_an_optimizer_s_steps_are_not_taken_for_agreement(optimizer):
+    """Two learners at right angles agree by a half, however far the optimizer then goes."""
+    policy = semisync_fedavg().with_adaptive_period().with_server(optimizer)
+    community = policy.start_community(model(1, 1, 1), MemoryStore())
+    for _ in range(4):
+        x, y, z = (float(number) for number in community.model.vector)
+        community.commit("a", model(x + 1, y, z), 1.0, 1, None)
+        community.commit("b", model(x, y + 1, z), 1.0, 1, None)
+        community.publish()
+        assert community.measure is not None
+        assert community.measure.progress == pytest.approx(math.sqrt(0.5), rel=1e-5)
+        assert community.measure.divergence == pytest.approx(1.0, rel=1e-5)
+
+
 def test_a_withdrawn_learner_is_not_measured():
     community = Measured(FullPass(model(), MemoryStore()))
     community.commit("a", model(100, 0, 0), 1.0, 1, None)
@@ -76,7 +92,7 @@ def test_a_withdrawn_learner_is_not_measured():
 
 
 def layered(initial_model: Model) -> Community:
-    return Measured(Optimized(NormalizedAverage(initial_model, MemoryStore()), FedAvgM()))
+    return Optimized(Measured(NormalizedAverage(initial_model, MemoryStore())), FedAvgM())
 
 
 @pytest.mark.parametrize("make", [lambda initial: Measured(CachedAverage(initial, MemoryStore())), layered])

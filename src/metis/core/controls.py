@@ -74,11 +74,6 @@ class ControlVariates(Layer):
     def model(self, model: Model) -> None:
         self._model, self.inside.model, self._controls.model = model, model.network, _control_of(model)
 
-    @property
-    def measure(self) -> Any:
-        """What a layer inside measured of the last round, if one does."""
-        return getattr(self.inside, "measure", None)
-
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         self.inside.commit(learner, local_model.network, value, steps, None if base is None else base.network)
         self._controls.commit(learner, _control_of(local_model), float(self._examples(learner)), steps, None)

@@ -26,7 +26,7 @@ class CommunityStamp:
 class RoundMeasure:
     """What a publication tells about its round; lengths of vectors of weights."""
 
-    progress: float  # ||w_c' - w_c||: how far the community model went
+    progress: float  # ||w - w_c||: how far the mixture w lies from the community model, before any optimizer
     divergence: float  # (sum p_k ||w_k - w_c||^2)^(1/2): how far the local models went, each its own way
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from metis.core.community import Community, ModelStore
-from metis.core.events import CommunityStamp, LearnerId
+from metis.core.events import CommunityStamp, LearnerId, RoundMeasure
 from metis.core.model import Model
 
 
@@ -41,6 +41,11 @@ class Layer:
     @property
     def contributors(self) -> int:
         return self.inside.contributors
+
+    @property
+    def measure(self) -> RoundMeasure | None:
+        """What a layer inside measured of the last round, if one does."""
+        return getattr(self.inside, "measure", None)
 
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         self.inside.commit(learner, local_model, value, steps, base)

@@ -1,4 +1,6 @@
-"""What a round tells about itself: how far the community model went, and how far the local models were apart.
+"""What a round tells about itself: how far the mixture is from the community model, and how far local models are.
+
+Of a server-side optimizer's step it tells nothing: its length is a matter of the optimizer's learning rate.
 
 One pass over a local model as it is committed and one over the community model as it is published; no model is read
 for this alone.
@@ -37,7 +39,12 @@ class Measured(Layer):
         super().__init__(inside)
         self._values: dict[LearnerId, float] = {}  # of the open round
         self._squares: dict[LearnerId, float] = {}  # ||w_k - w_c||^2
-        self.measure: RoundMeasure | None = None  # of the last publication
+        self._measure: RoundMeasure | None = None
+
+    @property
+    def measure(self) -> RoundMeasure | None:
+        """Of the last publication."""
+        return self._measure
 
     def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
         square = _square(local_model.vector, self.model.vector)
@@ -56,7 +63,7 @@ class Measured(Layer):
         total = math.fsum(self._values.values())
         spread = math.fsum(value * self._squares[learner] for learner, value in self._values.items())
         progress = math.sqrt(_square(self.model.vector, before))
-        self.measure = RoundMeasure(progress, math.sqrt(spread / total) if total else 0.0)
+        self._measure = RoundMeasure(progress, math.sqrt(spread / total) if total else 0.0)
         self._values.clear()
         self._squares.clear()
         return True

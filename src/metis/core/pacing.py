@@ -87,9 +87,9 @@ class AdaptivePeriod:
     exchange. "They" are the fastest that hold `served` of all examples: one learner that is, or becomes, ten times
     slower than the others does less in a period, a batch at least, instead of making all periods ten times longer.
 
-    After each round the period is changed by what was measured. `agreement` is the square of how far the community
-    model went over the mean square of how far the local models went: 1 where all went the same way, so that mixing
-    changed nothing; 1/N where N learners went N unrelated ways.
+    After each round the period is changed by what was measured. `agreement` is the square of how far the mixture went
+    over the mean square of how far the local models went: 1 where all went the same way, so that mixing changed
+    nothing; 1/N where N learners went N unrelated ways.
 
         period *= exp(gain (agreement - wanted_agreement)), at most doubled or halved
 

@@ -83,9 +83,10 @@ class Policy:
             community = self.community(initial_model, store)
         else:
             community = NormalizedAverage(initial_model, store, self.nova)
-        if self.server is not None:
-            community = Optimized(community, self.server, self.server_rate, now)
-        return Measured(community) if isinstance(self.protocol, Paced) and self.protocol.measures else community
+        if isinstance(self.protocol, Paced) and self.protocol.measures:
+            # Below the optimizer: whether local models agree is not told by how long its steps are.
+            community = Measured(community)
+        return community if self.server is None else Optimized(community, self.server, self.server_rate, now)
 
     def with_server(self, optimizer: ServerOptimizer, rate: Changing | None = None) -> Policy:
         """The same policy with an optimizer that makes steps from what its mixing proposes.
