@@ -182,6 +182,50 @@ def test_a_replay_without_weights_paces_as_it_was_measured():
     assert told == [item for _, item in play.log]
 
 
+# --- exchange inside a period -----------------------------------------------------------------
+
+
+def test_a_scheduled_lambda_leaves_room_for_the_exchange_as_a_fixed_one_does():
+    """A schedule that stays at 2 is lambda = 2, also where exchanges take longer than the training."""
+    cast = (Actor("near", 0.03), Actor("far", 0.3, transfer=40.0))
+    fixed = Play(semisync_fedavg(2, exchange="inside"), *cast).run_until(community_version=4)
+    policy = semisync_fedavg(exchange="inside").with_lambda(Schedule(2, 2, 10))
+    scheduled = Play(policy, *cast).run_until(community_version=4)
+
+    assert scheduled.tasks() == fixed.tasks()
+    assert scheduled.tasks()["far"] == 2 * 50
+    assert scheduled.times(CommunityPublished) == pytest.approx(fixed.times(CommunityPublished))
+
+
+def test_an_adaptive_period_has_room_for_the_exchange():
+    """Of those who hold most examples everybody still does the batches that are sensible."""
+    cast = [Actor(f"far{number}", 0.3, transfer=0.5) for number in range(4)]
+    play = Play(semisync_fedavg(exchange="inside").with_adaptive_period(AdaptivePeriod(6, gain=1e-6)), *cast)
+    play.run_until(community_version=4)
+    assert min(play.tasks().values()) >= 6
+
+
+@pytest.mark.parametrize(
+    "policy", [semisync_fedavg(1, timings="smoothed", exchange="inside"), None], ids=["inside", "adaptive"]
+)
+def test_one_exchange_that_stalls_does_not_change_a_smoothed_period(policy):
+    """Two do: then the line has become slower."""
+    policy = policy or semisync_fedavg(timings="smoothed").with_adaptive_period(AdaptivePeriod(gain=1e-6))
+    cast = [Actor(f"site{number}", 0.3, transfer=2.0) for number in range(2)]
+    play = Play(policy, *cast).run_until(community_version=3)
+    period = play.controller.protocol.synchronization_period
+
+    def next_period(exchange: float) -> float:
+        for actor in play.actors.values():
+            actor.transfer = exchange  # of the tasks that are sent when the next model is published
+        play.run_until(community_version=play.controller.community.stamp.version + 1)
+        return play.controller.protocol.synchronization_period
+
+    for exchange in (20.0, 2.0, 2.0, 2.0, 2.0):
+        assert next_period(exchange) == pytest.approx(period, rel=1e-3)
+    assert [next_period(20.0) for _ in range(5)][-1] > 1.5 * period
+
+
 # --- work caps --------------------------------------------------------------------------------
 
 
@@ -196,6 +240,11 @@ def test_a_learner_with_little_data_does_not_go_round_and_round(budget):
     free = Play(semisync_fedavg(2, budget=budget), *cast).run_until(community_version=3)
     assert free.times(CommunityPublished) == pytest.approx(play.times(CommunityPublished))
     assert play.costs().by_learner["small"].idle > free.costs().by_learner["small"].idle
+
+
+def test_a_cap_below_one_epoch_holds_in_the_cold_start_too():
+    play = Play(semisync_fedavg(2, most_local_epochs=0.4), gpu=0.03, cpu=0.3).run_until(community_version=3)
+    assert {item.task.budget.steps for item in play.items(SendTask)} == {20}
 
 
 def test_idle_time_of_a_cap_is_not_charged_as_work():

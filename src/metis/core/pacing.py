@@ -18,7 +18,8 @@ class Timed:
     examples: int
     epoch_time: float
     time_per_batch: float
-    exchange: float  # what its latest task took besides training
+    exchange: float  # what a task takes besides training
+    inside: float = 0.0  # what of that is a part of the period
 
 
 class Pace(Protocol):
@@ -71,7 +72,7 @@ class _Scheduled:
 
     def period(self, learners: Sequence[Timed]) -> float:
         epochs = factor_of(self.schedule, "lambda", self.moment)
-        return epochs * max(learner.epoch_time for learner in learners)
+        return max(epochs * learner.epoch_time + learner.inside for learner in learners)
 
     def learn(self, moment: Moment, measure: RoundMeasure | None) -> None:
         self.moment = moment
@@ -144,7 +145,8 @@ class _Adaptive:
         self.factor = min(max(1.0, self.factor), longest / shortest)
         # Everybody does a batch at least, and it is better to train on than to wait for it.
         longest_batch = max(learner.time_per_batch for learner in learners)
-        return max(self.factor * shortest, min(longest_batch, longest))
+        training = max(self.factor * shortest, min(longest_batch, longest))
+        return training + of_most(lambda learner: learner.inside)
 
     def learn(self, moment: Moment, measure: RoundMeasure | None) -> None:
         if measure is not None and measure.divergence > 0:

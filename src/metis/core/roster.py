@@ -28,12 +28,18 @@ class LearnerRecord:
     time_per_batch: float | None = None  # t_beta_k of the latest update
     typical_time: TypicalTime = field(default_factory=TypicalTime)  # t_beta_k over all updates
     overhead: float = 0.0  # seconds that its latest exchange took besides training
+    overheads: tuple[float, ...] = ()  # of the latest three
     refusals: int = 0  # invalid or failed updates in a row
 
     @property
     def epoch_steps(self) -> int:
         """Batches in one pass over the local data; the last one may be short (R2)."""
         return -(-self.examples // self.batch_size)
+
+    @property
+    def typical_overhead(self) -> float:
+        """The median of the latest three, of two the shorter: one that stalled does not count."""
+        return sorted(self.overheads)[(len(self.overheads) - 1) // 2] if self.overheads else 0.0
 
     @property
     def available(self) -> bool:
@@ -45,6 +51,7 @@ class LearnerRecord:
         if self.first_time_per_batch is None:
             self.first_time_per_batch = time_per_batch
         self.overhead = max(0.0, overhead)
+        self.overheads = (*self.overheads[-2:], self.overhead)
         return self.typical_time.note(time_per_batch)
 
 

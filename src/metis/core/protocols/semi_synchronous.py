@@ -112,19 +112,29 @@ class SemiSynchronous:
         if self._pace is None:
             epochs = self.slowest_learner_epochs
             longest = max(
-                epochs * (record.epoch_steps * time_per_batch) + self._exchange(record)
+                epochs * (record.epoch_steps * time_per_batch) + self._inside(record)
                 for record, time_per_batch in timed
             )
             return min(longest, self.longest_period)
         learners = [
-            Timed(record.examples, record.epoch_steps * time_per_batch, time_per_batch, record.overhead)
+            Timed(
+                record.examples,
+                record.epoch_steps * time_per_batch,
+                time_per_batch,
+                self._exchange(record),
+                self._inside(record),
+            )
             for record, time_per_batch in timed
         ]
         return min(self._pace.period(learners), self.longest_period)
 
     def _exchange(self, record: LearnerRecord) -> float:
+        """What a task takes besides training."""
+        return record.typical_overhead if self.timings == "smoothed" else record.overhead
+
+    def _inside(self, record: LearnerRecord) -> float:
         """What of a period is not for training."""
-        return record.overhead if self.exchange == "inside" else 0.0
+        return self._exchange(record) if self.exchange == "inside" else 0.0
 
     def _time_per_batch(self, record: LearnerRecord) -> float | None:
         match self.timings:
@@ -137,15 +147,16 @@ class SemiSynchronous:
 
     def _budget_of(self, record: LearnerRecord) -> Budget:
         time_per_batch, period = self._time_per_batch(record), self.synchronization_period
-        if period is None:
-            return Budget(record.epoch_steps, self.cold_start_limit)
-        if time_per_batch is None:
-            return Budget(record.epoch_steps, min(self.cold_start_limit, period))
-        if self.exchange == "inside":
-            period = max(period - record.overhead, time_per_batch)
-        steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)
+        most = None
         if self.most_local_epochs is not None:
             most = steps_of_epochs(self.most_local_epochs, record.epoch_steps)
+        if period is None or time_per_batch is None:
+            epoch = record.epoch_steps if most is None else min(record.epoch_steps, most)
+            return Budget(epoch, self.cold_start_limit if period is None else min(self.cold_start_limit, period))
+        if self.exchange == "inside":
+            period = max(period - self._inside(record), time_per_batch)
+        steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)
+        if most is not None:
             steps = most if steps is None else min(steps, most)
         # The seconds bind only a learner that has become slower than its timing says, or that has no steps given.
         return Budget(steps, period)
