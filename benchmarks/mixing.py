@@ -4,9 +4,9 @@
 
 GB/s count the least traffic that an average needs: every model read once, the result written once. The limit is
 measured beside it, a STREAM-like triad (a = b + s c, three arrays of 400 MB) with one thread and with two, before and
-after each size. Flower's
-`aggregate_arrayrecords` and NVFlare's `WeightedAggregationHelper` average the same arrays in their own environments,
-with one OpenMP thread and with two, whichever is faster. The best of several repeats counts everywhere.
+after each size. Flower's `aggregate_arrayrecords` and NVFlare's `WeightedAggregationHelper` average the same arrays in
+their own environments, with one OpenMP thread and with two, whichever is faster. The best of several repeats counts
+everywhere.
 """
 
 from __future__ import annotations
