@@ -192,6 +192,24 @@ def test_what_a_plan_leaves_out_is_said() -> None:
     assert "slow: absences are left out" in notes
 
 
+def test_a_plan_says_what_of_a_policy_it_does_not_foresee(workplace: Path) -> None:
+    """Compression and periods that are no fixed number of epochs; a cap is foreseen, and no lambda is too large."""
+    plain = document("plan", "semi.toml")
+    assert not any(word in " ".join(plain["notes"]) for word in ("Compression", "adapt"))
+    assert plain["lambda"]["highest"] > 0
+    compressed = document("plan", "semi.toml", "--set", "policy.compression={kind='int8'}")
+    assert "Compression is left out: updates count as whole models" in " ".join(compressed["notes"])
+    adaptive = FILE.format(policies='[policy]\nname = "semisync_fedavg"\nadaptive = {}', stop="rounds = 4")
+    (workplace / "paced.toml").write_text(adaptive, encoding="utf-8")
+    paced = document("plan", "paced.toml")
+    assert "Periods that adapt or follow a schedule are not foreseen" in " ".join(paced["notes"])
+    cap = ("--set", "policy.most_local_epochs=5")
+    assert document("plan", "semi.toml", *cap)["lambda"]["highest"] is None
+    small = ("--set", "policy.slowest_learner_epochs=0.001", "--lambda", "0.001")
+    assert "Sensible λ: none of these; from" in metis("plan", "semi.toml", *cap, *small).stdout
+    assert "Sensible λ: 2, 4000. Below" in metis("plan", "semi.toml", *cap, "--lambda", "4000").stdout
+
+
 def test_a_plan_is_written_down(workplace: Path) -> None:
     """As text for people and as JSON for programs."""
     assert metis("plan", "semi.toml", "--out", "plan").exit_code == 0

@@ -335,6 +335,16 @@ def test_why_names_what_limits_it() -> None:
     assert sensible_range(apart).why.startswith("No lambda is sensible: below 400 the transfers of a (6.67 min)")
 
 
+def test_with_a_cap_on_local_epochs_no_lambda_is_too_large() -> None:
+    """Unless the cap lies above the rule of thumb itself."""
+    members = [Member("a", 1000, 10, 0.1), Member("b", 500, 10, 0.1)]
+    assert sensible_range(members).judge(1000) == "too large"
+    capped = sensible_range(members, most_local_epochs=5)
+    assert (capped.judge(1000), capped.judge(0.01)) == ("sensible", "too small")
+    assert capped.why.endswith("; however large it is, nobody runs more than 5 local epochs in a period.")
+    assert sensible_range(members, most_local_epochs=26) == sensible_range(members)
+
+
 # --- warnings ----------------------------------------------------------------------------------------
 
 

@@ -314,10 +314,13 @@ class SensibleRange:
         return "sensible" if slowest_learner_epochs <= self.highest else "too large"
 
 
-def sensible_range(members: Sequence[Member], weights: Sequence[float] | None = None) -> SensibleRange:
+def sensible_range(
+    members: Sequence[Member], weights: Sequence[float] | None = None, most_local_epochs: float = math.inf
+) -> SensibleRange:
     """From below, a period must be long against transfers and batches; from above, models must not drift too far.
 
-    `weights` say what each learner's model counts in the mixture; by default its examples.
+    `weights` say what each learner's model counts in the mixture; by default its examples. A cap on local epochs may
+    keep models together in periods of any length.
     """
     slowest = max(members, key=lambda member: member.epoch_time)
     epoch = slowest.epoch_time
@@ -346,6 +349,9 @@ def sensible_range(members: Sequence[Member], weights: Sequence[float] | None = 
         f"what their models count ({fastest.name} {number(highest * epoch / fastest.epoch_time)}), so that they drift "
         "apart"
     )
+    if most_local_epochs <= MOST_EPOCHS:
+        highest = math.inf
+        above = f"however large it is, nobody runs more than {number(most_local_epochs)} local epochs in a period"
     if lowest <= highest:
         why = f"{below[0].upper()}{below[1:]}; {above}."
     else:

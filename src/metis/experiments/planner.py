@@ -103,7 +103,11 @@ class Outlook:
             "policies": [self._policy_json(found) for found in self.forecasts],
             "lambda": None
             if self.sensible is None
-            else {"lowest": self.sensible.lowest, "highest": self.sensible.highest, "why": self.sensible.why},
+            else {
+                "lowest": self.sensible.lowest,
+                "highest": self.sensible.highest if self.sensible.highest < math.inf else None,
+                "why": self.sensible.why,
+            },
             "warnings": list(self.warnings),
             "notes": list(self.notes),
             "accuracy": "not predicted",
@@ -164,7 +168,8 @@ def make_outlook(
     members = _members(config, model_bytes, timings, notes)
     forecasts = tuple(forecast(policy, members) for policy in chosen)
     semi = [found for found in forecasts if found.slowest_learner_epochs is not None]
-    sensible = sensible_range(members, [share.weight for share in semi[0].learners]) if semi else None
+    cap = max((_most_local_epochs(found) for found in semi), default=math.inf)
+    sensible = sensible_range(members, [share.weight for share in semi[0].learners], cap) if semi else None
     reference = _reference(config, semi)
     notes += _assumptions(config, semi)
     return Outlook(
@@ -348,6 +353,10 @@ def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str
     with_controls = [policy.training.solver == "scaffold" for policy in config.policy]
     if any(with_controls) and not all(with_controls):
         notes.append("All models are as large as those of scaffold; those of the other solvers have half the bytes.")
+    if any(policy.compression is not None for policy in config.policy):
+        notes.append("Compression is left out: updates count as whole models, in bytes and in the time of transfers.")
+    if any(policy.adaptive is not None or policy.schedule is not None for policy in config.policy):
+        notes.append("Periods that adapt or follow a schedule are not foreseen; fixed lambdas are shown instead.")
     by_group: dict[str, list[str]] = {}
     for group in config.learners:
         for told, words in (
@@ -364,6 +373,12 @@ def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str
     if capped:
         notes.append(f"No period is longer than {seconds(longest)}, which is longest_period.")
     return notes
+
+
+def _most_local_epochs(found: Forecast) -> float:
+    protocol = found.policy.protocol
+    most = protocol.most_local_epochs if isinstance(protocol, SemiSynchronous) else None
+    return math.inf if most is None else most
 
 
 def _longest(found: Forecast) -> float:

@@ -203,11 +203,12 @@ def _advice(plan: Row) -> list[RenderableType]:
     if sensible is not None:
         tried = [row["slowest_learner_epochs"] for row in plan["policies"] if row["lambda_is"] == "sensible"]
         text = Text("Sensible λ: ", style="bold")
-        if sensible["lowest"] > sensible["highest"]:
+        low, high = sensible["lowest"], sensible["highest"]  # None where none is too large
+        if high is not None and low > high:
             text.append("none. ", style="bold yellow")
         elif not tried:
-            low, high = sensible["lowest"], sensible["highest"]
-            text.append(f"none of these; from {low:.2g} to {high:.2g}. ", style="bold yellow")
+            upward = "on" if high is None else f"to {high:.2g}"
+            text.append(f"none of these; from {low:.2g} {upward}. ", style="bold yellow")
         else:
             text.append(f"{', '.join(f'{value:g}' for value in tried)}. ", style="bold green")
         text.append(sensible["why"])
