@@ -33,6 +33,7 @@ def test_a_quick_benchmark_of_the_wire_measures_what_it_says(name: str, tmp_path
         case "wire":
             assert len(figures["transfers"]) == len(figures["latency"]) == 4
             assert all(ways["of_raw_memory"] > 0 and ways["of_raw_file"] > 0 for ways in figures["transfers"].values())
+            assert all(figures["bare"][name] > 0 for name in ("plain", "mTLS"))
         case "wire_learners":
             assert all(seconds > 0 for values in figures.values() for seconds in values.values())
         case "controller_memory":
