@@ -88,7 +88,7 @@ def blocks(layout: Layout, number: int) -> Iterator[memoryview]:
 async def _serve(spec: Spec) -> None:
     """As `metis controller` does it, without a judge."""
     folder, layout = Path(spec.folder), spec.layout
-    use_all_processors(at_once=True)
+    use_all_processors(in_service=True)
     with State.open(folder, spec.durability) as state:  # type: ignore[arg-type]
         facts = state.facts()
         if facts is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,3 +157,6 @@ def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPa
     assert place(fast.empty(1000)) == places[0]
     assert place(fast.empty(500)) not in places
     assert place(fast.empty(1000)) != places[1]
+    careful = FastArithmetic(1, keeps_memory=False)
+    kept = weakref.ref(careful.empty(1000))
+    assert kept() is None

@@ -134,7 +134,7 @@ def run_controller(
         problem = serving_problem(None, *_host_and_port(http))  # before minutes are spent on the initial model
     if problem is not None:
         raise ConfigError(problem)
-    use_all_processors(at_once=True)
+    use_all_processors(in_service=True)
 
     def watched(fold: RunFold) -> None:
         progress(fold)

@@ -29,15 +29,16 @@ _TOGETHER = 4  # models added in one pass over a block
 class FastArithmetic(Arithmetic):
     """A contiguous part of the blocks for each thread."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, keeps_memory: bool = True) -> None:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or min(processors, _MOST_THREADS)
         self._large = False
+        self._keeps_memory = keeps_memory
         self._results: list[NDArray[np.float32]] = []
 
     def empty(self, size: int) -> NDArray[np.float32]:
         """Memory of an earlier result that nobody looks at any more: new memory takes longer than a model's average."""
-        if size < _LARGE:
+        if size < _LARGE or not self._keeps_memory:
             return super().empty(size)
         for place in range(len(self._results)):
             # Whoever has a result has a view of it, and every view holds what it views.
@@ -76,10 +77,14 @@ class FastArithmetic(Arithmetic):
             pass
 
 
-def use_all_processors(*, at_once: bool = False) -> None:
-    """Let this process mix with all its processors; `at_once` loads now what the first large mixing would wait for."""
-    choose(FastArithmetic())
-    if at_once:
+def use_all_processors(*, in_service: bool = False) -> None:
+    """Let this process mix with all its processors.
+
+    In service, as a controller is, what the first large mixing would wait for is loaded now, and no memory is kept
+    between two mixings.
+    """
+    choose(FastArithmetic(keeps_memory=not in_service))
+    if in_service:
         _kernels()
 
 
