@@ -40,6 +40,14 @@ def test_half_way(shape, half, over, moment):
     assert Schedule(4, 0.25, 20, over, shape, jumps=2)(moment) == pytest.approx(half)
 
 
+def test_no_jump_is_late_by_rounding():
+    """With a jump in each round, round r has made r of them."""
+    for jumps in range(1, 60):
+        schedule = Schedule(1, 0.5, jumps, shape="step", jumps=jumps)
+        for rounds in range(jumps + 1):
+            assert schedule(Moment(rounds=rounds)) == pytest.approx(0.5 ** (rounds / jumps), rel=1e-12)
+
+
 def test_a_step_schedule_waits_for_its_jump():
     schedule = Schedule(1, 0.1, 10, shape="step")
     assert [schedule(Moment(rounds=number)) for number in (0, 9, 10)] == pytest.approx([1, 1, 0.1])

@@ -54,7 +54,9 @@ class Schedule:
             case "exponential":
                 return self.start * math.pow(self.end / self.start, passed)
             case "step":
-                return self.start * math.pow(self.end / self.start, math.floor(passed * self.jumps) / self.jumps)
+                # 15 / 22 * 22 is a hair under 15; floor alone would make the jump a round late.
+                made = math.floor(passed * self.jumps * (1 + 1e-9))
+                return self.start * math.pow(self.end / self.start, made / self.jumps)
 
 
 Changing: TypeAlias = Callable[[Moment], float]  # a Schedule, or any function of the moment
