@@ -72,6 +72,14 @@ def test_an_impossible_partition_is_refused_with_its_numbers() -> None:
         divide(config(partition={"classes": "non_iid", "classes_per_learner": 11}))
 
 
+def test_a_sample_of_more_learners_than_there_are_is_refused() -> None:
+    policy = {"name": "semisync_fedavg", "sample": {"learners": 50}}
+    with pytest.raises(
+        ConfigError, match=r"^a.toml: sample.learners of semisync_fedavg is 50, but there are \d+ learners$"
+    ):
+        build_federation(config(policy=policy), source="a.toml")
+
+
 def test_power_link_and_drift_come_from_the_group() -> None:
     """Megabits become bytes, watts and epsilon keep their unit, drift is a profile."""
     group = {"name": "a", "batch_size": 1, "time_per_batch": 0.5, "drift": [[10, 2]], "jitter": 0.1, "watts": 90}

@@ -474,6 +474,13 @@ def build_federation(
 
         material = rehearsal(config, load_site(Path(config.site.file)))
     training = config.training
+    for policy in config.policy:
+        wanted = 0 if policy.sample is None else policy.sample.learners or 0
+        if wanted > len(material.seats):
+            raise ConfigError(
+                f"{source or 'policy'}: sample.learners of {policy.name} is {wanted}, "
+                f"but there are {len(material.seats)} learners"
+            )
     learners = [
         SimulatedLearner(
             name=seat.name,

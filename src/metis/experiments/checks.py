@@ -289,12 +289,7 @@ def _check_solvers(config: ExperimentConfig, complaints: Complaints) -> None:
 
 
 def _check_pacing(config: ExperimentConfig, complaints: Complaints) -> None:
-    natural = config.partition.sizes == "natural"  # then the data say how many learners there are
-    learners = sum(group.count for group in config.learners)
     for place, policy in enumerate(config.policy):
-        wanted = None if policy.sample is None else policy.sample.learners
-        if wanted is not None and wanted > learners and not natural:
-            complaints.add(["policy", place, "sample", "learners"], f"is {wanted}, but there are {learners} learners")
         paced = [key for key in ("schedule", "adaptive") if getattr(policy, key) is not None]
         if len(paced) == 2:
             complaints.add(["policy", place, "adaptive"], "is given together with schedule; keep one of them")
