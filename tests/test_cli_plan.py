@@ -430,6 +430,13 @@ def test_the_recorded_policy_gives_the_recorded_bill(workplace: Path) -> None:
     assert told["accuracy"] == "not predicted"
 
 
+def test_a_course_with_normalised_averaging_is_known_again(workplace: Path) -> None:
+    """Its momentum is that of the solver, of which a replay knows nothing."""
+    changes = ("policy.nova={}", "training.solver=momentum", "training.momentum=0.5")
+    simulated("semi.toml", "run", *changes)
+    assert document("replay", "run")["recorded_course_reproduced"] is True
+
+
 def test_a_replay_of_another_policy_is_a_simulation_of_it(workplace: Path) -> None:
     """Recorded synchronously, asked for semi-synchronous and asynchronous: the bills of direct runs."""
     simulated("sync.toml")

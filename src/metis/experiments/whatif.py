@@ -319,7 +319,9 @@ def decisions(course: Course, end: float) -> list[dict[str, Any]]:
 
 def _settings(policy: Policy) -> tuple[Any, ...]:
     # Communities are functions with their arguments bound; what they are is in their representation.
-    parts = (policy.protocol, policy.community, policy.contribution, policy.nova, policy.server, policy.rate)
+    # Of FedNova only what was chosen: the rest is the solver's, which a replay does not know, and changes no course.
+    nova = None if policy.nova is None else policy.nova.largest_amplification
+    parts = (policy.protocol, policy.community, policy.contribution, nova, policy.server, policy.rate)
     return policy.name, *(repr(part) for part in parts)
 
 
