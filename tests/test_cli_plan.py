@@ -430,6 +430,14 @@ def test_the_recorded_policy_gives_the_recorded_bill(workplace: Path) -> None:
     assert told["accuracy"] == "not predicted"
 
 
+def test_a_replay_says_that_another_compression_is_left_out(workplace: Path) -> None:
+    simulated("semi.toml", "run", "policy.compression={kind='int8'}")
+    told, as_it_was = document("replay", "run", "compression={kind='top_k'}"), document("replay", "run")
+    assert any(note.startswith("Another compression is left out") for note in told["notes"])
+    assert as_it_was["notes"] == []
+    assert told["what_if"][0]["bytes_exchanged"] == as_it_was["recorded"]["bytes_exchanged"]
+
+
 def test_a_course_with_normalised_averaging_is_known_again(workplace: Path) -> None:
     """Its momentum is that of the solver, of which a replay knows nothing."""
     changes = ("policy.nova={}", "training.solver=momentum", "training.momentum=0.5")

@@ -298,7 +298,11 @@ def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Compar
         bills.append(bill(recording, course, policy.label, policy.protocol.fills_the_period))
         if recording.policy is not None and _settings(policy) == _settings(recording.policy):
             reproduced = decisions(course, recording.end) == decisions(recording.events, recording.end)
-    return Comparison(recording, tuple(bills), tuple(courses), reproduced, tuple(_notes(recording)))
+    notes = _notes(recording)
+    recorded = None if recording.policy is None else recording.policy.compression
+    if any(policy.compression not in (None, recorded) for policy in policies):
+        notes.append("Another compression is left out: bytes and transfers are those of the recorded updates.")
+    return Comparison(recording, tuple(bills), tuple(courses), reproduced, tuple(notes))
 
 
 def decisions(course: Course, end: float) -> list[dict[str, Any]]:
