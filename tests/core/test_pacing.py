@@ -71,6 +71,16 @@ def test_a_function_that_gives_no_lambda_is_named(number):
         )
 
 
+def test_a_label_keeps_what_was_put_on_top_before():
+    """In whatever order a policy is put together."""
+    nova = semisync_fedavg(3, most_local_epochs=5).with_nova()
+    assert nova.with_lambda(Schedule(4, 1, 3)).label == "SemiSync (λ scheduled), at most 5 epochs FedNova"
+    assert (
+        nova.with_adaptive_period().label
+        == semisync_fedavg(most_local_epochs=5).with_adaptive_period().with_nova().label
+    )
+
+
 # --- periods that adapt -----------------------------------------------------------------------
 
 

@@ -129,7 +129,10 @@ class Policy:
     def _paced(self, what: str, pacing: Pacing, label: str) -> Policy:
         if not isinstance(self.protocol, SemiSynchronous):
             raise ValueError(f"{what} for semi-synchronous training; {self.name} has none")
-        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label + _limits(self.protocol))
+        start, closing, rest = self.label.partition(")")
+        known = start.startswith("SemiSync (") and closing  # then what is behind it, such as FedNova, stays
+        label += rest if known else _limits(self.protocol)
+        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label)
 
     def for_solver(self, momentum: float, pull: float, *, controls: bool = False) -> Policy:
         """With what mixing and pacing must know of the local solver; see `accumulated_steps`."""
