@@ -160,3 +160,17 @@ def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPa
     careful = FastArithmetic(1, keeps_memory=False)
     kept = weakref.ref(careful.empty(1000))
     assert kept() is None
+
+
+def test_compiled_kernels_need_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # as where nothing can be written
+    kernels._kernels.cache_clear()
+    try:
+        compiled = kernels._kernels()
+        assert compiled is not None
+        total = np.ones(3)
+        compiled[0](total, kernels._readonly(np.arange(3, dtype=np.float32)), 2.0)
+        assert total.tolist() == [1.0, 3.0, 5.0]
+    finally:
+        kernels._kernels.cache_clear()

@@ -122,7 +122,11 @@ def _kernels() -> tuple[Callable[..., None], Callable[..., None]] | None:
     def compiled(kernel: Callable[..., None], rows: int) -> Callable[..., None]:
         signature = types.void(total, *[row] * rows, *[types.float64] * rows)
         # Neither fused nor reassociated: the compiler may only do what the equation says.
-        ready: Callable[..., None] = njit(signature, nogil=True, fastmath=False, cache=True)(kernel)
+        ready: Callable[..., None]
+        try:
+            ready = njit(signature, nogil=True, fastmath=False, cache=True)(kernel)
+        except RuntimeError:  # numba has nowhere to keep it: all that is there is read-only
+            ready = njit(signature, nogil=True, fastmath=False)(kernel)
         return ready
 
     return compiled(one, 1), compiled(four, _TOGETHER)
