@@ -17,11 +17,16 @@ from simulation.federations import CLASSES, FEATURES, blobs, fingerprint
 
 
 def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES + 1))
 
 
 def with_dropout() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(FEATURES, 6), torch.nn.Dropout(0.2), torch.nn.Linear(6, CLASSES))
+
+
+def odd() -> torch.nn.Module:
+    """Whose matrices begin anywhere in memory, and come out with other last bits there."""
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 129), torch.nn.Tanh(), torch.nn.Linear(129, CLASSES))
 
 
 class Branching(torch.nn.Module):
@@ -101,11 +106,12 @@ def test_learners_are_really_trained_together(monkeypatch: pytest.MonkeyPatch) -
     [
         {"network": with_dropout},
         {"network": Branching},
+        {"network": odd},
         {"solver": metis.MomentumSGD(0.05, 0.5, keep_momentum=True)},
         {"solver": metis.Scaffold(0.05)},
         {"train": ArrayExamples(*blobs(300), transform=lambda inputs: inputs + 1)},
     ],
-    ids=["dropout", "branching", "kept momentum", "scaffold", "transform"],
+    ids=["dropout", "branching", "odd", "kept momentum", "scaffold", "transform"],
 )
 def test_who_cannot_train_together_trains_alone_to_the_same_bits(changes: dict[str, Any]) -> None:
     alone, together = (

@@ -28,10 +28,14 @@ def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
         or learner.solver.keeps_memory
         or any(part is not None for part in (learner.augment, learner.ranks, learner.compression))
         # One example is multiplied by other means, whose last bits depend on where in memory it lies.
-        or learner.batch_size == 1
-        or (len(learner.indices) % learner.batch_size == 1 and steps >= learner.epoch_steps)
+        or any(size == 1 or not engine.same_anywhere(size) for size in _batch_sizes(learner, steps))
     )
     return None if alone else (id(learner.examples), len(learner.indices), learner.batch_size, learner.solver, steps)
+
+
+def _batch_sizes(learner: Learner, steps: int) -> set[int]:
+    last = len(learner.indices) % learner.batch_size
+    return {learner.batch_size, last} if last and steps >= learner.epoch_steps else {learner.batch_size}
 
 
 def train_together(

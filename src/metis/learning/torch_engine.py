@@ -215,6 +215,19 @@ class TorchEngine:
         layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
         return self._flat.numel() == self._weights.numel() > 0 and all(isinstance(layer, _SMALL) for layer in layers)
 
+    def same_anywhere(self, examples: int) -> bool:
+        """Whether a batch of so many gives the same bits at any place among those that are trained together."""
+        # Matrices lie one behind the other there; one that begins off 16 bytes is multiplied by other means.
+        aligned = 16 // self._dtype.itemsize
+        shapes = [
+            (layer.in_features, layer.out_features) for layer in self._module.modules() if isinstance(layer, nn.Linear)
+        ]
+        return all(
+            size % aligned == 0
+            for inputs, outputs in shapes
+            for size in (examples * inputs, examples * outputs, inputs * outputs)
+        )
+
     def train_together(self, community_model: Model, batches: Iterable[Batch], solver: Solver) -> list[Trained]:
         """Several learners from one model on; batches have an axis of learners before that of examples."""
         self._use_threads()
