@@ -91,7 +91,8 @@ class _Group:
 
     def result(self, share: _Share) -> Trained:
         if self._outcomes is None:
-            self._outcomes = dict(zip(self._shares, self._ticket.result(), strict=True))
+            outcomes = zip(self._shares, self._ticket.result(), strict=True)
+            self._outcomes = {one: outcome for one, outcome in outcomes if one in self._wanted}
         outcome = self._outcomes.pop(share)
         if isinstance(outcome, Exception):
             raise outcome
