@@ -61,7 +61,8 @@ def test_quick_benchmarks_of_the_core_measure_what_they_say(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_quick_benchmarks_of_the_simulator_measure_what_they_say(tmp_path: Path) -> None:
     found = result_of("simulator_peers", tmp_path)["figures"]["round_seconds"]
-    assert {name for systems in found.values() for name in systems} == {"Metis, 2 workers", "Metis, in-process"}
+    assert set(found["small 4"]) == {"Metis, 2 workers", "Metis, in-process", "Metis, together"}
+    assert set(found["medium 2"]) == {"Metis, 2 workers", "Metis, in-process"}
 
     result = result_of("round_overhead", tmp_path)
     assert all(seconds > 0 for seconds in result["figures"]["round_seconds"].values())
