@@ -42,7 +42,7 @@ test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 	@$(PIP) install -c constraints.txt -e '.[ray]'
-	METIS_TEST_RAY=1 $(BIN)/python -m pytest tests/simulation/test_ray_pool.py $(ARGS)
+	METIS_TEST_RAY=1 $(BIN)/python -m pytest tests/simulation/pools/test_ray.py $(ARGS)
 
 chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
 	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)

@@ -29,14 +29,30 @@ from metis.core import policies
 from metis.core.controller import StopRule
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.authority import Authority
-from metis.deployment.controller import ControllerProcess, Plan, Terms, make_core
-from metis.deployment.identity import Kit, Revocations, channel_credentials, load_kit, now_utc, server_credentials
-from metis.deployment.service import identify_by_certificate, identify_by_name
-from metis.deployment.state import State
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, TURN, FederationStub, Piece, model_bytes, read_model
+from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Plan, make_core
+from metis.deployment.controller.service import identify_by_certificate, identify_by_name
+from metis.deployment.controller.state import State
+from metis.deployment.security.authority import Authority
+from metis.deployment.security.identity import (
+    Kit,
+    Revocations,
+    channel_credentials,
+    load_kit,
+    now_utc,
+    server_credentials,
+)
+from metis.deployment.wire.protocol import (
+    CHANNEL_OPTIONS,
+    CHUNK,
+    PROTOCOL,
+    TURN,
+    FederationStub,
+    Piece,
+    model_bytes,
+    read_model,
+)
 from metis.kernels import use_all_processors
-from metis.runs import Setting
+from metis.runs.run import Setting
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
 _FOR_GOOD = {
@@ -86,7 +102,7 @@ def blocks(layout: Layout, number: int) -> Iterator[memoryview]:
 
 
 async def _serve(spec: Spec) -> None:
-    """As `metis controller` does it, without a judge."""
+    """As `metis controller` does it, without a evaluator."""
     folder, layout = Path(spec.folder), spec.layout
     use_all_processors(in_service=True)
     with State.open(folder, spec.durability) as state:  # type: ignore[arg-type]
@@ -96,7 +112,7 @@ async def _serve(spec: Spec) -> None:
             state.begin(facts)
         initial = read_model(state.blob_path(facts["initial"]), layout)
         policy = getattr(policies, spec.policy)(**spec.settings)
-        terms = Terms(expected=spec.learners, minimum=1, linger=2.0)
+        terms = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
         setting = Setting(
             policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
             fills_the_period=policy.protocol.fills_the_period, metric="accuracy",
@@ -107,7 +123,7 @@ async def _serve(spec: Spec) -> None:
             plan,
             state,
             folder / "run",
-            judge=None,
+            evaluator=None,
             identify=identify_by_name if kit is None else identify_by_certificate(Revocations(kit)),
             report=lambda kind, text: print(text, file=sys.stderr) if kind == "warning" else None,
         )

@@ -4,7 +4,7 @@
 
 An update is a commit of one learner's new model and the publication of a community model. With the cache that is O(M),
 whatever the number of learners N; a full pass over all latest models, O(MN), stands beside it. Measuring is that of
-the paper's Figure 4 (`metis.experiments.mixing`): all N take turns, so that load from outside hits all alike. The
+the paper's Figure 4 (`metis.reproduction.mixing`): all N take turns, so that load from outside hits all alike. The
 drift is the largest difference between the cached sum after 100,000 updates without any rebuilding, and an exact sum
 of the same models, relative to the largest number of the average.
 """
@@ -19,8 +19,8 @@ from _bench import Report, arguments, best, report
 
 from metis.core.community import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.experiments.mixing import _cached_request, _median_seconds, _models
 from metis.kernels import use_all_processors
+from metis.reproduction.mixing import _cached_request, _median_seconds, _models
 
 LEARNERS, NUMBERS = (10, 30, 100, 300, 1000), (10**5, 10**6, 10**7)
 

@@ -17,8 +17,8 @@ from _bench import Report, arguments, report
 from time_to_accuracy import deploy
 
 from metis.core.events import CommunityPublished
-from metis.runs import timeline
-from metis.trace import read_trace
+from metis.runs.run import timeline
+from metis.runs.trace import read_trace
 
 PACES = {"lyon": 0.02, "turin": 0.02, "oslo": 0.1, "porto": 0.1}
 POLICIES = {"semisync_fedavg": "policy.slowest_learner_epochs=2", "sync_fedavg": "policy.local_epochs=2"}

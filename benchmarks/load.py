@@ -24,7 +24,7 @@ from typing import Any
 from _bench import Report, arguments, percentile, report
 from _federation import ControllerUnderTest, LightLearner, Spec, consortium, layout_of, memory_of
 
-from metis.deployment.identity import load_kit
+from metis.deployment.security.identity import load_kit
 
 
 class Swarm:

@@ -120,7 +120,7 @@ def rank(number: int, size: int, place: str, steps: int, answer: Any) -> None:
     """One process of a silo; the first one says how long a step took, and what of it was adding up."""
     import torch
 
-    from metis.learning.parallel import Ranks
+    from metis.learning.torch.parallel import Ranks
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)

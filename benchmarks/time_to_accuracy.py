@@ -29,11 +29,11 @@ from _peers import Unavailable, ask
 
 from metis.core.events import Evaluated, SendTask
 from metis.experiments.build import build_federation
-from metis.experiments.config import load_config
-from metis.trace import read_trace
+from metis.experiments.config.load import load_config
+from metis.runs.trace import read_trace
 
 PACES = {"lyon": 0.01, "turin": 0.01, "oslo": 0.1, "porto": 0.1}
-METIS = [sys.executable, "-m", "metis.cli"]
+METIS = [sys.executable, "-m", "metis.cli.app"]
 EXAMPLE = ROOT / "examples" / "deployment.toml"
 BATCH, RATE, MOMENTUM = 16, 0.01, 0.75
 POLICIES = {

@@ -43,11 +43,11 @@ from _peers import Unavailable, ask
 
 from metis.core.events import CommunityPublished, SendTask, UpdateRequest
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.identity import channel_credentials, load_kit, server_credentials
-from metis.deployment.learner import LearnerProcess
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, SERVER_OPTIONS, keep_buffers, model_bytes
-from metis.deployment.work import Update
-from metis.trace import read_trace
+from metis.deployment.learner.process import LearnerProcess
+from metis.deployment.learner.work import Update
+from metis.deployment.security.identity import channel_credentials, load_kit, server_credentials
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, SERVER_OPTIONS, keep_buffers, model_bytes
+from metis.runs.trace import read_trace
 
 PIECE = 1 << 20
 

@@ -18,8 +18,8 @@ from _bench import Report, arguments, median, report
 from _federation import ControllerUnderTest, LightLearner, Spec, consortium
 from wire import round_times
 
-from metis.deployment.identity import load_kit
-from metis.trace import read_trace
+from metis.deployment.security.identity import load_kit
+from metis.runs.trace import read_trace
 
 LEARNERS = (1, 3, 10, 30, 100)
 

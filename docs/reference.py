@@ -16,11 +16,12 @@ from typing import Any
 import typer
 
 import metis
-from metis import cli, errors
+from metis import errors
+from metis.cli import app as cli
 from metis.core import contribution, protocols
 from metis.data import datasets, partition
-from metis.experiments.checks import signature_model
-from metis.experiments.config import config_schema
+from metis.experiments.config.checks import signature_model
+from metis.experiments.config.load import config_schema
 from metis.learning import NETWORKS
 from metis.reporting import trackers
 

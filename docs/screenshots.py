@@ -36,7 +36,7 @@ def two_policies(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "demo.toml"
         file.write_text(tomlkit.dumps(demo), encoding="utf-8")
-        subprocess.run([sys.executable, "-m", "metis.cli", "compare", str(file), "--out", str(folder)], check=True)
+        subprocess.run([sys.executable, "-m", "metis.cli.app", "compare", str(file), "--out", str(folder)], check=True)
 
 
 def look(browser: Any, url: str, name: str, width: int, theme: str, *, section: str | None = None) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from metis.core.events import CommunityPublished
 from metis.experiments.build import build_federation, build_policies
-from metis.experiments.config import load_config
-from metis.runs import Run
+from metis.experiments.config.load import load_config
+from metis.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 FILE, PICTURE = ROOT / "examples" / "demo.toml", ROOT / "docs" / "images" / "timeline.svg"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/deploy")
-METIS = [sys.executable, "-m", "metis.cli"]
+METIS = [sys.executable, "-m", "metis.cli.app"]
 PACES = {"lyon": 0.02, "turin": 0.02, "oslo": 0.1, "porto": 0.1}  # seconds a batch: two fast sites, two slow ones
 
 

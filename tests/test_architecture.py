@@ -1,7 +1,7 @@
 """The dependency rule, read from the source text: nothing is imported to check it.
 
-cli -> experiments, reporting -> simulation, deployment -> runs -> learning, data, kernels, storage, trace -> core
--> numpy
+cli -> planning, reproduction -> experiments, reporting -> simulation, deployment -> runs, learning, data, kernels
+-> core -> numpy
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULES = sorted((SOURCE / "metis").rglob("*.py"))
 
 # A part may import the parts named here and itself. Siblings are missing from each other's sets on purpose.
 _SILO = {"core", "errors"}
-_RUN = _SILO | {"data", "kernels", "learning", "storage", "trace", "runs"}
+_RUN = _SILO | {"data", "kernels", "learning", "runs"}
 _USE = _RUN | {"simulation", "deployment"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -27,14 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": _SILO,
     "kernels": _SILO,
     "learning": _SILO,
-    "storage": _SILO,
-    "trace": _SILO,
-    "runs": _SILO | {"storage", "trace"},
+    "runs": _SILO,
     "simulation": _RUN,
     "deployment": _RUN,
     "experiments": _USE,
     "reporting": _USE,
-    "cli": _USE | {"experiments", "reporting", "metis"},
+    "planning": _USE | {"experiments"},
+    "reproduction": _USE | {"experiments", "reporting"},
+    "cli": _USE | {"experiments", "reporting", "planning", "reproduction", "metis"},
     "metis": _USE | {"experiments", "reporting"},  # the public names in __init__.py
 }
 
@@ -63,15 +63,15 @@ HOMES: dict[str, set[str] | None] = {
     "pooch": {"data"},
     "requests": {"data"},  # comes with pooch, whose errors it raises
     "nibabel": {"data"},
-    "markupsafe": {"reporting"},  # comes with jinja2
-    "matplotlib": {"reporting"},
-    "jinja2": {"reporting"},
+    "markupsafe": {"reporting", "reproduction"},  # comes with jinja2
+    "matplotlib": {"reporting", "reproduction"},
+    "jinja2": {"reporting", "reproduction"},
     "starlette": {"reporting"},
     "uvicorn": {"reporting"},
     "tensorboard": {"reporting"},
     "mlflow": {"reporting"},
     "wandb": {"reporting"},
-    "rich": {"reporting", "cli"},
+    "rich": {"reporting", "reproduction", "cli"},
     "typer": {"cli"},
     "click": {"cli"},
 }
@@ -97,7 +97,7 @@ def part_of(module: str) -> str:
     names = module.split(".")
     if len(names) == 1:
         return "metis"
-    return "cli" if names[1] in {"__main__", "cli"} or names[1].startswith("cli_") else names[1]
+    return names[1]
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -212,7 +212,7 @@ def name_of(path: Path) -> tuple[str, bool]:
 def test_there_is_something_to_check() -> None:
     """The checks below look at the real package, with its command line and its core."""
     names = {name_of(path)[0] for path in MODULES}
-    assert {"metis", "metis.cli", "metis.core.model"} <= names
+    assert {"metis", "metis.cli.app", "metis.core.model"} <= names
 
 
 def test_every_module_keeps_to_the_dependency_rule() -> None:
@@ -245,14 +245,14 @@ def test_every_module_is_python_3_10(path: Path) -> None:
         ("metis.data.x", "from metis.learning.engine import Engine", "data may not import learning"),
         ("metis.learning.x", "from metis import data", "learning may not import data"),
         ("metis.learning.x", "from metis import fedrec", "learning may not import metis"),
-        ("metis.storage", "from metis.learning import engine", "storage may not import learning"),
+        ("metis.runs.storage", "from metis.learning import engine", "storage may not import learning"),
         ("metis.simulation.x", "from metis.experiments import config", "may not import experiments"),
         ("metis.experiments.x", "from metis.reporting import figures", "may not import reporting"),
         ("metis.reporting.x", "from metis.experiments import config", "reporting may not import experiments"),
-        ("metis.reporting.x", "from metis.cli import app", "reporting may not import cli"),
+        ("metis.reporting.x", "from metis.cli.app import app", "reporting may not import cli"),
         ("metis.errors", "from metis.core import model", "errors may not import core"),
         ("metis.simulation.x", "import torch.nn as nn", "torch is imported only in learning"),
-        ("metis.cli", "import importlib\nimportlib.import_module('torch')", "torch is imported only in"),
+        ("metis.cli.app", "import importlib\nimportlib.import_module('torch')", "torch is imported only in"),
         ("metis.learning.x", "from pydantic import BaseModel", "pydantic is imported only in experiments"),
         ("metis.simulation.x", "import grpc", "grpc is imported only in deployment"),
         ("metis.deployment.x", "from metis.simulation import speed", "deployment may not import simulation"),
@@ -265,8 +265,8 @@ def test_every_module_is_python_3_10(path: Path) -> None:
         ("metis.learning.x", "import torch\ntorch.load('f')", "torch.load can run code"),
         ("metis.learning.x", "from torch import load\nload('f')", "torch.load can run code"),
         ("metis.data.x", "import numpy as np\nnp.load('f', allow_pickle=True)", "allow_pickle can run code"),
-        ("metis.cli", "eval('1')", "eval can run code"),
-        ("metis.cli", "exec('1')", "exec can run code"),
+        ("metis.cli.app", "eval('1')", "eval can run code"),
+        ("metis.cli.app", "exec('1')", "exec can run code"),
         ("metis.helpers", "x = 1", "helpers has no place in the layers"),
     ],
 )  # fmt: skip
@@ -285,10 +285,10 @@ def test_the_checker_finds_a_violation(module: str, source: str, reason: str) ->
         ("metis.learning.x", "import torch\nfrom metis.core import model\ntorch.nn.Linear(1, 1).eval()"),
         ("metis.data.x", "import numpy as np\nnp.load('f', allow_pickle=False)\nnp.random.default_rng(0)"),
         ("metis.simulation.x", "import heapq\nfrom metis.learning import learner\nimport metis.data"),
-        ("metis.simulation.x", "from metis import storage"),
-        ("metis.cli", "import typer\nfrom metis.experiments import config\nfrom metis import fedrec, errors"),
-        ("metis.cli_data", "import typer\nfrom metis.cli import app"),
-        ("metis.cli.data", "import typer"),
+        ("metis.simulation.x", "from metis.runs import storage"),
+        ("metis.cli.app", "import typer\nfrom metis.experiments import config\nfrom metis import fedrec, errors"),
+        ("metis.cli_data", "import typer\nfrom metis.cli.app import app"),
+        ("metis.cli.app.data", "import typer"),
         ("metis.experiments.x", "import tomllib\nimport pydantic"),
     ],
 )  # fmt: skip
@@ -314,7 +314,7 @@ HEAVY = (
     "program",
     [
         "import metis",
-        "import sys\nfrom metis.cli import main\nsys.argv = ['metis', '--help']\n"
+        "import sys\nfrom metis.cli.app import main\nsys.argv = ['metis', '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code",
     ],
     ids=["import metis", "metis --help"],

@@ -20,8 +20,8 @@ import typer
 from typer.testing import CliRunner
 
 import metis
-from metis import cli
-from metis.experiments.config import config_schema, load_config, read_toml, resolve_config
+from metis.cli import app as cli
+from metis.experiments.config.load import config_schema, load_config, read_toml, resolve_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from metis.learning.solvers import FedProx, MomentumSGD, Scaffold, VanillaSGD
     from metis.reporting.notebook import Comparison
     from metis.reporting.trackers import Tracking
-    from metis.runs import Run
+    from metis.runs.run import Run
     from metis.simulation.availability import RandomAvailability, RecordedAvailability
-    from metis.simulation.network import Link
+    from metis.simulation.link import Link
     from metis.simulation.speed import Speed
 
 _HOMES = {
@@ -58,7 +58,7 @@ _HOMES = {
     "FedProx": "metis.learning.solvers",
     "FedYogi": "metis.core.server",
     "Federation": "metis.experiments.federation",
-    "Link": "metis.simulation.network",
+    "Link": "metis.simulation.link",
     "MetisError": "metis.errors",
     "Model": "metis.core.model",
     "Moment": "metis.core.schedules",
@@ -67,7 +67,7 @@ _HOMES = {
     "Power": "metis.core.costs",
     "RandomAvailability": "metis.simulation.availability",
     "RecordedAvailability": "metis.simulation.availability",
-    "Run": "metis.runs",
+    "Run": "metis.runs.run",
     "Sample": "metis.core.sampling",
     "Scaffold": "metis.learning.solvers",
     "Schedule": "metis.core.schedules",

@@ -161,9 +161,9 @@ class Play:
                     self.at(self.now + actor.transfer + outcome.seconds, outcome)
         return actions
 
-    def run(self, most_events: int = 20_000) -> Play:
+    def run(self, max_events: int = 20_000) -> Play:
         """Perform to the end: the controller finishes, or nothing can happen any more."""
-        for _ in range(most_events):
+        for _ in range(max_events):
             if self.controller.finished or not self.step():
                 return self
         raise AssertionError("the play does not end")

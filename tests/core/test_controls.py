@@ -19,7 +19,7 @@ from metis.core.compression import Compression
 from metis.core.controls import ControlVariates
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.server import FedAdam
-from metis.storage import DiskStore
+from metis.runs.storage import DiskStore
 
 NETWORK = Layout(
     (

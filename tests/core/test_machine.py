@@ -77,7 +77,7 @@ POLICIES = {
     "fedrec": fedrec(1, rebuild_every=10**6),
     "fedasync": fedasync(1),
     "fedbuff": fedbuff(1, buffer_size=2),
-    "semisync-adaptive": semisync_fedavg(timings="smoothed", most_local_epochs=2).with_adaptive_period(ADAPTIVE),
+    "semisync-adaptive": semisync_fedavg(timings="smoothed", max_local_epochs=2).with_adaptive_period(ADAPTIVE),
     "semisync-server": semisync_fedavg(2).with_server(FedAvgM(0.5, 0.8)),
     "fedasync-server": fedasync(1).with_server(FedAvgM(0.5, 0.8)),
     "sync-nova": sync_fedavg(1.5).with_nova(FedNova(3.0, momentum=0.5)),
@@ -513,7 +513,7 @@ class Federation(RuleBasedStateMachine):
                 assert budget.seconds == period
                 assert budget.steps is not None
                 if period / time < 2**50:  # beyond, a float does not count single steps
-                    most = protocol.most_local_epochs or math.inf
+                    most = protocol.max_local_epochs or math.inf
                     within = max(1, math.floor(period / time * (1 + 1e-9)))
                     assert budget.steps == min(within, most * self.books[action.learner].epoch_steps)
                     assert budget.steps * time <= period * (1 + 1e-8) or budget.steps == 1

@@ -73,11 +73,11 @@ def test_a_function_that_gives_no_lambda_is_named(number):
 
 def test_a_label_keeps_what_was_put_on_top_before():
     """In whatever order a policy is put together."""
-    nova = semisync_fedavg(3, most_local_epochs=5).with_nova()
+    nova = semisync_fedavg(3, max_local_epochs=5).with_nova()
     assert nova.with_lambda(Schedule(4, 1, 3)).label == "SemiSync (λ scheduled), at most 5 epochs FedNova"
     assert (
         nova.with_adaptive_period().label
-        == semisync_fedavg(most_local_epochs=5).with_adaptive_period().with_nova().label
+        == semisync_fedavg(max_local_epochs=5).with_adaptive_period().with_nova().label
     )
 
 
@@ -243,7 +243,7 @@ def test_one_exchange_that_stalls_does_not_change_a_smoothed_period(policy):
 def test_a_learner_with_little_data_does_not_go_round_and_round(budget):
     """At most so many epochs in a period; who is done waits, and the clock of the others does not change."""
     cast = (Actor("small", 0.03, examples=500), Actor("large", 0.03, examples=5000))
-    play = Play(semisync_fedavg(2, budget=budget, most_local_epochs=3), *cast).run_until(community_version=3)
+    play = Play(semisync_fedavg(2, budget=budget, max_local_epochs=3), *cast).run_until(community_version=3)
 
     assert play.tasks()["small"] == 3 * 5
     assert play.budgets()["large"].seconds == pytest.approx(2 * 50 * 0.03)
@@ -253,14 +253,14 @@ def test_a_learner_with_little_data_does_not_go_round_and_round(budget):
 
 
 def test_a_cap_below_one_epoch_holds_in_the_cold_start_too():
-    play = Play(semisync_fedavg(2, most_local_epochs=0.4), gpu=0.03, cpu=0.3).run_until(community_version=3)
+    play = Play(semisync_fedavg(2, max_local_epochs=0.4), gpu=0.03, cpu=0.3).run_until(community_version=3)
     assert {item.task.budget.steps for item in play.items(SendTask)} == {20}
 
 
 def test_idle_time_of_a_cap_is_not_charged_as_work():
     """The paper's equation charges everybody's whole time because everybody works; with a cap they do not."""
     cast = (Actor("small", 0.03, examples=500), Actor("large", 0.03, examples=5000))
-    play = Play(semisync_fedavg(2, most_local_epochs=3), *cast).run_until(community_version=4)
+    play = Play(semisync_fedavg(2, max_local_epochs=3), *cast).run_until(community_version=4)
     energy = play.costs().energy
 
     assert energy.equation == energy.active < energy.idle_charged
@@ -376,5 +376,5 @@ def test_impossible_settings_are_refused(settings, complaint):
 
 
 def test_an_impossible_cap_is_refused():
-    with pytest.raises(ValueError, match="most_local_epochs must be a number greater than 0, not 0"):
-        semisync_fedavg(most_local_epochs=0)
+    with pytest.raises(ValueError, match="max_local_epochs must be a number greater than 0, not 0"):
+        semisync_fedavg(max_local_epochs=0)

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from metis.deployment.authority import Authority
-from metis.deployment.identity import (
+from metis.deployment.security.authority import Authority
+from metis.deployment.security.identity import (
     Kit,
     Revocations,
     channel_credentials,

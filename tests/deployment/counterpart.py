@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.identity import peer_of
-from metis.deployment.trainer import write_model
-from metis.deployment.wire import SERVER_OPTIONS, TURN, service_handler
+from metis.deployment.security.identity import peer_of
+from metis.deployment.trainer.process import write_model
+from metis.deployment.wire.protocol import SERVER_OPTIONS, TURN, service_handler
 from metis.experiments.site import build_silo
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "cut by the test")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metis.deployment.state import DiskFull, Durability, State, StateError
-from metis.storage import save_arrays  # noqa: F401  (so that no module is opened after the folder was)
+from metis.deployment.controller.state import DiskFull, Durability, State, StateError
+from metis.runs.storage import save_arrays  # noqa: F401  (so that no module is opened after the folder was)
 
 LEARNERS = 3
 SNAPSHOT_EVERY = 3

@@ -23,9 +23,9 @@ from metis.core.events import Action, Event
 from metis.core.model import Layout
 from metis.core.policies import Policy
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.controller import Terms
-from metis.deployment.wire import CHANNEL_OPTIONS, PROTOCOL, FederationStub, model_bytes
-from metis.trace import read_trace
+from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub, model_bytes
+from metis.runs.trace import read_trace
 
 _T = TypeVar("_T")
 HANG = 60.0  # seconds; only so that a test ends when something hangs
@@ -116,7 +116,7 @@ async def federation(
     **options: Any,
 ) -> AsyncIterator[Served]:
     """A controller from whose handlers no exception escapes, and that has not failed in the end."""
-    terms = Terms(expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=linger)
+    terms = DeploymentSettings(expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=linger)
     with nothing_escapes():
         async with served(
             folder, policy or policies.async_fedavg(1), StopRule(rounds=rounds), terms=terms, **options

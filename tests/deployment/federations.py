@@ -17,10 +17,10 @@ from metis.core.controller import StopRule
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
-from metis.deployment.controller import ControllerProcess, Judge, Plan, Terms, make_core
-from metis.deployment.service import Context
-from metis.deployment.state import State
-from metis.runs import Setting
+from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Evaluator, Plan, make_core
+from metis.deployment.controller.service import Context
+from metis.deployment.controller.state import State
+from metis.runs.run import Setting
 
 LAYOUT = Layout((TensorSpec("w", (500, 2)), TensorSpec("b", (3,)), TensorSpec("n", (1,), "int64", "counter")))
 
@@ -72,9 +72,9 @@ async def served(
     policy: Policy,
     stop: StopRule,
     *,
-    terms: Terms | None = None,
+    terms: DeploymentSettings | None = None,
     layout: Layout = LAYOUT,
-    judge: Judge | None = None,
+    evaluator: Evaluator | None = None,
     listen: str = "127.0.0.1:0",
     credentials: grpc.ServerCredentials | None = None,
     identify: Callable[[Context], LearnerId] = by_name,
@@ -84,7 +84,7 @@ async def served(
     """A controller on loopback; leaving the block drains it as SIGTERM would."""
     from metis.core.costs import Power
 
-    terms = terms or Terms(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=5)
+    terms = terms or DeploymentSettings(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=5)
     initial = initial_model(layout)
     setting = Setting(
         policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
@@ -95,7 +95,7 @@ async def served(
     with State.open(folder, "process") as state:
         told: list[tuple[str, str]] = []
         process = ControllerProcess(
-            plan, state, folder / "run", judge=judge, identify=identify, report=lambda *line: told.append(line)
+            plan, state, folder / "run", evaluator=evaluator, identify=identify, report=lambda *line: told.append(line)
         )
         serving = asyncio.create_task(process.serve(listen, credentials))
         while not (hasattr(process, "address") or serving.done()):

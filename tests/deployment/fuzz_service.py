@@ -35,8 +35,8 @@ from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.controller import Terms
-from metis.deployment.wire import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD, model_bytes
+from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD, model_bytes
 
 HANG = 30.0  # seconds after which a call that should have ended hangs
 METHODS = {"attend": ATTEND, "upload": UPLOAD, "download": DOWNLOAD}
@@ -306,7 +306,7 @@ async def _assault(here: Served, tally: Tally, seed: int, worker: int, until: fl
 async def campaign(folder: Path, seconds: float, seed: int, workers: int) -> tuple[Tally, str]:
     """Fuzz for so long; then the honest learner must still be there and the federation end as it should."""
     tally = Tally()
-    terms = Terms(expected=1, minimum=1, lease=5, heartbeat=0.5, linger=2)
+    terms = DeploymentSettings(expected=1, minimum=1, lease=5, heartbeat=0.5, linger=2)
     with watched() as escapes:
         async with served(folder, policies.async_fedavg(1), StopRule(), terms=terms) as here:
             honest = WireLearner("honest", here.address, LAYOUT, move_towards(1.0), seconds_per_batch=0.02)

@@ -17,11 +17,11 @@ from typing import Any
 from deployment.federations import served
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment.controller import Terms
-from metis.deployment.state import State
+from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.state import State
 
 POLICY, STOP = policies.sync_fedavg(1), StopRule(rounds=4)
-TERMS = Terms(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=1)
+TERMS = DeploymentSettings(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=1)
 
 
 def kill_after(updates: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
-from metis.deployment import trainer
+from metis.deployment.trainer import process as trainer
 
 
 class Engine:

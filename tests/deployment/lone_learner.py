@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from metis.deployment.learner import LearnerProcess
+from metis.deployment.learner.process import LearnerProcess
 
 LIGHT = [sys.executable, str(Path(__file__).with_name("light_trainer.py"))]
 

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deployment.consortium import DAY, Consortium
-from metis.deployment.authority import Authority, make_request, read_request, state
-from metis.deployment.identity import check_kit, load_kit, now_utc, public_bytes, signed_by
+from metis.deployment.security.authority import Authority, make_request, read_request, state
+from metis.deployment.security.identity import check_kit, load_kit, now_utc, public_bytes, signed_by
 from metis.errors import ConfigError
 
 

@@ -23,8 +23,8 @@ from metis.core.policies import Policy
 from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.deployment.controller import Terms
-from metis.trace import read_trace
+from metis.deployment.controller.process import DeploymentSettings
+from metis.runs.trace import read_trace
 
 BATCH = 0.01  # seconds
 PATIENT = 100.0  # periods that a round waits for whoever is late, however busy the machine is
@@ -68,7 +68,7 @@ def federate(
     """Run to the end: the learners, the record, the final model as they got it."""
 
     async def run() -> Sequence[WireLearner]:
-        terms = Terms(expected=1, minimum=1, lease=60, heartbeat=0.5, linger=5)
+        terms = DeploymentSettings(expected=1, minimum=1, lease=60, heartbeat=0.5, linger=5)
         async with served(folder, policy, StopRule(rounds=rounds), terms=terms) as federation:
             learners = cast(federation)
             federation.process._durable.controller.learners_expected = len(learners)
@@ -196,7 +196,7 @@ def test_a_period_with_room_for_the_exchange_gives_the_far_fewer_steps(tmp_path:
 
 def test_a_cap_limits_what_is_trained_in_a_period(tmp_path: Path) -> None:
     """Ten times as fast, but at most three passes; what is not worked is not charged."""
-    policy = policies.semisync_fedavg(2, most_local_epochs=3, grace=PATIENT)
+    policy = policies.semisync_fedavg(2, max_local_epochs=3, grace=PATIENT)
     _, course, _ = federate(tmp_path, policy, steady(BATCH / 2, 5 * BATCH), 3)
     assert steps_by_round(course, "l0")[1:] == [30, 30]
     assert steps_by_round(course, "l1")[1:] == [20, 20]

@@ -15,18 +15,18 @@ import pytest
 from deployment import federations
 from deployment.federations import LAYOUT, initial_model, served
 from deployment.wire_learner import WireLearner
-from metis import cli_status
+from metis.cli import status as cli_status
 from metis.core import policies
 from metis.core.compression import Compression
 from metis.core.controller import StopRule
 from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
 from metis.core.model import Model, Vector
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.status import _metrics
+from metis.deployment.controller.status import _metrics
 from metis.reporting.dashboard.view import RunView
 from metis.reporting.report import _facts
-from metis.runs import Run
-from metis.trace import read_trace
+from metis.runs.run import Run
+from metis.runs.trace import read_trace
 
 KINDS = [Compression("float16"), Compression("bfloat16"), Compression("int8"), Compression("top_k", 0.05)]
 

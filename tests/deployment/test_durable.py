@@ -28,10 +28,10 @@ from metis.core.policies import Policy
 from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAvgM, FedYogi
-from metis.deployment.durable import DurableController
-from metis.deployment.state import DuplicateUpdate, State, StateError
-from metis.deployment.wire import checker, model_parts
-from metis.trace import to_line
+from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.state import DuplicateUpdate, State, StateError
+from metis.deployment.wire.protocol import checker, model_parts
+from metis.runs.trace import to_line
 
 NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
 LAYOUT = NETWORK.with_controls(80)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployment.test_durable import POLICIES, Twin, course, same
-from metis.deployment.state import DiskFull, Entry, State
+from metis.deployment.controller.state import DiskFull, Entry, State
 
 
 @pytest.mark.parametrize("name", POLICIES)

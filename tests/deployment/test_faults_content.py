@@ -41,8 +41,8 @@ from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.core.timing import MOST_STEPS
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.service import _Numbers
-from metis.deployment.wire import UPLOAD, model_bytes
+from metis.deployment.controller.service import _Numbers
+from metis.deployment.wire.protocol import UPLOAD, model_bytes
 
 _CODE = grpc.StatusCode
 LENGTH = model_bytes(LAYOUT)
@@ -345,7 +345,7 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
             await liar.ready(**lie)
             tried()
             assert await liar.ended() == _CODE.FAILED_PRECONDITION
-            assert "both must be 1 to 1000000000 (deployment.most_examples)" in await liar.stream.details()
+            assert "both must be 1 to 1000000000 (deployment.max_examples)" in await liar.stream.details()
             await finish(here, "l0")
             assert here.process._durable.controller.roster.get("liar") is None
 

@@ -43,10 +43,10 @@ from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.service import _in_thread
-from metis.deployment.state import State, StateError
-from metis.deployment.transfer import ended
-from metis.deployment.wire import checker
+from metis.deployment.controller.service import _in_thread
+from metis.deployment.controller.state import State, StateError
+from metis.deployment.wire.protocol import checker
+from metis.deployment.wire.transfer import ended
 
 TESTS = Path(__file__).parents[1]
 _CODE = grpc.StatusCode
@@ -191,7 +191,7 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
         async with federation(tmp_path) as here, Puppet(here) as learner:
             task = await (await learner.join()).task()
             monkeypatch.setattr(State, "_adopt", slowly)
-            monkeypatch.setattr("metis.deployment.state._end_process", failed)  # would end this process
+            monkeypatch.setattr("metis.deployment.controller.state._end_process", failed)  # would end this process
             for delay in (0.02, 0.05, 0.08):
                 tried()
                 call = learner.stub.upload(parts(learner.header(task.number), local_model()), metadata=learner.metadata)
@@ -231,7 +231,7 @@ def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -
 _KILLED_LEARNER = """
 import os, signal, sys, grpc
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.wire import UPLOAD
+from metis.deployment.wire.protocol import UPLOAD
 
 address, run, task = sys.argv[1:]
 

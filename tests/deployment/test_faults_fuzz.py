@@ -16,7 +16,7 @@ from deployment.federations import LAYOUT, Served
 from deployment.fuzz_service import ANSWERS, EXTREME, WILD, Mutator, Scene, knock, strike
 from deployment.wire_learner import WireLearner, move_towards
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.wire import PROTOCOL
+from metis.deployment.wire.protocol import PROTOCOL
 
 _CODE = grpc.StatusCode
 NAME = "fuzz"

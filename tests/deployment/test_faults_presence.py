@@ -30,7 +30,7 @@ from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerJoined, LearnerLeft, UpdateCommitted
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.durable import DurableController
+from metis.deployment.controller.durable import DurableController
 
 LEASE = {"lease": 1.0, "heartbeat": 0.1}
 

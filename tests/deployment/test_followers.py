@@ -18,9 +18,9 @@ pytest.importorskip("grpc")
 
 from deployment.test_trainer import Trainer, training
 from deployment.tiny import settings
-from metis.deployment.followers import own_device
-from metis.deployment.trainer import write_model
-from metis.deployment.wire import read_model
+from metis.deployment.trainer.followers import own_device
+from metis.deployment.trainer.process import write_model
+from metis.deployment.wire.protocol import read_model
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
 
@@ -58,7 +58,7 @@ class Crew(Trainer):
     """A trainer with followers."""
 
     def __init__(self, processes: int) -> None:
-        command = [sys.executable, "-m", "metis.cli_trainer", "--processes", str(processes)]
+        command = [sys.executable, "-m", "metis.cli.trainer", "--processes", str(processes)]
         super().__init__(command)
 
     def followers(self) -> list[psutil.Process]:

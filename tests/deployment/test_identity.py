@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from deployment.consortium import DAY, Consortium, dial, serving, who
-from metis.deployment.identity import (
+from metis.deployment.security.identity import (
     Kit,
     Revocations,
     check_kit,
@@ -274,7 +274,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(ours: Consortium, cap
             assert await who(channel)  # the open connection never noticed
 
     asyncio.run(play())
-    said = [record.getMessage() for record in caplog.records if record.name == "metis.deployment.identity"]
+    said = [record.getMessage() for record in caplog.records if record.name == "metis.deployment.security.identity"]
     assert [line.partition(":")[0] for line in said] == [
         "the identity has changed",
         "the identity has changed and cannot be used, the one before goes on",

@@ -23,13 +23,13 @@ from deployment.counterpart import UNAVAILABLE, Counterpart, Stream
 from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.learner import LearnerProcess, _Backoff
-from metis.deployment.wire import PROTOCOL, Seal
+from metis.deployment.learner.process import LearnerProcess, _Backoff
+from metis.deployment.wire.protocol import PROTOCOL, Seal
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
-from metis.storage import load_model
+from metis.runs.storage import load_model
 
-TRAINER = [sys.executable, "-m", "metis.cli_trainer"]
+TRAINER = [sys.executable, "-m", "metis.cli.trainer"]
 LIGHT = [sys.executable, str(Path(__file__).with_name("light_trainer.py"))]  # the same, but it trains without torch
 CODE = grpc.StatusCode
 
@@ -86,7 +86,7 @@ class Command:
         self.lines: list[tuple[str, str]] = []
 
     @staticmethod
-    def metis(counterpart: Counterpart, folder: Path, python: Sequence[str] = ("-m", "metis.cli")) -> Command:
+    def metis(counterpart: Counterpart, folder: Path, python: Sequence[str] = ("-m", "metis.cli.app")) -> Command:
         """The real command, with the real trainer."""
         command = Command(counterpart, folder)
         command.arguments = [
@@ -870,7 +870,7 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             "sys.dont_write_bytecode = True\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
             "sys.argv = ['metis', *sys.argv[1:]]\n"
-            "runpy.run_module('metis.cli', run_name='__main__')\n"
+            "runpy.run_module('metis.cli.app', run_name='__main__')\n"
         )
         wide = tmp_path / "site.py"
         write_site(

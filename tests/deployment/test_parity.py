@@ -13,8 +13,8 @@ from metis.core.controller import Controller, StopRule
 from metis.core.events import Action, CommunityPublished, Event, SendTask
 from metis.core.model import Model
 from metis.core.policies import Policy
-from metis.simulation.recorded import replay_recorded
-from metis.trace import read_trace, to_line, to_record
+from metis.runs.trace import read_trace, to_line, to_record
+from metis.simulation.recording import replay_recorded
 
 POLICIES = {
     "synchronous": policies.sync_fedavg(1),

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from deployment.consortium import DAY, Consortium, serving
-from metis.deployment.identity import Kit, load_kit, now_utc
 from metis.deployment.preflight import Unreachable, is_loopback, preflight, serving_problem
+from metis.deployment.security.identity import Kit, load_kit, now_utc
 from metis.errors import ConfigError
 
 

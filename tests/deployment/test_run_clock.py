@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from metis.deployment.controller import _RunClock, read_tick, write_tick
+from metis.deployment.controller.process import _RunClock, read_tick, write_tick
 
 
 class Wall:
@@ -22,7 +22,7 @@ class Wall:
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     wall = Wall()
-    monkeypatch.setattr("metis.deployment.controller.time", SimpleNamespace(monotonic=wall.monotonic))
+    monkeypatch.setattr("metis.deployment.controller.process.time", SimpleNamespace(monotonic=wall.monotonic))
     return wall
 
 

@@ -14,12 +14,12 @@ pytest.importorskip("grpc")
 from deployment.chaos.harness import Process, free_port, until
 from deployment.test_trainer import Trainer
 from deployment.tiny import settings, write_site
-from metis.deployment.trainer import write_model
-from metis.deployment.wire import read_model
+from metis.deployment.trainer.process import write_model
+from metis.deployment.wire.protocol import read_model
 from metis.experiments.build import build_federation, build_policy
-from metis.experiments.config import load_config
+from metis.experiments.config.load import load_config
 from metis.experiments.site import build_silo
-from metis.storage import load_model
+from metis.runs.storage import load_model
 
 # Two laws that have nothing in common; a batch is all that a site has, so that chance has no part in it.
 SITE = """

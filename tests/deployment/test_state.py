@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from metis.deployment.state import BlobMismatch, DuplicateUpdate, Entry, State, StateError
+from metis.deployment.controller.state import BlobMismatch, DuplicateUpdate, Entry, State, StateError
 from metis.errors import DataError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -86,7 +86,7 @@ def test_a_run_is_begun_once(state: State) -> None:
 
 def test_two_controllers_cannot_share_a_folder(tmp_path: Path) -> None:
     """The second is told who has it, also in another process; when that is killed the folder is free."""
-    program = "import sys, time\nfrom pathlib import Path\nfrom metis.deployment.state import State\n"
+    program = "import sys, time\nfrom pathlib import Path\nfrom metis.deployment.controller.state import State\n"
     program += "State.open(Path(sys.argv[1]))\nprint('open', flush=True)\ntime.sleep(100)"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "state")], stdout=subprocess.PIPE, env=ENVIRONMENT
@@ -219,7 +219,7 @@ def test_what_a_killed_controller_left_half_done_is_removed(tmp_path: Path) -> N
 
 def test_importing_it_is_cheap() -> None:
     """A crash test starts it hundreds of times."""
-    program = "import sys, metis.deployment.state\nprint([m for m in ('numpy', 'grpc', 'torch') if m in sys.modules])"
+    program = "import sys, metis.deployment.controller.state\nprint([m for m in ('numpy', 'grpc', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout == "[]\n", done.stderr
 
@@ -426,7 +426,7 @@ def test_what_was_received_is_not_collected(state: State, monkeypatch: pytest.Mo
         incoming.write(b"invalid")
         incoming.commit(incoming.bytes, incoming.sha256)
     state.collect([])
-    monkeypatch.setattr("metis.deployment.state._HOLD_SECONDS", 0)
+    monkeypatch.setattr("metis.deployment.controller.state._HOLD_SECONDS", 0)
     assert state.collect([]) == 1
     assert blobs(state.folder) == {name}
 

@@ -30,9 +30,9 @@ from deployment.federations import Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment import status as status_module
-from metis.deployment.state import State
-from metis.deployment.status import (
+from metis.deployment.controller import status as status_module
+from metis.deployment.controller.state import State
+from metis.deployment.controller.status import (
     ANNOUNCEMENT,
     StatusServer,
     Unanswered,
@@ -113,7 +113,7 @@ class EverBetter:
 async def watched(
     folder: Path, *, rounds: int = 10_000, names: tuple[str, ...] = ("l0", "l1", "l2"), **options: Any
 ) -> AsyncIterator[Watched]:
-    async with served(folder, policies.sync_fedavg(1), StopRule(rounds=rounds), judge=EverBetter()) as federation:
+    async with served(folder, policies.sync_fedavg(1), StopRule(rounds=rounds), evaluator=EverBetter()) as federation:
         learners = [
             WireLearner(name, federation.address, federation.process.layout, move_towards(i), seconds_per_batch=0.002)
             for i, name in enumerate(names)
@@ -603,7 +603,7 @@ def test_announced_and_withdrawn(tmp_path: Path) -> None:
 def test_one_that_was_killed_is_told_from_one_that_runs(tmp_path: Path) -> None:
     """By its process; also when that id belongs to another process by now, and while nobody has waited for it."""
     program = (
-        "import sys, time, pathlib; from metis.deployment.status import announce\n"
+        "import sys, time, pathlib; from metis.deployment.controller.status import announce\n"
         f"announce(pathlib.Path({str(tmp_path)!r}), listen='a:1', http=None, run='abc')\n"
         "print('ready', flush=True); time.sleep(60)"
     )

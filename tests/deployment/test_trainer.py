@@ -23,12 +23,12 @@ pytest.importorskip("grpc")
 
 from deployment.tiny import settings, write_site
 from metis.core.compression import Compression
-from metis.deployment.trainer import _Pace, write_model
-from metis.deployment.wire import read_model
+from metis.deployment.trainer.process import _Pace, write_model
+from metis.deployment.wire.protocol import read_model
 from metis.experiments.site import build_silo
-from metis.storage import load_model
+from metis.runs.storage import load_model
 
-TRAINER = [sys.executable, "-m", "metis.cli_trainer"]
+TRAINER = [sys.executable, "-m", "metis.cli.trainer"]
 
 
 class Trainer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metis.deployment.transfer import Intake, Patience, read_ahead
+from metis.deployment.wire.transfer import IdleTimeout, Intake, read_ahead
 
 HANG = 30.0
 
@@ -135,16 +135,16 @@ def test_a_file_is_read_ahead_from_any_byte_in_pieces_of_any_size(tmp_path: Path
 
 def test_patience_ends_with_one_long_wait_but_not_with_many_short_ones() -> None:
     async def scene() -> None:
-        with Patience(0.2) as patience:
+        with IdleTimeout(0.2) as idle_timeout:
             for _ in range(10):
-                await patience.wait(asyncio.sleep(0.05))
+                await idle_timeout.wait(asyncio.sleep(0.05))
                 await asyncio.sleep(0.05)  # nothing is waited for meanwhile
             await asyncio.sleep(0.4)
             with pytest.raises(asyncio.CancelledError):
-                await patience.wait(asyncio.sleep(HANG))
+                await idle_timeout.wait(asyncio.sleep(HANG))
                 raise AssertionError
-        with pytest.raises(asyncio.TimeoutError), Patience(0.05) as patience:
-            await patience.wait(asyncio.sleep(HANG))
+        with pytest.raises(asyncio.TimeoutError), IdleTimeout(0.05) as idle_timeout:
+            await idle_timeout.wait(asyncio.sleep(HANG))
         await asyncio.sleep(0)  # the task itself goes on
 
     asyncio.run(asyncio.wait_for(scene(), HANG))
@@ -153,8 +153,8 @@ def test_patience_ends_with_one_long_wait_but_not_with_many_short_ones() -> None
 def test_a_task_that_others_cancel_is_not_out_of_patience() -> None:
     async def scene() -> None:
         async def call() -> None:
-            with Patience(HANG) as patience:
-                await patience.wait(asyncio.sleep(HANG))
+            with IdleTimeout(HANG) as idle_timeout:
+                await idle_timeout.wait(asyncio.sleep(HANG))
 
         calling = asyncio.ensure_future(call())
         await asyncio.sleep(0.02)

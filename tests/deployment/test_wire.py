@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.wire import (
+from metis.deployment.wire.protocol import (
     CHUNK,
     SMALLEST_CHUNK,
+    ChunkSize,
     Piece,
     Seal,
-    Stride,
     checker,
     let_go,
     model_parts,
@@ -105,16 +105,16 @@ def test_a_model_that_was_let_go_is_read_again(tmp_path: Path) -> None:
 @given(st.integers(1, CHUNK // 4), st.lists(st.sampled_from([0.01, 0.3, 5.0])))
 def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
     """Doubled while the line is fast, halved while it is slow; whole numbers, and never beyond what is allowed."""
-    stride = Stride(4 * numbers)
+    chunk_size = ChunkSize(4 * numbers)
     for took in seconds:
-        before = stride.bytes
-        stride.took(took)
-        assert stride.bytes % 4 == 0 and min(4 * numbers, SMALLEST_CHUNK) <= stride.bytes <= 4 * numbers
-        assert (stride.bytes > before) == (took < 0.1 and before < 4 * numbers)
-        assert (stride.bytes < before) == (took > 0.5 and before > SMALLEST_CHUNK)
+        before = chunk_size.bytes
+        chunk_size.took(took)
+        assert chunk_size.bytes % 4 == 0 and min(4 * numbers, SMALLEST_CHUNK) <= chunk_size.bytes <= 4 * numbers
+        assert (chunk_size.bytes > before) == (took < 0.1 and before < 4 * numbers)
+        assert (chunk_size.bytes < before) == (took > 0.5 and before > SMALLEST_CHUNK)
     for _ in range(20):
-        stride.took(0.01)
-    assert stride.bytes == 4 * numbers
+        chunk_size.took(0.01)
+    assert chunk_size.bytes == 4 * numbers
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255))

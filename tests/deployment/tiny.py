@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from metis.experiments.config import resolve_config
+from metis.experiments.config.load import resolve_config
 
 SITE = """
 import numpy as np

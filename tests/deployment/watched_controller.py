@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from deployment.federations import served
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment.controller import Terms
-from metis.deployment.state import State
-from metis.deployment.status import StatusServer, announce, withdraw
+from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.state import State
+from metis.deployment.controller.status import StatusServer, announce, withdraw
 
 FACTS = {
     "experiment": {"policy": [{"name": "sync_fedavg", "label": "SyncFedAvg"}], "evaluation": {"target": 0.95}},
@@ -28,23 +28,23 @@ FACTS = {
 }
 
 
-class Judge:
+class Evaluator:
     """Every model is better than the one before."""
 
     seen = 0
 
     async def evaluate(self, model: Path) -> dict[str, float]:
-        Judge.seen += 1
-        return {"accuracy": 1 - 1 / (1 + Judge.seen), "loss": 1 / Judge.seen}
+        Evaluator.seen += 1
+        return {"accuracy": 1 - 1 / (1 + Evaluator.seen), "loss": 1 / Evaluator.seen}
 
 
 async def main(folder: Path, learners: int, rounds: int, http: str) -> None:
     with State.open(folder, "process") as state:
         if state.facts() is None:
             state.begin(FACTS)
-    terms = Terms(expected=learners, minimum=1, lease=20, heartbeat=0.5, linger=1)
+    terms = DeploymentSettings(expected=learners, minimum=1, lease=20, heartbeat=0.5, linger=1)
     policy, stop = policies.sync_fedavg(1), StopRule(rounds=rounds)
-    async with served(folder, policy, stop, terms=terms, judge=Judge()) as federation:
+    async with served(folder, policy, stop, terms=terms, evaluator=Evaluator()) as federation:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, federation.process.drain, "asked to stop")
         status = StatusServer(http, federation.process.status, loop) if http else None

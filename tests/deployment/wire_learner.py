@@ -14,7 +14,7 @@ import numpy as np
 
 from metis.core.model import Layout
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.wire import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub
 
 Train = Callable[[pb.Task, "np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"]
 _PERMANENT = (

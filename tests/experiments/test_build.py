@@ -23,7 +23,7 @@ from metis.experiments.build import (
     build_stop,
     divide,
 )
-from metis.experiments.config import ExperimentConfig, resolve_config
+from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.learning import FedProx, MomentumSGD, VanillaSGD
 
 CONTENT: dict[str, Any] = {
@@ -43,8 +43,14 @@ def config(**tables: Any) -> ExperimentConfig:
 def test_groups_take_turns_from_the_largest_share_on() -> None:
     """alternate: fast, slow, fast, slow, ... by size, as in the paper; a group that is used up is passed over."""
     division = divide(config(partition={"sizes": "power_law"}))
-    assert [seat.name for seat in division.seats] == ["fast-1", "slow-1", "fast-2", "slow-2", "fast-3"]
-    assert [len(seat.indices) for seat in division.seats] == power_law_sizes(1437, 5)
+    assert [assignment.name for assignment in division.assignments] == [
+        "fast-1",
+        "slow-1",
+        "fast-2",
+        "slow-2",
+        "fast-3",
+    ]
+    assert [len(assignment.indices) for assignment in division.assignments] == power_law_sizes(1437, 5)
 
 
 def test_shares_can_be_dealt_in_order() -> None:
@@ -52,7 +58,7 @@ def test_shares_can_be_dealt_in_order() -> None:
     sizes = [10, 20, 30, 40, 50]
     partition = {"sizes": "explicit", "explicit": sizes, "assignment": "in_order"}
     division = divide(config(partition=partition))
-    assert [(seat.name, len(seat.indices)) for seat in division.seats] == list(
+    assert [(assignment.name, len(assignment.indices)) for assignment in division.assignments] == list(
         zip(["fast-1", "fast-2", "fast-3", "slow-1", "slow-2"], sizes, strict=True)
     )
 
@@ -123,8 +129,10 @@ def test_a_trace_must_not_name_a_learner_that_is_not_there(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"away\.csv: row 3: there is no learner 'a-3'; did you mean 'a-1'\?"):
         divide(made)
     away.write_text("learner,leaves,back\na-2,5,9\n", encoding="utf-8-sig")
-    seat = next(seat for seat in divide(made).seats if seat.name == "a-2")
-    assert list(build_availability(seat.group, seat.name).absences(np.random.default_rng(0))) == [(5.0, 9.0)]
+    assignment = next(assignment for assignment in divide(made).assignments if assignment.name == "a-2")
+    assert list(build_availability(assignment.group, assignment.name).absences(np.random.default_rng(0))) == [
+        (5.0, 9.0)
+    ]
 
 
 def test_a_speed_trace_needs_time(tmp_path: Path) -> None:

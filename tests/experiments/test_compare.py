@@ -12,9 +12,9 @@ from rich.console import Console
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.compare import COSTS, check_comparable, compare, value_at
-from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
 from metis.reporting.console import comparison_table
-from metis.runs import Run
+from metis.runs.run import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "beyond.toml"
 CONTENT: dict[str, Any] = {

@@ -21,7 +21,7 @@ from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_policy, build_solver, build_stop
 from metis.experiments.compose import server_optimizer
-from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
 from metis.learning import accumulation
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond.md"
@@ -212,7 +212,7 @@ def test_a_table_says_how_long_periods_are(policy: dict[str, Any], pacing: objec
         ({"schedule": {"start": 0, "end": 2, "length": 3}}, "schedule.start: is 0, must be greater than 0"),
         ({"adaptive": {"served": 1.5}}, "adaptive.served: is 1.5, must be at most 1"),
         ({"adaptive": {"batch": 2}}, "adaptive.batch: unknown key; did you mean 'batches'?"),
-        ({"most_local_epochs": 0.0}, "most_local_epochs: must be a number greater than 0, not 0.0"),
+        ({"max_local_epochs": 0.0}, "max_local_epochs: must be a number greater than 0, not 0.0"),
     ],
 )
 def test_what_is_wrong_with_periods_is_told(policy: dict[str, Any], complaint: str) -> None:
@@ -294,9 +294,9 @@ def test_what_is_wrong_with_a_sample_is_told(policy: dict[str, Any], complaint: 
 @pytest.mark.parametrize(
     ("table", "label"),
     [
-        ({"most_local_epochs": 5}, "SemiSync (λ=2), at most 5 epochs"),
-        ({"most_local_epochs": 1, "exchange": "inside"}, "SemiSync (λ=2), at most 1 epoch, exchange inside"),
-        ({"most_local_epochs": 0.5, "adaptive": {}}, "SemiSync (adaptive), at most 0.5 epochs"),
+        ({"max_local_epochs": 5}, "SemiSync (λ=2), at most 5 epochs"),
+        ({"max_local_epochs": 1, "exchange": "inside"}, "SemiSync (λ=2), at most 1 epoch, exchange inside"),
+        ({"max_local_epochs": 0.5, "adaptive": {}}, "SemiSync (adaptive), at most 0.5 epochs"),
         ({"exchange": "inside", "sample": {"learners": 2}}, "SemiSync (λ=2), exchange inside, 2 learners"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from metis.errors import ConfigError
-from metis.experiments.config import (
+from metis.experiments.config.load import (
     POLICIES,
     ExperimentConfig,
     config_schema,
@@ -59,7 +59,7 @@ def test_defaults_are_written_out() -> None:
         "grace": 0.1,
         "weighting": "examples",
         "longest_period": math.inf,
-        "most_local_epochs": None,
+        "max_local_epochs": None,
         "exchange": None,
     }
     assert policy.label == "SemiSync (λ=2)"

@@ -125,6 +125,6 @@ def test_what_was_handed_in_is_mixed_when_all_learners_are_gone():
 
 
 def test_a_run_draws_itself_however_it_was_imported(tmp_path: Path):
-    """`from metis.runs import Run` is enough."""
+    """`from metis.runs.run import Run` is enough."""
     federation().simulate(metis.semisync_fedavg(1), rounds=2).plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000

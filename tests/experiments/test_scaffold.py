@@ -16,9 +16,9 @@ import metis
 from metis.core.events import LearnerLeft
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policy, build_solver
-from metis.experiments.config import resolve_config
-from metis.experiments.planner import network_bytes
+from metis.experiments.config.load import resolve_config
 from metis.experiments.site import build_controller_side, build_silo
+from metis.planning.outlook import network_bytes
 
 ETA = 0.05
 SIZES, TIMES = (20, 40, 60, 30), (0.1, 1.0, 0.2, 0.5)

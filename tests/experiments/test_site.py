@@ -12,11 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from metis.cli import app
+from metis.cli.app import app
 from metis.core.events import Budget
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
-from metis.experiments.config import ExperimentConfig, load_config, resolve_config
+from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
 from metis.experiments.site import (
     SiteFunction,
     build_controller_side,
@@ -27,7 +27,7 @@ from metis.experiments.site import (
     settled,
 )
 from metis.learning import ArrayExamples, JoinedExamples, MomentumSGD
-from metis.storage import load_model
+from metis.runs.storage import load_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "site"
 
@@ -285,11 +285,14 @@ def test_joined_examples_of_different_shapes_are_told() -> None:
 
 def test_a_rehearsal_gives_each_site_its_own_data(site: Path) -> None:
     """Named in [[learners]], with the classes that a report shows; measured on all sites' evaluation data."""
-    material = rehearsal(experiment(site.parent), load_site(site))
+    setup = rehearsal(experiment(site.parent), load_site(site))
 
-    assert [(seat.name, len(seat.indices)) for seat in material.seats] == [("cleveland", 60), ("zurich", 25)]
-    assert material.test is not None and len(material.test) == 85
-    assert material.class_counts is not None and material.class_counts.sum(axis=1).tolist() == [60, 25]
+    assert [(assignment.name, len(assignment.indices)) for assignment in setup.assignments] == [
+        ("cleveland", 60),
+        ("zurich", 25),
+    ]
+    assert setup.test is not None and len(setup.test) == 85
+    assert setup.class_counts is not None and setup.class_counts.sum(axis=1).tolist() == [60, 25]
 
 
 def test_a_rehearsal_measures_as_the_sites_together_would(site: Path) -> None:
@@ -325,16 +328,16 @@ def test_workers_give_the_same_bits(tmp_path: Path) -> None:
 def test_the_parts_of_a_rehearsal_survive_a_spawned_process(site: Path) -> None:
     """With a GPU, workers are spawned: functions and data travel as the file's path."""
     site.write_text(SITE + "metrics = {'half': lambda o, t: 0.5}\ndef augment(inputs, generator): return inputs\n")
-    material = rehearsal(experiment(site.parent), load_site(site))
-    assert material.metrics is not None
+    setup = rehearsal(experiment(site.parent), load_site(site))
+    assert setup.metrics is not None
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_look, args=(theirs, material.network, material.train, material.metrics["half"]))
+    child = context.Process(target=_look, args=(theirs, setup.network, setup.train, setup.metrics["half"]))
     child.start()
     theirs.close()
     seen = ours.recv()
     child.join()
-    assert seen == ("Sequential", 85, material.train.batch(np.arange(70, 75))[1].tolist(), 0.5)
+    assert seen == ("Sequential", 85, setup.train.batch(np.arange(70, 75))[1].tolist(), 0.5)
 
 
 def _look(connection: Any, network: Any, train: Any, half: Any) -> None:
@@ -399,8 +402,8 @@ def test_a_silo_of_a_built_in_data_set_is_the_seat_of_its_name() -> None:
     held = build_silo(settings(config, 1), None, "zurich", 1)
 
     assert plain.learner is not None and held.learner is not None
-    seat = next(learner for learner in federation.learners if learner.name == "zurich")
-    assert np.array_equal(plain.learner.indices, seat.indices)
+    assignment = next(learner for learner in federation.learners if learner.name == "zurich")
+    assert np.array_equal(plain.learner.indices, assignment.indices)
     assert plain.learner.batch_size == 20
     assert plain.evaluation is None
     assert isinstance(plain.learner.solver, MomentumSGD) and plain.learner.solver.momentum == 0.5

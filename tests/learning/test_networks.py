@@ -6,7 +6,7 @@ from torch import nn
 
 from metis.errors import ConfigError
 from metis.learning import NETWORKS, TorchEngine, cifar10_cnn, small_cnn
-from metis.learning.networks import LocalResponseNormalization
+from metis.learning.torch.networks import LocalResponseNormalization
 
 
 def parameters(module: nn.Module) -> int:

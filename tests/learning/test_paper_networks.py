@@ -9,7 +9,7 @@ from torch import nn
 
 from metis.errors import ConfigError
 from metis.learning import NETWORKS, TorchEngine, brain_age_cnn3d, brain_age_mlp, cifar_resnet, femnist_cnn
-from metis.learning.networks import PreActivationBlock
+from metis.learning.torch.networks import PreActivationBlock
 
 
 def parameters(module: nn.Module) -> int:

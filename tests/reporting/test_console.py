@@ -12,7 +12,7 @@ from rich.console import Console
 from metis.core.controller import StopRule
 from metis.reporting import console as module
 from metis.reporting.console import RunProgress, TaskProgress, waiting
-from metis.runs import Run, RunFold
+from metis.runs.run import Run, RunFold
 
 
 def shown(run: Run, *, terminal: bool, quiet: bool = False) -> str:
@@ -82,7 +82,7 @@ def test_a_learner_shows_what_it_does_in_a_terminal_only(terminal: bool) -> None
 @pytest.mark.parametrize(
     ("terminal", "as_json", "seen"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-@pytest.mark.parametrize("command", ["metis.cli_controller", "metis.cli_learner"])
+@pytest.mark.parametrize("command", ["metis.cli.controller", "metis.cli.learner"])
 def test_a_changing_line_is_for_people_at_a_terminal(command: str, terminal: bool, as_json: bool, seen: bool) -> None:
     """Not for a log, and not beside lines of JSON."""
     pytest.importorskip("grpc")

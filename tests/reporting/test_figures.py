@@ -12,7 +12,7 @@ import pytest
 
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.runs import Run, Span
+from metis.runs.run import Run, Span
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

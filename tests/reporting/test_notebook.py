@@ -11,7 +11,7 @@ import pytest
 
 import metis
 from metis.errors import ConfigError
-from metis.runs import Run
+from metis.runs.run import Run
 from reporting.test_report import Page
 
 

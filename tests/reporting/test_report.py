@@ -13,7 +13,7 @@ import pytest
 from metis.errors import ConfigError
 from metis.reporting import figures
 from metis.reporting.report import comparable, number, write_markdown, write_report
-from metis.runs import Run
+from metis.runs.run import Run
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 

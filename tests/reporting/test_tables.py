@@ -15,7 +15,7 @@ import pytest
 from metis.errors import ConfigError
 from metis.reporting.report import write_markdown
 from metis.reporting.tables import check_parquet, cost_rows, history_rows, learner_rows, write_tables
-from metis.runs import Run
+from metis.runs.run import Run
 
 NAMES = ["history", "learners", "costs"]
 

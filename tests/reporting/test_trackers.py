@@ -19,10 +19,10 @@ import metis
 from metis.core.events import Evaluated
 from metis.data import partition
 from metis.errors import ConfigError
-from metis.experiments.schema import TRACKERS as NAMES_IN_FILES
+from metis.experiments.config.schema import TRACKERS as NAMES_IN_FILES
 from metis.learning import mlp
 from metis.reporting.trackers import TRACKERS, Tracking, flat, make_tracker, scalars
-from metis.runs import HistoryPoint, Run, RunFold, Setting
+from metis.runs.run import HistoryPoint, Run, RunFold, Setting
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(runs: list[Run], meth
 
 
 def test_a_tracker_that_does_not_answer_is_not_waited_for(written_run: Callable[..., Run]) -> None:
-    """Neither during the run nor, beyond its patience, at the end."""
+    """Neither during the run nor, beyond its idle_timeout, at the end."""
     said: list[str] = []
     release = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_tracker_that_does_not_answer_is_not_waited_for(written_run: Callable[
         def record(self, point: HistoryPoint, fresh: Mapping[str, float]) -> None:
             release.wait(60)
 
-    with Tracking([Hanging()], warn=said.append, patience=0.05) as tracking:
+    with Tracking([Hanging()], warn=said.append, idle_timeout=0.05) as tracking:
         play(written_run(rounds=2, values=[0.1, 0.2]), tracking)
     release.set()
 

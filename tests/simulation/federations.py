@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import metis
 from metis.core.model import Layout, Model, TensorSpec
 from metis.learning import ArrayExamples, Trained
-from metis.trace import to_line
+from metis.runs.trace import to_line
 
 # Every policy with its own kind of state: buffers, cached sums, mixed vectors, synchronization periods.
 POLICIES: dict[str, Callable[[], metis.Policy]] = {
@@ -27,7 +27,7 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     "fedrec": lambda: metis.fedrec(local_epochs=1),
     "fedasync": lambda: metis.fedasync(local_epochs=1),
     "fedbuff": lambda: metis.fedbuff(local_epochs=1, buffer_size=3),
-    "semisync_adaptive": lambda: metis.semisync_fedavg(timings="smoothed", most_local_epochs=2).with_adaptive_period(),
+    "semisync_adaptive": lambda: metis.semisync_fedavg(timings="smoothed", max_local_epochs=2).with_adaptive_period(),
     "semisync_nova": lambda: (
         metis.semisync_fedavg(slowest_learner_epochs=1).with_nova().with_rate(metis.Schedule(1, 0.1, 5, "seconds"))
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import metis
-from metis.trace import to_record
+from metis.runs.trace import to_record
 from simulation.federations import still
 
 GOLDEN = Path(__file__).parent.parent / "golden"

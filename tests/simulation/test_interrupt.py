@@ -80,7 +80,7 @@ def test_in_another_thread_signals_are_left_alone() -> None:
     assert results == [4]
 
 
-class Impatient(StillEngine):
+class TimedOut(StillEngine):
     """Somebody presses Ctrl-C during the n-th evaluation."""
 
     def __init__(self, at: int, presses: int = 1) -> None:
@@ -95,21 +95,21 @@ class Impatient(StillEngine):
 
 def test_during_the_first_evaluation_the_run_ends_before_any_training() -> None:
     """The initial model has been measured, and that is all that is reported."""
-    run = still([2, 2], [0.1, 0.1], engine=Impatient(at=1)).simulate(metis.sync_fedavg(1), rounds=4)
+    run = still([2, 2], [0.1, 0.1], engine=TimedOut(at=1)).simulate(metis.sync_fedavg(1), rounds=4)
 
     assert (run.finish_reason, run.rounds, len(run.history)) == ("interrupted", 0, 1)
 
 
 def test_during_an_evaluation_in_between_the_run_so_far_is_kept() -> None:
     """Evaluations before it stay, the one in hand is given up."""
-    run = still([2, 2], [0.1, 0.1], engine=Impatient(at=3)).simulate(metis.sync_fedavg(1), rounds=4)
+    run = still([2, 2], [0.1, 0.1], engine=TimedOut(at=3)).simulate(metis.sync_fedavg(1), rounds=4)
 
     assert (run.finish_reason, run.rounds, len(run.history)) == ("interrupted", 2, 2)
 
 
 def test_during_the_last_evaluation_the_run_is_done_anyway() -> None:
     """The end was reached: nothing is lost, and the reason is the true one."""
-    run = still([2, 2], [0.1, 0.1], engine=Impatient(at=5)).simulate(metis.sync_fedavg(1), rounds=4)
+    run = still([2, 2], [0.1, 0.1], engine=TimedOut(at=5)).simulate(metis.sync_fedavg(1), rounds=4)
 
     assert (run.finish_reason, run.rounds, len(run.history)) == ("4 rounds are done", 4, 5)
 
@@ -117,20 +117,20 @@ def test_during_the_last_evaluation_the_run_is_done_anyway() -> None:
 def test_twice_during_the_last_evaluation_it_is_raised() -> None:
     """Somebody who insists gets out."""
     with pytest.raises(KeyboardInterrupt):
-        still([2, 2], [0.1, 0.1], engine=Impatient(at=5, presses=2)).simulate(metis.sync_fedavg(1), rounds=4)
+        still([2, 2], [0.1, 0.1], engine=TimedOut(at=5, presses=2)).simulate(metis.sync_fedavg(1), rounds=4)
 
 
 def test_while_the_run_is_saved_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end was reached and the files are on their way: they are written."""
-    import metis.runs
+    import metis.runs.run
 
-    save_model = metis.runs.save_model
+    save_model = metis.runs.run.save_model
 
     def press_and_save(*arguments: Any) -> None:
         ctrl_c()
         save_model(*arguments)
 
-    monkeypatch.setattr("metis.runs.save_model", press_and_save)
+    monkeypatch.setattr("metis.runs.run.save_model", press_and_save)
     run = still([2, 2], [0.1, 0.1]).simulate(metis.sync_fedavg(1), rounds=2, out=tmp_path)
 
     assert metis.Run.load(tmp_path).summary() == run.summary()

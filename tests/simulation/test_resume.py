@@ -102,7 +102,7 @@ def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(
 
 
 def test_ctrl_c_again_and_again(tmp_path: Path, never_interrupted: Any) -> None:
-    """Impatient interruptions in a row never leave a checkpoint that leads elsewhere."""
+    """TimedOut interruptions in a row never leave a checkpoint that leads elsewhere."""
     whole = never_interrupted("fedrec")
     with child(victim, "fedrec", tmp_path, 0, False, 0.0, SECONDS) as process:
         wait_until(lambda: lines(tmp_path / "events.jsonl") >= 20)

@@ -169,7 +169,7 @@ def semisync_fedavg(
     grace: float = 0.1,
     weighting: Weighting = "examples",
     longest_period: float = math.inf,
-    most_local_epochs: float | None = None,
+    max_local_epochs: float | None = None,
     exchange: Literal["inside"] | None = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
@@ -180,7 +180,7 @@ def semisync_fedavg(
         budget,
         grace,
         longest_period,
-        most_local_epochs=most_local_epochs,
+        max_local_epochs=max_local_epochs,
         exchange=exchange,
     )
     label = f"SemiSync (λ={slowest_learner_epochs:g}){_limits(protocol)}"
@@ -189,7 +189,7 @@ def semisync_fedavg(
 
 def _limits(protocol: SemiSynchronous) -> str:
     """What of a period is not the paper's, for a label."""
-    most, inside = protocol.most_local_epochs, ", exchange inside" if protocol.exchange == "inside" else ""
+    most, inside = protocol.max_local_epochs, ", exchange inside" if protocol.exchange == "inside" else ""
     return inside if most is None else f", at most {most:g} epoch{'' if most == 1 else 's'}{inside}"
 
 

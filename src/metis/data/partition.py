@@ -454,13 +454,13 @@ class _Search:
             attempts += 1
             held = self._deal_classes(straying)
             best = self._amounts(held, passes=2)
-            patience = 2 * sum(held.shape)
-            while best.missing and patience > 0 and self.flows > 0:
+            idle_timeout = 2 * sum(held.shape)
+            while best.missing and idle_timeout > 0 and self.flows > 0:
                 exchanged = self._exchange(held, best, 0.5 if straying else 0.1)
                 if exchanged is None:
                     break
                 trial = self._amounts(exchanged, passes=2)
-                patience = patience - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
+                idle_timeout = idle_timeout - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
                 if trial.missing <= best.missing:
                     held, best = exchanged, trial
             if not best.missing:

@@ -17,7 +17,7 @@ import time
 
 from cryptography import x509
 
-from metis.deployment.identity import (
+from metis.deployment.security.identity import (
     AUTHORITY,
     CERTIFICATE,
     KEY,

@@ -26,7 +26,7 @@ from metis.data import partition as divisions
 from metis.data.datasets import Dataset, load_dataset
 from metis.errors import ConfigError, DataError
 from metis.experiments.compose import compose
-from metis.experiments.config import (
+from metis.experiments.config.load import (
     METRICS,
     ExperimentConfig,
     LearnerGroup,
@@ -39,7 +39,7 @@ from metis.experiments.config import (
     task_of,
 )
 from metis.simulation.availability import Always, Availability, RandomAvailability, RecordedAvailability
-from metis.simulation.network import Link
+from metis.simulation.link import Link
 from metis.simulation.speed import Speed
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ MEGABIT = 1_000_000 / 8  # bytes
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """One learner: its name, its group and the examples that it holds."""
 
     name: str
@@ -66,12 +66,12 @@ class Division:
     """A data set and who holds which of its training examples."""
 
     dataset: Dataset
-    seats: tuple[Seat, ...]
+    assignments: tuple[Assignment, ...]
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Examples of each class (column) that each learner (row) holds."""
-        return divisions.describe([seat.indices for seat in self.seats], self.dataset.y_train)
+        return divisions.describe([assignment.indices for assignment in self.assignments], self.dataset.y_train)
 
     def counts_by_range(self, ranges: int = 8) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Examples in equal ranges of the target (column) that each learner (row) holds, and the ranges' edges."""
@@ -81,7 +81,7 @@ class Division:
             edges = edges[[0, -1]]
         # The last range includes its upper edge; a rounded edge never leaves an example out.
         place = np.clip(np.searchsorted(edges, targets, side="right") - 1, 0, len(edges) - 2)
-        rows = [np.bincount(place[seat.indices], minlength=len(edges) - 1) for seat in self.seats]
+        rows = [np.bincount(place[assignment.indices], minlength=len(edges) - 1) for assignment in self.assignments]
         return np.stack(rows).astype(np.int64), edges
 
 
@@ -109,13 +109,13 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     )
     try:
         if config.partition.sizes == "natural":
-            seats = _natural_seats(config, dataset)
+            assignments = _natural_assignments(config, dataset)
         else:
-            seats = assign(config, _parts(config, dataset.y_train))
+            assignments = assign(config, _parts(config, dataset.y_train))
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
-    check_traces(seats)
-    return Division(dataset, seats)
+    check_traces(assignments)
+    return Division(dataset, assignments)
 
 
 def _subset(there_are: int, wanted: int | None, rng: np.random.Generator) -> NDArray[np.int64] | slice:
@@ -158,24 +158,25 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
             return divisions.target_ranges(labels, sizes, rng)
 
 
-def _natural_seats(config: ExperimentConfig, dataset: Dataset) -> tuple[Seat, ...]:
+def _natural_assignments(config: ExperimentConfig, dataset: Dataset) -> tuple[Assignment, ...]:
     """One learner for each silo of the data, called as the silo is; the largest first."""
     parts, names = divisions.natural(dataset.silos)
     if len(names) != config.learner_count:
         raise DataError(
             f"{dataset.name} has {len(names)} silos, but [[learners]] has {config.learner_count} learners in all"
         )
-    return tuple(replace(seat, name=name) for seat, name in zip(assign(config, parts), names, strict=True))
+    return tuple(replace(assignment, name=name) for assignment, name in zip(assign(config, parts), names, strict=True))
 
 
-def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Seat, ...]:
+def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tuple[Assignment, ...]:
     """Who gets which part: under `alternate` the groups take turns, the largest part first (Sec. 6)."""
     chairs = [(group, number) for group in config.learners for number in range(group.count)]
     if config.partition.assignment == "alternate":
         parts = sorted(parts, key=len, reverse=True)
         chairs.sort(key=lambda chair: chair[1])  # stable: all the first of a group, then all the second, ...
     return tuple(
-        Seat(group.learner_names[number], group, part) for (group, number), part in zip(chairs, parts, strict=True)
+        Assignment(group.learner_names[number], group, part)
+        for (group, number), part in zip(chairs, parts, strict=True)
     )
 
 
@@ -252,12 +253,12 @@ def build_power(group: LearnerGroup) -> Power:
     return Power(1.0 if group.epsilon is None else group.epsilon, group.idle_epsilon, "epsilon")
 
 
-def check_traces(seats: Sequence[Seat]) -> None:
+def check_traces(assignments: Sequence[Assignment]) -> None:
     """Refuse a trace with a row for a learner that does not use it; groups may share one file."""
     users: dict[str, list[str]] = {}
-    for seat in seats:
-        for file in {seat.group.speed_trace, seat.group.availability.file} - {None}:
-            users.setdefault(str(file), []).append(seat.name)
+    for assignment in assignments:
+        for file in {assignment.group.speed_trace, assignment.group.availability.file} - {None}:
+            users.setdefault(str(file), []).append(assignment.name)
     for file, known in users.items():
         try:
             with Path(file).open(newline="", encoding="utf-8-sig") as stream:
@@ -320,7 +321,7 @@ def build_augmentation(
     operations: Sequence[Operation], image_shape: Sequence[int]
 ) -> tuple[Augmentation | None, Transform | None]:
     """What training does to its images, and what an evaluation does to see images of the same kind."""
-    from metis.learning import augmentation
+    from metis.learning.torch import augmentation
 
     if not operations:
         return None, None
@@ -367,14 +368,14 @@ def build_stop(config: ExperimentConfig) -> StopRule:
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingSetup:
     """What is trained on what by whom, before anybody trains."""
 
     network: Callable[[], Any]
     task: Literal["classification", "regression"]
     train: Examples
     test: Examples | None
-    seats: Sequence[Seat]
+    assignments: Sequence[Assignment]
     metric: str | None
     higher_is_better: bool | None = None
     loss: Any = None  # None: as the task has it
@@ -400,13 +401,13 @@ class Material:
         )
 
 
-def build_material(
+def build_training_setup(
     config: ExperimentConfig,
     *,
     source: str = "",
     division: Division | None = None,
     overridden: Sequence[str] = (),
-) -> Material:
+) -> TrainingSetup:
     """The network and the data set that the file names.
 
     `overridden` are the keys that came by --set, which is then blamed for a fault in them.
@@ -432,12 +433,12 @@ def build_material(
     train = ArrayExamples(dataset.x_train, targets(dataset.y_train), **kind)
     test = ArrayExamples(dataset.x_test, targets(dataset.y_test), transform=transform, **kind)
     outputs = 1 if regression else dataset.classes
-    return Material(
+    return TrainingSetup(
         network=functools.partial(NETWORKS[config.network.name], test.input_shape, outputs, **options),
         task=task_of(config),
         train=train,
         test=test,
-        seats=division.seats,
+        assignments=division.assignments,
         metric=config.evaluation.metric,
         augment=augment,
         class_counts=None if dataset.task == "regression" else division.counts,
@@ -468,50 +469,50 @@ def build_federation(
     from metis.experiments.federation import Federation, SimulatedLearner
 
     if config.site is None:
-        material = build_material(config, source=source, division=division, overridden=overridden)
+        setup = build_training_setup(config, source=source, division=division, overridden=overridden)
     else:
         from metis.experiments.site import load_site, rehearsal
 
-        material = rehearsal(config, load_site(Path(config.site.file)))
+        setup = rehearsal(config, load_site(Path(config.site.file)))
     training = config.training
     for policy in config.policy:
         wanted = 0 if policy.sample is None else policy.sample.learners or 0
-        if wanted > len(material.seats):
+        if wanted > len(setup.assignments):
             raise ConfigError(
                 f"{source or 'policy'}: sample.learners of {policy.name} is {wanted}, "
-                f"but there are {len(material.seats)} learners"
+                f"but there are {len(setup.assignments)} learners"
             )
     learners = [
         SimulatedLearner(
-            name=seat.name,
-            indices=seat.indices,
-            batch_size=seat.group.batch_size,
-            speed=build_speed(seat.group, seat.name),
-            availability=build_availability(seat.group, seat.name),
-            link=build_link(seat.group),
-            power=build_power(seat.group),
+            name=assignment.name,
+            indices=assignment.indices,
+            batch_size=assignment.group.batch_size,
+            speed=build_speed(assignment.group, assignment.name),
+            availability=build_availability(assignment.group, assignment.name),
+            link=build_link(assignment.group),
+            power=build_power(assignment.group),
         )
-        for seat in material.seats
+        for assignment in setup.assignments
     ]
     return Federation(
-        network=material.network,
-        train=material.train,
-        test=material.test,
+        network=setup.network,
+        train=setup.train,
+        test=setup.test,
         learners=learners,
         solver=solver if solver is not None else build_solver(config.policy[0].training),
-        task=material.task,
-        metric=material.metric,
-        higher_is_better=material.higher_is_better,
-        augment=material.augment,
+        task=setup.task,
+        metric=setup.metric,
+        higher_is_better=setup.higher_is_better,
+        augment=setup.augment,
         device=training.device,
         dtype=training.dtype,
         threads=training.threads,
         buffers=training.buffers,
         seed=config.seed,
-        class_counts=material.class_counts,
-        class_names=material.class_names,
-        facts=_facts(config, material),
-        engine=material.engine(training),
+        class_counts=setup.class_counts,
+        class_names=setup.class_names,
+        facts=_facts(config, setup),
+        engine=setup.engine(training),
     )
 
 
@@ -528,12 +529,12 @@ def _partition_in_words(config: ExperimentConfig) -> str:
     return f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}"
 
 
-def _facts(config: ExperimentConfig, material: Material) -> dict[str, Any]:
+def _facts(config: ExperimentConfig, setup: TrainingSetup) -> dict[str, Any]:
     """What a reader of a report wants to know about the setting."""
     solvers = {policy.training.solver: policy.training for policy in config.policy}
     shared = next(iter(solvers.values())).model_dump(exclude_none=True) if len(solvers) == 1 else {}
     return {
-        **material.facts,
+        **setup.facts,
         **shared,
         "versions": versions(),
     }

@@ -11,8 +11,8 @@ from typing import Any
 
 from metis.core.costs import Costs
 from metis.errors import ConfigError
-from metis.experiments.config import ExperimentConfig
-from metis.runs import Run
+from metis.experiments.config.load import ExperimentConfig
+from metis.runs.run import Run
 
 # The costs that are compared, as paths into a row.
 COSTS = (

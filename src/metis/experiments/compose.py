@@ -13,7 +13,7 @@ from metis.core.policies import Policy
 from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.experiments.schema import POLICIES, PolicyConfig, ScheduleConfig, ServerConfig, SolverConfig
+from metis.experiments.config.schema import POLICIES, PolicyConfig, ScheduleConfig, ServerConfig, SolverConfig
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "momentum": FedAvgM,

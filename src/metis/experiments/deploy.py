@@ -9,12 +9,12 @@ from typing import Any
 
 from metis.core.controller import StopRule, Target
 from metis.core.model import Model
-from metis.deployment.controller import Plan, Terms, make_core
-from metis.deployment.identity import check_name
+from metis.deployment.controller.process import DeploymentSettings, Plan, make_core
+from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import build_policy, build_power, versions
-from metis.experiments.config import ExperimentConfig
-from metis.runs import LearnerInfo, Setting
+from metis.experiments.config.load import ExperimentConfig
+from metis.runs.run import LearnerInfo, Setting
 
 # What may be changed between two starts of a controller without making it another run.
 _FREE = ("deployment", "stop", "run")
@@ -52,7 +52,7 @@ def _first_difference(then: Any, now: Any, place: str = "") -> str:
 
 def check_deployment(config: ExperimentConfig) -> None:
     """Refuse what no controller could be run with, before anything is made."""
-    make_terms(config)
+    make_settings(config)
     for group in config.learners:
         for name in group.learner_names:
             try:
@@ -61,17 +61,17 @@ def check_deployment(config: ExperimentConfig) -> None:
                 raise ConfigError(f"learners: {problem}") from None
 
 
-def make_terms(config: ExperimentConfig) -> Terms:
+def make_settings(config: ExperimentConfig) -> DeploymentSettings:
     """The table [deployment] as the controller uses it."""
     deployment, count = config.deployment, config.learner_count
-    return Terms(
+    return DeploymentSettings(
         expected=count,
         minimum=1 if deployment.minimum is None else deployment.minimum,
         wait_seconds=math.inf if deployment.wait_seconds is None else deployment.wait_seconds,
         lease=deployment.lease,
         heartbeat=deployment.heartbeat,
         largest_number=deployment.largest_number,
-        most_examples=deployment.most_examples,
+        max_examples=deployment.max_examples,
         evaluate_every=config.evaluation.every_seconds,
         evaluate_at_learners=deployment.evaluate_at_learners,
         linger=deployment.linger,
@@ -81,7 +81,7 @@ def make_terms(config: ExperimentConfig) -> Terms:
 def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> Plan:
     """Everything that the controller runs by; `config` has one policy."""
     (chosen,) = config.policy
-    policy, terms, stop, evaluation = build_policy(chosen), make_terms(config), config.stop, config.evaluation
+    policy, terms, stop, evaluation = build_policy(chosen), make_settings(config), config.stop, config.evaluation
     target = None if evaluation.target is None else Target(metric, evaluation.target, higher_is_better)
     rule = StopRule(stop.rounds, stop.seconds, stop.update_requests, target if stop.at_target else None, stop.steps)
     if rule == StopRule():

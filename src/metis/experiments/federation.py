@@ -38,17 +38,17 @@ from metis.learning import (
     engine_for,
     with_proximal_term,
 )
-from metis.runs import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
+from metis.runs.run import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
+from metis.runs.storage import DiskStore, load_arrays, save_arrays
+from metis.runs.trace import measures_of, read_trace, to_line, without_weights
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
-from metis.simulation.network import Link
-from metis.simulation.places import Places
-from metis.simulation.pools import Workplace, make_pool
-from metis.simulation.replay import RecordedPool
+from metis.simulation.link import Link
+from metis.simulation.pools.local import Workplace, make_pool
+from metis.simulation.pools.recorded import RecordedPool
+from metis.simulation.pools.settings import PoolSettings
 from metis.simulation.simulator import Machine, Simulator
 from metis.simulation.speed import Speed
-from metis.storage import DiskStore, load_arrays, save_arrays
-from metis.trace import measures_of, read_trace, to_line, without_weights
 
 _CHECKPOINT = "checkpoint.safetensors"
 
@@ -199,7 +199,7 @@ class Federation:
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         _whole("workers", workers)
         _whole("together", together)
-        places = Places(pool, workers, self.threads, ray_address, gpus_per_learner, together)
+        places = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, together)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -273,7 +273,7 @@ class _Session:
         out: Path | None,
         workplace: Workplace,
         *,
-        places: Places,
+        places: PoolSettings,
         disk: bool,
         refusals_allowed: int,
         evaluate_every: float,

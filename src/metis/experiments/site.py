@@ -36,8 +36,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.errors import ConfigError, DataError, told
-from metis.experiments.build import Material, Seat, build_material, build_policy, build_solver, check_traces
-from metis.experiments.config import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
+from metis.experiments.build import (
+    Assignment,
+    TrainingSetup,
+    build_policy,
+    build_solver,
+    build_training_setup,
+    check_traces,
+)
+from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
 
 if TYPE_CHECKING:
     from metis.learning import Batch, Engine, Examples, Learner, Solver
@@ -289,7 +296,7 @@ def settled(config: ExperimentConfig, site: Site) -> ExperimentConfig:
     )
 
 
-def rehearsal(config: ExperimentConfig, site: Site) -> Material:
+def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
     """All sites of the experiment on one machine, each with the data that the file gives for its name."""
     from metis.learning import JoinedExamples
 
@@ -297,8 +304,8 @@ def rehearsal(config: ExperimentConfig, site: Site) -> Material:
     names = [(name, group) for group in config.learners for name in group.learner_names]
     silos = [_examples(site.path, "training_data", name) for name, _ in names]
     train = JoinedExamples(silos)
-    seats = [Seat(name, group, train.indices(place)) for place, (name, group) in enumerate(names)]
-    check_traces(seats)
+    assignments = [Assignment(name, group, train.indices(place)) for place, (name, group) in enumerate(names)]
+    check_traces(assignments)
     test: Examples | None = _optional_examples(site, "test_data")
     if test is None:
         # Each example counts once, as when the sites measure and the controller weighs by their examples.
@@ -306,12 +313,12 @@ def rehearsal(config: ExperimentConfig, site: Site) -> Material:
         held_out = [examples for examples in measured if examples is not None]
         test = JoinedExamples(held_out) if held_out else None
     counts = _class_counts([silo.labels for silo in silos])
-    return _material(
+    return _setup(
         config,
         site,
         train=train,
         test=test,
-        seats=seats,
+        assignments=assignments,
         class_counts=counts,
         class_names=() if counts is None else [str(label) for label in range(counts.shape[1])],
         facts={
@@ -324,10 +331,10 @@ def rehearsal(config: ExperimentConfig, site: Site) -> Material:
     )
 
 
-def _material(config: ExperimentConfig, site: Site, **parts: Any) -> Material:
+def _setup(config: ExperimentConfig, site: Site, **parts: Any) -> TrainingSetup:
     """The network and measures of the site file, with these data."""
     path, evaluation = site.path, config.evaluation
-    return Material(
+    return TrainingSetup(
         network=SiteFunction(path, "network"),
         task=config.training.task or "classification",
         metric=evaluation.metric,
@@ -396,16 +403,16 @@ def build_silo(
     solver = _solver(config, policy)
     if site_file is None:
         _refuse_without_site(config)
-        material = build_material(config)
-        seat = next((seat for seat in material.seats if seat.name == name), None)
-        if seat is None:
-            names = [seat.name for seat in material.seats]
+        setup = build_training_setup(config)
+        assignment = next((assignment for assignment in setup.assignments if assignment.name == name), None)
+        if assignment is None:
+            names = [assignment.name for assignment in setup.assignments]
             raise ConfigError(
                 f"the experiment has no learner '{name}' to hold a part of {config.data.dataset}; "
                 f"its learners are {', '.join(names)}"
             )
         evaluation: Examples | None = None
-        group, examples, indices = seat.group, material.train, seat.indices
+        group, examples, indices = assignment.group, setup.train, assignment.indices
     else:
         site = load_site(site_file)
         config = settled(config, site)
@@ -413,7 +420,7 @@ def build_silo(
         examples = _examples(site.path, "training_data", name)
         indices = np.arange(len(examples), dtype=np.int64)
         evaluation = _optional_examples(site, "evaluation_data", name)
-        material = _material(config, site, train=examples, test=None, seats=())
+        setup = _setup(config, site, train=examples, test=None, assignments=())
     learner = Learner(
         name,
         index,
@@ -422,10 +429,10 @@ def build_silo(
         group.batch_size,
         solver,
         config.seed,
-        material.augment,
+        setup.augment,
         compression=build_policy(config.policy[policy]).compression,
     )
-    return _silo(config, material, solver, learner, evaluation, device)
+    return _silo(config, setup, solver, learner, evaluation, device)
 
 
 def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, device: str | None = None) -> Silo:
@@ -433,17 +440,17 @@ def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, d
     config, policy = read_settings(settings)
     if site_file is None:
         _refuse_without_site(config)
-        material = build_material(config)
+        setup = build_training_setup(config)
     else:
         site = load_site(site_file)
         config = settled(config, site)
-        material = _material(config, site, train=None, test=_optional_examples(site, "test_data"), seats=())
-    return _silo(config, material, _solver(config, policy), None, material.test, device)
+        setup = _setup(config, site, train=None, test=_optional_examples(site, "test_data"), assignments=())
+    return _silo(config, setup, _solver(config, policy), None, setup.test, device)
 
 
 def _silo(
     config: ExperimentConfig,
-    material: Material,
+    setup: TrainingSetup,
     solver: Solver,
     learner: Learner | None,
     evaluation: Examples | None,
@@ -454,8 +461,8 @@ def _silo(
     metric = cast("str", config.evaluation.metric)
     higher = config.evaluation.higher_is_better
     if higher is None:
-        higher = METRICS[material.task].get(metric, True)
-    engine = engine_for(material.engine(config.training, device), solver)
+        higher = METRICS[setup.task].get(metric, True)
+    engine = engine_for(setup.engine(config.training, device), solver)
     return Silo(engine, learner, evaluation, metric, higher, config.seed)
 
 

@@ -1,28 +1,7 @@
 """Inside a silo: examples, networks, solvers and the training loop. The only package that imports torch."""
 
-from metis.learning.augmentation import (
-    Augmentation,
-    Transform,
-    centre_crop,
-    cifar_tutorial,
-    compose,
-    horizontal_flip,
-    random_crop,
-    standardize,
-)
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
 from metis.learning.learner import ArrayExamples, DatasetExamples, JoinedExamples, Learner, as_examples
-from metis.learning.networks import (
-    NETWORKS,
-    brain_age_cnn3d,
-    brain_age_mlp,
-    cifar10_cnn,
-    cifar_resnet,
-    femnist_cnn,
-    logistic,
-    mlp,
-    small_cnn,
-)
 from metis.learning.scaffold import engine_for
 from metis.learning.solvers import (
     FedProx,
@@ -33,8 +12,29 @@ from metis.learning.solvers import (
     accumulation,
     with_proximal_term,
 )
-from metis.learning.together import kind_of, train_together
-from metis.learning.torch_engine import TorchEngine
+from metis.learning.torch.augmentation import (
+    Augmentation,
+    Transform,
+    centre_crop,
+    cifar_tutorial,
+    compose,
+    horizontal_flip,
+    random_crop,
+    standardize,
+)
+from metis.learning.torch.batched import kind_of, train_batched
+from metis.learning.torch.engine import TorchEngine
+from metis.learning.torch.networks import (
+    NETWORKS,
+    brain_age_cnn3d,
+    brain_age_mlp,
+    cifar10_cnn,
+    cifar_resnet,
+    femnist_cnn,
+    logistic,
+    mlp,
+    small_cnn,
+)
 
 __all__ = [
     "NETWORKS",
@@ -73,6 +73,6 @@ __all__ = [
     "random_crop",
     "small_cnn",
     "standardize",
-    "train_together",
+    "train_batched",
     "with_proximal_term",
 ]

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from metis.core.model import Layout, Model
-from metis.learning.parallel import Part
 from metis.learning.solvers import Solver
+from metis.learning.torch.parallel import Part
 
 Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # inputs, targets
 Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between tasks; never leaves its silo

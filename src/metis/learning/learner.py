@@ -19,11 +19,11 @@ from metis.core.compression import Compression
 from metis.core.events import Budget
 from metis.core.model import Model, mixable_problem
 from metis.errors import ConfigError, DataError, Diverged
-from metis.learning.augmentation import Augmentation, Transform
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
-from metis.learning.parallel import Part, Ranks
 from metis.learning.scaffold import CONTROL
 from metis.learning.solvers import Solver, with_rate
+from metis.learning.torch.augmentation import Augmentation, Transform
+from metis.learning.torch.parallel import Part, Ranks
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # streams of chance in a task
 _LEFT_OUT = "left_out"  # in a learner's memory: what its last compressed update left out

@@ -16,8 +16,8 @@ import numpy as np
 from metis.core.model import Layout, Model, Vector
 from metis.errors import ConfigError
 from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
-from metis.learning.parallel import Part
 from metis.learning.solvers import Scaffold, Solver
+from metis.learning.torch.parallel import Part
 
 CONTROL = "control"  # in a learner's memory: its own c_k
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from metis.core.controller import StopRule
 from metis.core.costs import Costs
-from metis.runs import Run, RunFold
+from metis.runs.run import Run, RunFold
 
 REFRESH_SECONDS = 0.1
 LINE_SECONDS = 60.0  # between two lines where there is no terminal
@@ -183,7 +183,7 @@ def sentence(run: Run) -> str:
     return f"{'  '.join(parts)}  ({run.wall_seconds:.1f} s)"
 
 
-def complaints(run: Run) -> list[str]:
+def errors(run: Run) -> list[str]:
     """Refused updates and learners set aside: a line each, the repeated ones counted."""
     lines: dict[str, int] = {}
     for _, refused in run.refused:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from metis.core.costs import Costs
 from metis.core.events import CommunityPublished
 from metis.errors import ConfigError
-from metis.runs import LearnerInfo, Run, Span
+from metis.runs.run import LearnerInfo, Run, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

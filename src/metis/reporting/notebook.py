@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from metis.errors import ConfigError
 from metis.reporting import figures, report
 from metis.reporting.tables import cost_rows
-from metis.runs import Run
+from metis.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

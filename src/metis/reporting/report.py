@@ -17,7 +17,7 @@ from urllib.parse import quote
 from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.runs import CONFIG, Run, Span
+from metis.runs.run import CONFIG, Run, Span
 
 REPORT, MARKDOWN = "report.html", "report.md"
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from metis.errors import ConfigError
 from metis.reporting.figures import labels
-from metis.runs import Run
+from metis.runs.run import Run
 
 Row: TypeAlias = dict[str, Any]
 

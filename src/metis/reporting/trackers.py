@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from metis.core.costs import Costs
 from metis.errors import ConfigError
 from metis.reporting.tables import csv_value
-from metis.runs import HistoryPoint, RunFold, Setting
+from metis.runs.run import HistoryPoint, RunFold, Setting
 
 KEPT = "trackers.json"  # in a run's folder: what names the run elsewhere, so that it goes on there when it is resumed
 _PATIENCE = 120.0  # seconds that a tracker may take to end after the run has
@@ -444,7 +444,7 @@ class Tracking:
         group: str | None = None,
         config: Mapping[str, Any] | None = None,
         warn: Callable[[str], None] | None = None,
-        patience: float = _PATIENCE,
+        idle_timeout: float = _PATIENCE,
     ) -> None:
         folder = Path(folder)
         name = name or folder.resolve().name
@@ -454,7 +454,7 @@ class Tracking:
             else (type(text).__name__, text)
             for text in trackers
         ]
-        self._config, self._patience = _finite(dict(config or {})), patience
+        self._config, self._idle_timeout = _finite(dict(config or {})), idle_timeout
         self._warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._problems: deque[str] = deque()
         self._sinks: list[_Sink] = []
@@ -510,7 +510,7 @@ class Tracking:
         self._tell("end", fold)
         for sink in self._sinks:
             sink.finish()
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._idle_timeout
         try:
             for sink in self._sinks:
                 if not sink.wait(until - time.monotonic()):

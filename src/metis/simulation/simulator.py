@@ -39,8 +39,8 @@ from metis.errors import Diverged
 from metis.learning import Memory, Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
-from metis.simulation.network import Link
-from metis.simulation.pools import Fetch, Pool, Ticket
+from metis.simulation.link import Link
+from metis.simulation.pools.local import Fetch, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
 _SPEED, _AVAILABILITY = 1, 2  # streams of chance besides those of the learners' batches

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deployment.chaos.harness import Crowd, Federation, Outcome, Process, Tally, events, metis, recompute
 from deployment.consortium import DAY, Consortium
-from metis.deployment.identity import now_utc
+from metis.deployment.security.identity import now_utc
 
 _PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime")
 

@@ -16,12 +16,12 @@ from typing import Any
 from deployment.chaos.harness import Crowd, Federation, Outcome, Tally, fill, metis, recompute, small_disk, until
 from metis.core.events import Action, Event
 from metis.core.model import Layout
-from metis.deployment.durable import DurableController, initial_model
-from metis.deployment.state import State
+from metis.deployment.controller.durable import DurableController, initial_model
+from metis.deployment.controller.state import State
 from metis.errors import MetisError
-from metis.experiments.config import load_config
+from metis.experiments.config.load import load_config
 from metis.experiments.deploy import make_plan
-from metis.trace import to_line
+from metis.runs.trace import to_line
 
 # --- row 23 -----------------------------------------------------------------------------------------
 

@@ -36,17 +36,17 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment import wire_pb2 as pb
-from metis.deployment.state import State
-from metis.deployment.wire import CHANNEL_OPTIONS, FederationStub, model_parts, payload_sha256, read_model
+from metis.deployment.controller.state import State
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub, model_parts, payload_sha256, read_model
 from metis.errors import LearnerError
-from metis.experiments.config import load_config
+from metis.experiments.config.load import load_config
 from metis.experiments.deploy import make_plan
-from metis.storage import load_model
-from metis.trace import from_record, to_line
+from metis.runs.storage import load_model
+from metis.runs.trace import from_record, to_line
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "src"
-METIS = (sys.executable, "-m", "metis.cli")
+METIS = (sys.executable, "-m", "metis.cli.app")
 HANG = 240.0  # seconds; only so that nothing hangs for ever, on a busy machine too
 
 

@@ -14,7 +14,7 @@ import grpc
 from deployment.chaos.harness import Crowd, Federation, Outcome, Tally, events, metis, recompute, until
 from deployment.chaos.wires import WIRE, try_tests
 from deployment.consortium import DAY, Consortium
-from metis.deployment.identity import Kit, channel_credentials, load_kit, now_utc
+from metis.deployment.security.identity import Kit, channel_credentials, load_kit, now_utc
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def row_28(tmp: Path, times: int) -> Outcome:
 def _claims_another_name(tally: Tally, here: Federation, kit: Kit) -> None:
     """The certificate says who calls; what else a caller says about its name is not heard."""
     from metis.deployment import wire_pb2 as pb
-    from metis.deployment.wire import ATTEND, PROTOCOL
+    from metis.deployment.wire.protocol import ATTEND, PROTOCOL
 
     credentials = channel_credentials(load_kit(kit.folder))
     with grpc.secure_channel(here.address, credentials) as channel:

@@ -22,7 +22,7 @@ from deployment.chaos.harness import (
 )
 from deployment.crash_points import enumerate_crash_points, strace_problem
 from deployment.power_loss import enumerate_power_losses
-from metis.deployment.state import EXIT_DISK_FAILED
+from metis.deployment.controller.state import EXIT_DISK_FAILED
 
 # Where a running controller is struck, and how deep: receiving, committing, mixing, publishing, taking snapshots,
 # collecting and answering all come within so many calls.
@@ -56,10 +56,10 @@ def struck(process: Process, call: str, when: int, fault: str, log: Path) -> Ite
         tracer.communicate()
 
 
-def strike(process: Process, call: str, when: int, fault: str, log: Path, patience: float = 6.0) -> bool:
+def strike(process: Process, call: str, when: int, fault: str, log: Path, idle_timeout: float = 6.0) -> bool:
     """Whether the process ended by it; some calls never come so often."""
     with struck(process, call, when, fault, log):
-        end = time.monotonic() + patience
+        end = time.monotonic() + idle_timeout
         while process.code is None and time.monotonic() < end:
             time.sleep(0.01)
     return process.code is not None

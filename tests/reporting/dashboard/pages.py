@@ -24,8 +24,8 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.reporting.dashboard.view import COLUMNS, MIXED
-from metis.runs import LearnerInfo, Setting
-from metis.trace import to_line
+from metis.runs.run import LearnerInfo, Setting
+from metis.runs.trace import to_line
 
 Recorded = tuple[float, "Event | Action"]
 NAMES = ("fast", "slow", "<b>&odd")

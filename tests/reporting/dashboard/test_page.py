@@ -70,10 +70,10 @@ class Visit:
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.asked: list[str] = []
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.context.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         self.page.goto(url)
 
     def window(self) -> tuple[float, float]:
@@ -103,7 +103,7 @@ def visit(browser: Any, served: DashboardServer) -> Iterator[Visit]:
     expect(made.page.locator("#shown")).to_have_text("3 learners")
     yield made
     made.context.close()
-    assert made.complaints == []
+    assert made.errors == []
 
 
 # --- what is there ----------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_a_thousand_learners(browser: Any, tmp_path: Path) -> None:
         page.keyboard.press("End")
         page.keyboard.press("ArrowUp")
         visit.context.close()
-        assert visit.complaints == []
+        assert visit.errors == []
 
 
 def test_a_long_run_takes_no_more_room_in_the_page(visit: Visit) -> None:
@@ -444,7 +444,7 @@ def test_a_token_opens_the_page_and_leaves_the_address(browser: Any, folder: Pat
         expect(visit.page.locator("#shown")).to_have_text("3 learners")
         assert "token" not in visit.page.url
         visit.context.close()
-        assert visit.complaints == []
+        assert visit.errors == []
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(visit: Visit) -> None:

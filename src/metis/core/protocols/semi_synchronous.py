@@ -34,7 +34,7 @@ class SemiSynchronous:
     grace: float = 0.1  # share of the period that the barrier waits longer
     longest_period: float = math.inf  # seconds; no learner, however slow or untruthful, stretches a round beyond
     pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
-    most_local_epochs: float | None = None  # in a period; who has little data need not go round and round in it
+    max_local_epochs: float | None = None  # in a period; who has little data need not go round and round in it
     sample: Sample | None = None  # who takes part in a round; None for everybody
     exchange: Literal["inside"] | None = None  # "inside": a period has room for download, training and upload
     accepts_stale = False
@@ -61,8 +61,8 @@ class SemiSynchronous:
             raise ValueError(f"longest_period must be greater than 0 seconds, not {self.longest_period}")
         if self.exchange not in (None, "inside"):
             raise ValueError(f"exchange must be inside, or be left out, not '{self.exchange}'")
-        if self.most_local_epochs is not None and not 0 < self.most_local_epochs < math.inf:
-            raise ValueError(f"most_local_epochs must be a number greater than 0, not {self.most_local_epochs}")
+        if self.max_local_epochs is not None and not 0 < self.max_local_epochs < math.inf:
+            raise ValueError(f"max_local_epochs must be a number greater than 0, not {self.max_local_epochs}")
 
     @property
     def deadline(self) -> float:
@@ -70,7 +70,7 @@ class SemiSynchronous:
 
     @property
     def fills_the_period(self) -> bool:
-        return self.most_local_epochs is None and self.sample is None
+        return self.max_local_epochs is None and self.sample is None
 
     @property
     def measures(self) -> bool:
@@ -148,8 +148,8 @@ class SemiSynchronous:
     def _budget_of(self, record: LearnerRecord) -> Budget:
         time_per_batch, period = self._time_per_batch(record), self.synchronization_period
         most = None
-        if self.most_local_epochs is not None:
-            most = steps_of_epochs(self.most_local_epochs, record.epoch_steps)
+        if self.max_local_epochs is not None:
+            most = steps_of_epochs(self.max_local_epochs, record.epoch_steps)
         if period is None or time_per_batch is None:
             epoch = record.epoch_steps if most is None else min(record.epoch_steps, most)
             return Budget(epoch, self.cold_start_limit if period is None else min(self.cold_start_limit, period))

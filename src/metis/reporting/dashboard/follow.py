@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from metis.deployment.status import find
-from metis.runs import EVENTS, SETTING, SUMMARY, Setting
+from metis.deployment.controller.status import find
+from metis.runs.run import EVENTS, SETTING, SUMMARY, Setting
 
 COMPARISON = "comparison.json"
 MOST_RUNS = 24

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from metis.deployment.status import host_and_port
+from metis.deployment.controller.status import host_and_port
 from metis.errors import ConfigError
 
 
@@ -107,13 +107,13 @@ class DashboardProcess:
 
     def __init__(self, folder: Path, bound: socket.socket) -> None:
         self.url = address_of(bound, None)
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         with bound:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "metis.reporting.dashboard", str(folder), str(bound.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=self._complaints,
+                stderr=self._errors,
                 pass_fds=[bound.fileno()],
                 start_new_session=True,  # Ctrl-C is for the run; the dashboard shows how it ended
             )
@@ -141,7 +141,7 @@ class DashboardProcess:
         return self._complaint()
 
     def _complaint(self) -> str | None:
-        with self._complaints as file:
+        with self._errors as file:
             file.seek(0)
             said = file.read().decode("utf-8", "replace").strip().splitlines()
         return None if self._process.returncode == 0 else (said[-1] if said else "it was killed")

@@ -34,7 +34,7 @@ from metis.errors import ConfigError
 from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
 from metis.reporting.dashboard.listening import address_of, is_loopback, means_loopback
 from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, Increment, RunView
-from metis.runs import EVENTS
+from metis.runs.run import EVENTS
 
 STATIC = Path(__file__).parent / "static"
 _ASSETS = {

@@ -31,8 +31,8 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
-from metis.runs import Setting, Span, TimelineFold
-from metis.trace import from_line
+from metis.runs.run import Setting, Span, TimelineFold
+from metis.runs.trace import from_line
 
 Increment = dict[str, Any]
 
@@ -71,19 +71,19 @@ class Series:
     def __init__(self, most: int = MOST_POINTS) -> None:
         assert most % 2 == 0  # so that the point that is one too many stays
         self.points: list[list[float | None]] = []
-        self._most, self._stride, self._count = most, 1, 0
+        self._most, self._chunk_size, self._count = most, 1, 0
         self._provisional = False  # whether the last point is there only because it is the latest
         self._sent = 0
 
     def add(self, point: list[float | None]) -> None:
         if self._provisional:
             self._pop()
-        self._provisional = self._count % self._stride != 0
+        self._provisional = self._count % self._chunk_size != 0
         self.points.append(point)
         self._count += 1
         if len(self.points) > self._most and not self._provisional:
             self.points = self.points[::2]
-            self._stride *= 2
+            self._chunk_size *= 2
             self._sent = 0
 
     def replace_last(self, point: list[float | None]) -> None:

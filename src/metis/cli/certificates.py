@@ -1,0 +1,343 @@
+"""`metis certificates ...`: a small certificate authority, and the kits that sites and the controller use.
+
+Registered by `metis.cli.app`, whose guard and consoles it uses; cryptography is loaded only when a command runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from metis.errors import ConfigError
+
+if TYPE_CHECKING:
+    from metis.deployment.security.authority import Authority
+
+
+class Role(str, Enum):
+    """Who a certificate is for."""
+
+    learner = "learner"
+    controller = "controller"
+    admin = "admin"
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site, as the federation will know it.")]
+AuthorityOption = Annotated[Path, typer.Option("--ca", metavar="DIR", help="Folder of the CA.")]
+DaysOption = Annotated[int, typer.Option("--days", min=1, max=36_500, help="How long it is valid.")]
+KitOption = Annotated[Path | None, typer.Option("--out", metavar="KIT", help="Folder of the kit; by default NAME.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the kit that is there.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
+
+
+def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
+    """The group of commands, each under the guard that turns errors into one line and an exit code."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        help="Who may join a federation: make a CA and kits for the controller and the sites; renew, revoke, check.",
+    )
+    for command, example in (
+        (init, "metis certificates init ca --name 'Heart consortium'"),
+        (
+            issue,
+            "metis certificates issue main --role controller --host federation.example.org\n\n"
+            "metis certificates issue hospital-a --request hospital-a.csr",
+        ),
+        (request, "metis certificates request hospital-a"),
+        (renew, "metis certificates renew hospital-a"),
+        (revoke, "metis certificates revoke hospital-a --kit main"),
+        (list_, "metis certificates list --json"),
+        (check, "metis certificates check hospital-a --controller federation.example.org:8443"),
+    ):
+        examples = "\n\n".join(f"[bold]{line}[/]" for line in example.split("\n\n"))
+        app.command(command.__name__.rstrip("_"), epilog=examples)(guarded(command))
+    return app
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make the CA in.")],
+    name: Annotated[str, typer.Option("--name", metavar="CONSORTIUM", help="Name of the CA.")] = "Metis federation",
+    days: DaysOption = 3650,
+) -> None:
+    """Make the certificate authority of a federation.
+
+    Whoever has its key can let anybody in: keep the folder on one machine, with a backup, and not on the controller.
+    """
+    authority = _module().Authority.create(folder, name, days)
+    from metis.deployment.security.identity import fingerprint
+
+    end = authority.certificate.not_valid_after_utc
+    _say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
+    _say(f"the CA is {fingerprint(authority.certificate.public_key())}: every site should see the same in its kit")
+    _say(
+        f"next, for the controller: metis certificates issue main --ca {_quoted(folder)} --role controller --host HOST"
+    )
+    _say(f"and for every site: metis certificates issue NAME --ca {_quoted(folder)}")
+
+
+def issue(
+    name: NameArgument,
+    ca: AuthorityOption = Path("ca"),
+    role: Annotated[Role, typer.Option("--role", help="What it may do.")] = Role.learner,
+    host: Annotated[
+        list[str],
+        typer.Option("--host", metavar="HOST", help="Name or address that learners dial; may be repeated."),
+    ] = [],  # noqa: B006  # typer wants a list
+    days: DaysOption = 365,
+    request: Annotated[
+        Path | None,
+        typer.Option("--request", metavar="FILE.csr", help="Sign a site's own key, from metis certificates request."),
+    ] = None,
+    out: KitOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Make a kit: the folder that a controller or learner is given with --identity."""
+    module, folder = _module(), out or Path(name)
+    from metis.deployment.security.identity import fingerprint
+
+    authority = module.Authority(ca)
+    public = None if request is None else module.read_request(request, name)
+    home = public is not None and _holds_key(folder, public)  # the request was made on this machine, in this folder
+    if not home:
+        _check_room(folder, force)
+    certificate, key = authority.issue(name, role.value, host, days, public, again=force)
+    if public is not None and not home:
+        (folder / "key.pem").unlink(missing_ok=True)  # of the kit that --force gave up
+    authority.write_kit(folder, certificate, key)
+    end = _end(authority, certificate.not_valid_after_utc)
+    _say(f"{role.value} '{name}': certificate {certificate.serial_number:x}, valid until {end}")
+    if public is not None:
+        mark = fingerprint(public)
+        _say(f"signed the site's key {mark}: compare this with what the site sees, by telephone")
+    if home:
+        _say(f"the kit {folder} is complete")
+    elif public is not None:
+        _say(f"send {folder / 'ca.pem'} and {folder / 'certificate.pem'} to the site; they are not secret")
+    else:
+        _say(f"wrote the kit {folder}; it holds the private key, so hand it over by a way that keeps it secret")
+
+
+def request(
+    name: NameArgument,
+    out: KitOption = None,
+    force: ForceOption = False,
+) -> None:
+    """At a site: make a key that never leaves it, and a request to be signed by the CA."""
+    module, folder = _module(), out or Path(name)
+    from metis.deployment.security.identity import fingerprint
+
+    _check_room(folder, force)
+    for left in ("certificate.pem", "ca.pem"):
+        (folder / left).unlink(missing_ok=True)
+    mark = fingerprint(module.make_request(name, folder))
+    _say(f"made the key {mark} for '{name}'; it stays in {folder / 'key.pem'}")
+    _say(f"send {folder / 'request.csr'} to who holds the CA, who signs it with:")
+    _say(f"  metis certificates issue {name} --request request.csr")
+    _say(f"put the ca.pem and certificate.pem that come back into {folder}")
+
+
+def renew(
+    name: NameArgument,
+    ca: AuthorityOption = Path("ca"),
+    days: DaysOption = 365,
+    out: KitOption = None,
+) -> None:
+    """Prolong: a new certificate for the same name, role, hosts and key.
+
+    If the kit is there, its certificate is replaced; a running controller takes it up at once. If not, the new
+    certificate is written for the site to put into its own kit.
+    """
+    module, folder = _module(), out or Path(name)
+    authority = module.Authority(ca)
+    _check_place(folder)
+    certificate = authority.renew(name, days, kit=folder)
+    authority.write_kit(folder, certificate, None)
+    what = f"certificate {certificate.serial_number:x}, valid until {_end(authority, certificate.not_valid_after_utc)}"
+    _say(f"renewed '{name}': {what}")
+    if (folder / "key.pem").exists():
+        _say(f"replaced {folder / 'certificate.pem'}; the key is the same")
+    else:
+        _say(f"send {folder / 'certificate.pem'} to the site, to replace the one in its kit; its key stays the same")
+
+
+def revoke(
+    name: NameArgument,
+    ca: AuthorityOption = Path("ca"),
+    kit: Annotated[
+        Path | None, typer.Option("--kit", metavar="KIT", help="Kit of the controller, to put the list into.")
+    ] = None,
+) -> None:
+    """Shut somebody out: all certificates of a name, for ever.
+
+    The controller knows when the list is in its kit; it need not be restarted.
+    """
+    module = _module()
+    authority = module.Authority(ca)
+    if kit is not None:
+        _check_controller(kit, authority)
+    revoked = authority.revoke(name)
+    if revoked:
+        count = len(revoked)
+        _say(
+            f"revoked '{name}': {count} certificate{'s' * (count > 1)} ({', '.join(entry.serial for entry in revoked)})"
+        )
+    else:
+        _say(f"'{name}' was revoked before")
+    if kit is not None:
+        authority.write_revoked(kit)
+        _say(f"wrote {kit / 'revoked.pem'}; the controller refuses '{name}' from its next call on")
+    else:
+        _say(f"now copy {ca / 'revoked.pem'} into the controller's kit: until then '{name}' is let in")
+
+
+def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None:
+    """What the CA has issued, and what became of it."""
+    module = _module()
+    from metis.cli.app import _print_json, _stdout
+    from metis.deployment.security.identity import now_utc
+    from metis.reporting.console import plain_table
+
+    now = now_utc()
+    entries = module.Authority(ca).entries()
+    rows = []
+    for entry in sorted(entries, key=lambda entry: entry.name):  # of one name the oldest first
+        state = module.state(entry, entries, now)
+        rows.append(
+            {
+                "name": entry.name,
+                "role": entry.role,
+                "serial": entry.serial,
+                "valid_until": entry.not_after,
+                "state": state,
+                "hosts": entry.hosts,
+                "issued": entry.issued,
+                "revoked": entry.revoked,
+            }
+        )
+    if as_json:
+        _print_json(rows)
+        return
+    cells = []
+    for row in rows:
+        until = datetime.fromisoformat(str(row["valid_until"]))
+        words = str(row["state"])
+        if row["revoked"]:
+            words += f" on {str(row['revoked'])[:10]}"
+        elif words == "valid" and (until - now).days < 30:
+            words += f", {(until - now).days} days left"
+        cells.append([str(row["name"]), str(row["role"]), str(row["serial"]), f"{until:%Y-%m-%d}", words])
+    _stdout().print(plain_table("Certificates", ["name", "role", "serial", "valid until", "state"], cells))
+
+
+def check(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="Folder of the kit.")],
+    role: Annotated[Role | None, typer.Option("--role", help="What it is to be used for.")] = None,
+    controller: Annotated[
+        str | None, typer.Option("--controller", metavar="HOST:PORT", help="Shake hands with this controller, too.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a kit is in order, and if not, exactly why.
+
+    Looks at the files and the clock only; with --controller also at the way to the controller and its certificate.
+    """
+    _module()
+    from metis.cli.app import _print_json, _stderr
+    from metis.deployment.preflight import preflight
+    from metis.deployment.security.identity import Revocations, check_kit, fingerprint, load_kit, moment, warnings
+
+    place = None if controller is None else _address(controller)
+    held = load_kit(kit)
+    check_kit(held, None if role is None else role.value)
+    if held.role == "controller" and (reason := Revocations(held).reason(held.serial)):
+        raise ConfigError(f"{kit}: {reason}")
+    if place is not None:
+        preflight(*place, held)
+    notes = warnings(held)
+    if as_json:
+        document: dict[str, Any] = {
+            "name": held.name,
+            "role": held.role,
+            "serial": f"{held.serial:x}",
+            "valid_until": held.not_after.isoformat(),
+            "hosts": held.hosts,
+            "ca": fingerprint(held.authority.public_key()),
+            "warnings": notes,
+        }
+        _print_json(document)
+        return
+    dialled = f", to be dialled as {', '.join(held.hosts)}" if held.hosts else ""
+    _say(f"{kit} is in order: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
+    _say(f"the CA is {fingerprint(held.authority.public_key())}")
+    if place is not None:
+        _say(f"the controller at {controller} and this kit accept each other")
+    for note in notes:
+        _stderr().print(f"[yellow]note:[/] {escape(note)}")
+
+
+def _module() -> Any:
+    try:
+        from metis.deployment.security import authority
+    except ImportError as problem:
+        raise ConfigError(f"{problem.name} is not installed; install Metis with: pip install 'metis[deploy]'") from None
+    return authority
+
+
+def _say(text: str) -> None:
+    from metis.cli.app import _stdout
+
+    _stdout().print(text, soft_wrap=True, markup=False)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def _end(authority: Authority, end: datetime) -> str:
+    return f"{end:%Y-%m-%d}" + (" (the CA ends then)" if end == authority.certificate.not_valid_after_utc else "")
+
+
+def _holds_key(folder: Path, public: Any) -> bool:
+    from metis.deployment.security.identity import load_key, public_bytes
+
+    path = folder / "key.pem"
+    return path.exists() and public_bytes(load_key(path).public_key()) == public_bytes(public)
+
+
+def _check_place(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
+    if (folder / "ca-key.pem").exists():
+        raise ConfigError(f"{folder} holds a CA; choose another --out for the kit")
+
+
+def _check_room(folder: Path, force: bool) -> None:
+    """A kit is overwritten only on demand, and a CA never."""
+    _check_place(folder)
+    held = [name for name in ("key.pem", "certificate.pem", "request.csr") if (folder / name).exists()]
+    if held and not force:
+        raise ConfigError(
+            f"{folder} holds a kit already ({', '.join(held)}); choose another --out, or overwrite it with --force"
+        )
+
+
+def _check_controller(kit: Path, authority: Authority) -> None:
+    from metis.deployment.security.identity import load_kit, signed_by
+
+    held = load_kit(kit)
+    if held.role != "controller" or not signed_by(held.certificate, authority.certificate):
+        raise ConfigError(f"{kit} is the kit of {held}, not of a controller of this CA")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ConfigError(f"'{text}' is no HOST:PORT; write it as in federation.example.org:8443")
+    return host, int(port)

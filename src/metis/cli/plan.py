@@ -1,0 +1,219 @@
+"""`metis plan | probe | replay`: what policies cost before anything is trained, and what another would have cost.
+
+Registered by `metis.cli.app`, whose guard and consoles it uses; what takes long to load is loaded when a command runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from metis.errors import ConfigError
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the file. May be repeated."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Also write it there, as text and as JSON.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
+
+_EXAMPLES = {
+    "plan": "metis plan first.toml\n\n"
+    "metis plan first.toml --lambda 0.5,1,2 --set learners.1.time_per_batch=0.9\n\n"
+    "metis plan federation.toml --timings probes\n\n"
+    "metis plan federation.toml --timings state",
+    "probe": "metis probe --site site.py --name north --batch-size 32\n\n"
+    "metis probe federation.toml --name north --json > probes/north.json",
+    "replay": "metis replay runs/first-semisync-lambda-2 --policy sync_fedavg local_epochs=4\n\n"
+    "metis replay state --policy other.toml\n\n"
+    "metis replay runs/first-semisync-lambda-2 slowest_learner_epochs=1",
+}
+
+
+def register(app: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Add the commands, each under the guard that turns errors into one line and an exit code."""
+    for command in (plan, probe, replay):
+        examples = "\n\n".join(f"[bold]{line}[/]" for line in _EXAMPLES[command.__name__].split("\n\n"))
+        app.command(command.__name__, epilog=examples)(guarded(command))
+
+
+def plan(
+    file: FileArgument,
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="One of the file's policies, or any that Metis knows. May be repeated; by default one of each kind.",
+        ),
+    ] = [],  # noqa: B006  # typer wants a list
+    lambdas: Annotated[
+        str | None,
+        typer.Option("--lambda", metavar="LIST", help="Epochs of the slowest learner to try; 0.5,1,2,3,4."),
+    ] = None,
+    timings: Annotated[
+        list[Path],
+        typer.Option(
+            "--timings",
+            metavar="DIR",
+            help="A run, a state folder, or what [bold]metis probe --json[/] printed, instead of the file's timings.",
+        ),
+    ] = [],  # noqa: B006
+    set_: SetOption = [],  # noqa: B006
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> None:
+    """Foresee what policies cost, before anything is trained.
+
+    For synchronous, semi-synchronous (over a range of lambda) and asynchronous training: how long a round takes, who
+    waits how long, batches and local epochs of each learner between two mixings, update requests, bytes and energy an
+    hour. Says which lambda is sensible, and warns of what is unfortunate.
+    """
+    from metis.cli import app as cli
+    from metis.planning.outlook import make_outlook
+    from metis.planning.timings import read_timings
+    from metis.reporting.planning import plan_view
+
+    wanted = _numbers(lambdas)
+    config = cli._load(file, set_)
+    measured = read_timings(timings) if timings else None
+    outlook = make_outlook(config, file.name, wanted=policy, lambdas=wanted, timings=measured)
+    _tell("plan", outlook.to_json(), plan_view, as_json, out)
+
+
+def probe(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The experiment; not needed with a site file.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "--learner", metavar="NAME", help="Which learner this machine is.")
+    ] = None,
+    site: Annotated[
+        Path | None, typer.Option("--site", metavar="FILE", help="The site file, if the experiment names none.")
+    ] = None,
+    batches: Annotated[int, typer.Option("--batches", min=2, help="How many to time, after warming up.")] = 20,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Examples in a batch; by default the experiment's, or 32.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="To train on, as in cuda:0.")] = None,
+    set_: SetOption = [],  # noqa: B006
+    as_json: JsonOption = False,
+) -> None:
+    """Time a few batches on this machine, with the real network and data of one learner.
+
+    Prints the time per batch without warming up, and what to write into the experiment's file. What --json prints can
+    be given to [bold]metis plan --timings[/].
+    """
+    from metis.cli import app as cli
+    from metis.planning.timings import probe as measure
+    from metis.planning.timings import probe_config
+    from metis.reporting.planning import probe_table
+
+    if file is None and site is None:
+        raise ConfigError("give a FILE, or a site file with --site")
+    if name is None and file is None:
+        name = "site"
+        cli._stderr().print(f"note: {site} is asked for the data of '{name}'; --name says another", markup=False)
+    if name is None:
+        raise ConfigError("say which learner this machine is: --name NAME")
+    if file is None:
+        assert site is not None
+        config = probe_config(site, name, batch_size or 32)
+    else:
+        config = cli._load(file, set_)
+        if batch_size is not None:
+            groups = [group.model_copy(update={"batch_size": batch_size}) for group in config.learners]
+            config = config.model_copy(update={"learners": groups})
+    found = measure(config, site, name, batches, device)
+    if as_json:
+        cli._print_json(found.to_json())
+        return
+    console = cli._stdout()
+    console.print(probe_table(found.to_json()))
+    console.print("\nfor the experiment's file:\n", style="dim")
+    console.print(found.snippet(), soft_wrap=True, markup=False)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run, or a controller's state folder.")],
+    changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Parameters of the policy.")] = [],  # noqa: B006
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME|FILE", help="Another policy, or a file with some; else the recorded."),
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> None:
+    """What would another policy have cost in a run that there was?
+
+    Takes the recorded timings and who was there and plays the policy on them in virtual time, without weights: rounds,
+    update requests, bytes, idle time and energy over the same time. It does not predict accuracy.
+    """
+    from metis.planning.counterfactual import compare_policies, load_recording, policies_named
+    from metis.reporting.planning import replay_view
+    from metis.runs.trace import to_line
+
+    for change in changes:
+        if not all(change.partition("=")):
+            raise ConfigError(f"'{change}' is no parameter of a policy; write KEY=VALUE, as in local_epochs=4")
+    recording = load_recording(folder)
+    comparison = compare_policies(recording, policies_named(recording, policy, changes))
+    _tell("replay", comparison.to_json(), replay_view, as_json, out)
+    for number, course in enumerate(comparison.courses if out is not None else (), start=1):
+        assert out is not None
+        name = "events.jsonl" if len(comparison.courses) == 1 else f"events-{number}.jsonl"
+        (out / name).write_text("".join(to_line(*event) + "\n" for event in course), encoding="utf-8")
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    """The numbers of a list with commas."""
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--lambda is '{text}'; write numbers with commas between, as in 0.5,1,2") from None
+    if not all(0 < value < math.inf for value in found):
+        raise ConfigError(f"--lambda is '{text}'; every number must be greater than 0")
+    return found
+
+
+def _tell(
+    name: str,
+    document: dict[str, Any],
+    view: Callable[[dict[str, Any], int], RenderableType],
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Print it for people or for programs; with --out write both down."""
+    from metis.cli import app as cli
+
+    if out is not None:
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"{out} is a file; choose another --out")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(cli._json_text(document) + "\n", encoding="utf-8")
+        text = StringIO()
+        Console(file=text, width=_WIDTH, highlight=False, emoji=False).print(view(document, _WIDTH))
+        lines: Sequence[str] = [line.rstrip() for line in text.getvalue().splitlines()]
+        (out / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if as_json:
+        cli._print_json(document)
+        return
+    console = cli._stdout()
+    width = min(console.width, _WIDTH)
+    console.print(view(document, width), width=width)
+    if out is not None:
+        console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+_WIDTH = 100

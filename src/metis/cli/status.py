@@ -1,0 +1,411 @@
+"""`metis status`: a running federation seen from another terminal, or what is known of one that does not run.
+
+Registered by `metis.cli.app`, whose guard and consoles it uses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from metis.errors import ConfigError
+
+EXAMPLES = (
+    "[bold]metis status state[/]\n\n"
+    "[bold]metis status state --watch 2[/]\n\n"
+    "[bold]metis status --http 127.0.0.1:9464 --json[/]"
+)
+RUNNING, SILENT, NOT_RUNNING = 0, 1, 3
+
+Document = dict[str, Any]
+_LEARNER_STYLES = {
+    "training": "green", "late": "yellow", "disconnected": "red", "set aside": "red", "away": "dim",
+}  # fmt: skip
+_STYLES = {"running": "green", "paused": "yellow", "stopping": "yellow", "not running": "yellow"}
+
+
+def status(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="STATE_DIR", help="State folder of the controller, on its machine.")
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Or where it serves its status.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token, if it wants one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document; with --watch one a line.")] = False,
+    watch: Annotated[
+        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Show it anew, until the run has ended.")
+    ] = None,
+) -> None:
+    """Show a federation: who is connected, training or late, how good the model is, and what it has cost.
+
+    Exit code 0: a controller runs; 1: it runs, but does not answer; 3: none runs.
+    """
+    from metis.deployment.controller.status import read_token
+
+    if (folder is None) == (http is None):
+        raise ConfigError("name either the state folder of a controller or its status address: --http HOST:PORT")
+    token = None if token_file is None else read_token(token_file)
+
+    def look() -> View:
+        return _at_folder(folder, token) if folder is not None else _at_address(str(http), token)
+
+    view = look()
+    if watch is not None:
+        view = _watch(look, view, watch, as_json)
+    elif as_json:
+        _print_json(view.document)
+    else:
+        _show(view, _console())
+    if view.code:
+        raise typer.Exit(view.code)
+
+
+class View:
+    """One look at a federation: the document, a sentence if there is more to say, and the exit code."""
+
+    def __init__(self, document: Document, code: int = RUNNING, said: str = "") -> None:
+        self.document, self.code, self.said = document, code, said
+
+    @property
+    def ended(self) -> bool:
+        return self.document.get("state") == "finished"
+
+    @property
+    def tabular(self) -> bool:
+        return self.code == RUNNING and "learners" in self.document
+
+    def shown(self, width: int, height: int | None = None) -> RenderableType:
+        if self.tabular:
+            return federation_view(self.document, width, height)
+        return Text(_printable(self.said))
+
+
+# --- finding it -------------------------------------------------------------------------------------
+
+
+def _at_address(address: str, token: str | None) -> View:
+    from metis.deployment.controller.status import Unanswered, fetch
+
+    try:
+        return View({"running": True, **fetch(address, token)})
+    except Unanswered as problem:
+        return View({"running": False, "reason": str(problem)}, NOT_RUNNING, f"no controller answers: {problem}")
+
+
+def _at_folder(folder: Path, token: str | None) -> View:
+    from metis.deployment.controller.status import Unanswered, fetch, find, in_use
+
+    if not (folder / "controller.db").is_file():
+        raise ConfigError(_no_state(folder))
+    found = find(folder)
+    if found is not None and not found.gone:
+        who = f"process {found.pid} on {found.host} since {_local(found.started)}"
+        about = {"running": True, "run": found.run, "pid": found.pid, "listen": found.listen, "http": found.http}
+        if found.http is None:
+            return View(about, RUNNING, f"a controller runs on {folder} ({who}), but serves no status: --http was ''")
+        try:
+            document = fetch(found.http, token)
+            if document["run"] == found.run:
+                return View({**about, **document})
+            problem = f"{found.http} serves the status of run {document['run']}"
+        except Unanswered as unanswered:
+            problem = str(unanswered)
+        about["reason"] = problem
+        return View(about, SILENT, f"the controller on {folder} ({who}) does not answer: {problem}")
+    starting = f"a controller has just taken {folder} and prepares itself; ask again in a moment"
+    try:
+        if not in_use(folder):
+            return _not_running(folder, killed=found is not None)
+    except ConfigError:
+        if not in_use(folder):  # else one has just begun to write what was being read
+            raise
+    return View({"running": True, "state": "starting"}, RUNNING, starting)
+
+
+def _no_state(folder: Path) -> str:
+    if not folder.exists():
+        return (
+            f"there is no folder {folder}; a controller makes one with: metis controller FILE --state {_quoted(folder)}"
+        )
+    if (folder / "events.jsonl").is_file():
+        return f"{folder} holds a run, not the state of a controller; see it with: metis report {_quoted(folder)}"
+    return f"{folder} is not the state folder of a controller: it has no controller.db"
+
+
+def _not_running(folder: Path, *, killed: bool) -> View:
+    """One sentence of what the journal knows, and how to go on."""
+    from metis.deployment.controller.status import recall
+
+    document = {"running": False, **recall(folder)}
+    learners, latest, metric = document["learners"], document["latest"], document["metric"]
+    far = f"{_lasting(document['seconds'])} of the run, community model {document['version']}"
+    far += f", {_several(document['update_requests'], 'update')} of {_several(len(learners), 'learner')}"
+    if latest is not None and latest.get(metric) is not None:
+        far += f", {metric} {latest[metric]:.3f}"
+        if document["best"] is not None:
+            far += f" (best {document['best'][metric]:.3f})"
+    said = f"no controller runs on {folder}"
+    if document["state"] == "finished":
+        said += f"; the federation has ended: {document['finish_reason']} ({far}). "
+        return View(document, NOT_RUNNING, said + f"See it with: metis report {_quoted(folder / 'run')}")
+    said += "; the last one was killed" if killed else ""
+    said += f". {document['policy']} had come to {far}" if document["policy"] else ". Its run has not begun"
+    return View(document, NOT_RUNNING, f"{said}. Go on with: metis controller FILE --state {_quoted(folder)}")
+
+
+# --- showing it -------------------------------------------------------------------------------------
+
+
+def federation_view(document: Mapping[str, Any], width: int, height: int | None = None) -> Group:
+    """Head lines and a row for each learner; where they do not all fit the height, those that need a look first."""
+    head = _head(document)
+    learners: Sequence[Mapping[str, Any]] = document["learners"]
+    if not learners:
+        return Group(*head, Text("\nno learner has joined yet", style="dim"))
+    left = 0
+    if height is not None:
+        lines = sum(len(line.wrap(Console(width=width), width)) for line in head)
+        room = max(3, height - lines - 5)  # an empty line, the heading, its rule, the last line and the cursor's
+        if len(learners) > room:
+            order = {"set aside": 0, "late": 1, "disconnected": 1, "away": 2}
+            learners = sorted(
+                learners, key=lambda learner: (order.get(learner["state"], 3), _by_number(learner["name"]))
+            )
+            learners, left = learners[:room], len(learners) - room
+    more = [Text(f"and {_several(left, 'more learner')}", style="dim")] if left else []
+    return Group(*head, Text(), learner_table(learners, width), *more)
+
+
+def _head(document: Mapping[str, Any]) -> list[Text]:
+    learners, costs = document["learners"], document["costs"]
+    state = str(document["state"])
+    first = Text.assemble((_printable(document["policy"]), "bold"), "  ", (state, _STYLES.get(state, "bold")))
+    if state == "waiting for learners":
+        first.append(f", {len(learners)} of {document['expected']} have joined")
+    elif state == "finished" and document["finish_reason"]:
+        first.append(f": {_printable(document['finish_reason'])}")
+    else:
+        away = sum(not learner["connected"] for learner in learners)
+        first.append(f", {len(learners) - away} of {_several(len(learners), 'learner')} connected")
+    second = Text(f"community model {document['version']}, {document['steps']:,} steps, at ")
+    second.append(f"{_lasting(document['seconds'])} of the run")
+    if document["deadline"] is not None and state == "running":
+        second.append(f"; next deadline in {_lasting(max(0.0, document['deadline'] - document['seconds']))}")
+    lines = [first, second, _metric_line(document)]
+    present = costs["idle_time"] + costs["cumulative_time"] + costs["transfer_time"]
+    energy = costs["energy"]
+    lines.append(
+        Text(
+            f"costs: training {_lasting(costs['cumulative_time'])}, idle {_share(costs['idle_time'], present)}, "
+            f"{_several(costs['update_requests'], 'update')}, {costs['refused_updates']:,} refused"
+        )
+    )
+    lines.append(
+        Text(
+            f"energy: equation {_amount(energy['equation'])}, active {_amount(energy['active'])}, with idle "
+            f"{_amount(energy['idle_charged'])}"
+        )
+    )
+    exchanged, disk = _bytes(costs["bytes_exchanged"]), _bytes(document["disk_bytes"])
+    again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
+    lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
+    left = document.get("compression_error")  # an older controller does not tell
+    if left is not None:
+        lines.append(Text(f"compressed updates: {100 * left:.2g} % of one is left for the next, on average"))
+    if document["refused_calls"]:
+        calls = ", ".join(f"{count:,} {code}" for code, count in sorted(document["refused_calls"].items()))
+        lines.append(Text(f"calls refused since the start: {calls}", style="yellow"))
+    return lines
+
+
+def _metric_line(document: Mapping[str, Any]) -> Text:
+    metric, latest, target = document["metric"], document["latest"], document["target"]
+    line = Text(f"{metric} ")
+    value = None if latest is None else latest.get(metric)
+    if value is None:
+        line.append("not measured yet")
+    else:
+        line.append(f"{value:.4f}", style="bold")
+        line.append(f" (model {latest['version']})")
+    best = document.get("best") or {"version": document["best_version"]}
+    if best.get(metric) is not None:
+        line.append(f", best {best[metric]:.4f} (model {best['version']})")
+    elif best["version"] is not None:
+        line.append(f", best is model {best['version']}")
+    if target is not None:
+        line.append(f", target {target:g}")
+    others = [
+        f"{_printable(name)} {number:.4f}"
+        for name, number in (latest or {}).items()
+        if name not in ("version", "at", metric) and number is not None
+    ]
+    if others:
+        line.append(f"  [{', '.join(others)}]", style="dim")
+    return line
+
+
+def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """A row for each learner, by name; what a narrow terminal has no room for is left out, not cut."""
+    learners = sorted(learners, key=lambda learner: _by_number(learner["name"]))
+    names = [_printable(learner["name"]) for learner in learners]
+    columns = {heading: [show(learner) for learner in learners] for heading, show in _COLUMNS.items()}
+    for heading in _DISPENSABLE:
+        if _room_for_names(columns, width) < min(_NAME, max(map(len, names))):
+            del columns[heading]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    room = max(_NAME, _room_for_names(columns, width))
+    table.add_column("learner", no_wrap=True, overflow="ellipsis", max_width=room)
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        style = _LEARNER_STYLES.get(cells[0], "")
+        table.add_row(Text(name), Text(cells[0], style=style), *map(Text, cells[1:]))
+    return table
+
+
+def _room_for_names(columns: Mapping[str, Sequence[str]], width: int) -> int:
+    return width - 2 - sum(max(map(len, [heading, *cells])) + 2 for heading, cells in columns.items())
+
+
+def _by_number(name: str) -> list[str]:
+    """Sorts clinic-2 before clinic-10."""
+    return [part.rjust(20, "0") if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _idle(learner: Mapping[str, Any]) -> str:
+    return _share(learner["idle"], learner["active"] + learner["idle"] + learner["transfer"])
+
+
+def _progress(learner: Mapping[str, Any]) -> str:
+    if learner["task"] is None:
+        return "–"
+    budget = learner["budget_steps"]
+    return f"{learner['steps_of_task']:,}" + ("" if budget is None else f"/{budget:,}")
+
+
+_NAME = 12  # letters of a name that must be seen
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "state": lambda learner: _printable(learner["state"]),
+    "connected": lambda learner: "yes" if learner["connected"] else "no",
+    "examples": lambda learner: f"{learner['examples']:,}",
+    "s/batch": lambda learner: _amount(learner["time_per_batch"]),
+    "task": _progress,
+    "updates": lambda learner: f"{learner['updates']:,}",
+    "refused": lambda learner: f"{learner['refused']:,}",
+    "idle": _idle,
+    "heard": lambda learner: "–" if learner["silent_seconds"] is None else _lasting(learner["silent_seconds"]),
+}
+_DISPENSABLE = ("connected", "examples", "heard", "refused")  # the state says much of the first
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "–"
+
+
+def _lasting(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours == 0:
+        return f"{minutes} min {int(seconds % 60):02d} s"
+    return f"{hours} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.2f} TB"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _printable(text: object) -> str:
+    """As it may be shown in a terminal: what comes from a learner must not steer it."""
+    return "".join(letter if letter.isprintable() else "�" for letter in str(text))
+
+
+def _local(moment: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return moment
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+# --- again and again --------------------------------------------------------------------------------
+
+
+def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) -> View:
+    """Until the federation has ended or somebody has seen enough; a controller that is restarted is waited for."""
+    console = _console()
+    live = None if as_json or not console.is_terminal else Live(console=console, screen=True, auto_refresh=False)
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            if live is not None:
+                live.update(view.shown(console.width, console.height), refresh=True)
+            elif as_json:
+                sys.stdout.write(json.dumps(view.document, ensure_ascii=False) + "\n")
+                sys.stdout.flush()
+            else:
+                _show(view, console)
+                console.print()
+            if view.ended:
+                break
+            time.sleep(seconds)
+            view = look()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if live is not None:
+            live.stop()
+            _show(view, console)
+    return view
+
+
+def _show(view: View, console: Console) -> None:
+    # A sentence is folded by the terminal, so that it can be copied and searched as one.
+    console.print(view.shown(console.width), soft_wrap=not view.tabular)
+
+
+def _console() -> Console:
+    from metis.cli.app import _stdout
+
+    return _stdout()
+
+
+def _print_json(document: Document) -> None:
+    from metis.cli.app import _print_json as print_json
+
+    print_json(document)

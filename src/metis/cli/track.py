@@ -1,0 +1,51 @@
+"""`--track NAME[:PLACE]`: follow a run also in a CSV file, TensorBoard, MLflow or Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from metis.experiments.config.load import ExperimentConfig
+    from metis.reporting.trackers import Tracking
+
+TrackOption = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        metavar="NAME[:PLACE]",
+        help="Follow the run also in csv, tensorboard, mlflow or wandb, beside those of the file's run.trackers. The "
+        "place is a folder, for mlflow a URI or an SQLite file, for wandb a project. May be repeated.",
+    ),
+]
+
+
+def tracked(config: ExperimentConfig, track: Sequence[str]) -> ExperimentConfig:
+    """The experiment with these trackers too; what a tracker lacks shows here, before anything starts."""
+    from metis.reporting.trackers import make_tracker
+
+    trackers = list(dict.fromkeys([*config.run.trackers, *track]))
+    for text in trackers:
+        make_tracker(text, Path(), "run")
+    return config.model_copy(update={"run": config.run.model_copy(update={"trackers": trackers})})
+
+
+def following(config: ExperimentConfig, folder: Path, name: str, group: str | None, console: Console) -> Tracking:
+    """What feeds the trackers of an experiment, whose run is in this folder; a failure is told on the console."""
+    from metis.reporting.trackers import Tracking
+
+    document = config.to_dict()
+    document["run"].pop("trackers", None)  # an address may hold a password
+    return Tracking(
+        config.run.trackers,
+        folder,
+        name=name,
+        group=group,
+        config=document,
+        warn=lambda text: console.print(f"[yellow]note:[/] {escape(text)}"),
+    )

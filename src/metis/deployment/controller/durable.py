@@ -1,0 +1,342 @@
+"""The core's controller on top of a state folder: every event is journaled before it has an effect.
+
+The journal is the truth and the controller a fold over it. A restart replays it: up to the latest snapshot without
+weights, which are in the snapshot, and from there on with the models that were handed in. Nothing here knows the
+network or the clock; one thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.arithmetic import Row
+from metis.core.community import MemoryStore, ModelStore
+from metis.core.controller import Controller
+from metis.core.events import (
+    Action,
+    CommunityPublished,
+    DeadlinePassed,
+    Event,
+    LearnerId,
+    LocalTask,
+    RoundMeasure,
+    UpdateRequest,
+)
+from metis.core.model import Layout, Model, Vector
+from metis.deployment.controller.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
+from metis.deployment.wire.protocol import let_go, model_parts, new_seal, payload_sha256, read_model
+from metis.errors import DataError, LearnerError
+from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
+
+Record = Callable[[float, Event | Action], None]
+MakeController = Callable[[Model, ModelStore], Controller]
+
+_LEAST_REPLAY = 10  # updates between two snapshots at least; a restart replays at most twice as many models
+
+
+def initial_model(state: State, sha256: str, layout: Layout) -> Model:
+    """The model that the run was begun with; a StateError if it is not what it was."""
+    if not state.verify_blob(sha256):
+        path = state.folder / "blobs" / sha256
+        raise StateError(f"the initial model {path} is damaged or missing; {RESTORE}")
+    return read_model(state.blob_path(sha256), layout)
+
+
+class _FileRow:
+    """A local model that stays in its file; only the part that is asked for is read."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size = path, size
+
+    def __getitem__(self, part: slice, /) -> Vector:
+        start, stop, _ = part.indices(self._size)
+        return np.fromfile(self._path, "<f4", count=stop - start, offset=4 * start).astype(np.float32, copy=False)
+
+
+class _BlobStore:
+    """Remembers which file holds the latest local model of each learner; the files are there already."""
+
+    def __init__(self, state: State, layout: Layout) -> None:
+        self._state, self._layout = state, layout
+        self.incoming: str | None = None  # the file of the model that is being committed
+        self.blobs: dict[LearnerId, str] = {}
+
+    def put(self, learner: LearnerId, vector: Vector) -> None:
+        if self.incoming is not None:  # None while a snapshot is loaded, which brings its own list
+            self.blobs[learner] = self.incoming
+
+    def get(self, learner: LearnerId) -> Row:
+        return _FileRow(self._state.blob_path(self.blobs[learner]), self._layout.size)
+
+    def remove(self, learner: LearnerId) -> None:
+        self.blobs.pop(learner, None)
+
+
+class DurableController:
+    """A controller that can be killed at any instruction and goes on from its journal."""
+
+    controller: Controller
+
+    def __init__(
+        self,
+        make: MakeController,
+        initial_model: Model,
+        state: State,
+        record: Record,
+        *,
+        replay_at_most: int | None = None,
+    ) -> None:
+        self.state = state
+        self.layout = initial_model.layout
+        self._make, self._initial_model, self._record = make, initial_model, record
+        self._replay_at_most = replay_at_most
+        self._half_applied: list[Action] | None = None  # actions of an entry whose models found no room on the disk
+        self.now = 0.0  # of the latest event
+        self.hashes: dict[int, str] = {}  # of every version ever published; the files of old ones are gone
+        self.pinned: set[str] = set()  # blobs that somebody else still needs: the best model, one being evaluated
+        self._recover()
+
+    # --- what others ask ------------------------------------------------------------------------
+
+    def open_task(self, learner: LearnerId) -> LocalTask | None:
+        """The task that an update of this learner must answer."""
+        record = self.controller.roster.get(learner)
+        return record.task if record is not None and record.available else None
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def journal(self, event: Event, now: float, blob: str | None = None) -> Entry:
+        """Make the event durable; it has no effect before `apply`. An update that is there already raises."""
+        update = event.task if isinstance(event, UpdateRequest) else None
+        # The model lies in its blob; what the journal holds is the rest.
+        entry_record = to_record(now, event)
+        seq = self.state.append(now, entry_record, update=update, blob=blob)
+        return Entry(seq, now, entry_record, update, blob)
+
+    def start_with(self, learners: int, now: float) -> Entry:
+        """Begin with so many learners instead of waiting for all; `apply` the entry as any other."""
+        record = {"at": now, "start_with": learners}
+        return Entry(self.state.append(now, record), now, record, None, None)
+
+    def apply(self, entry: Entry) -> list[Action]:
+        """Let a journaled event have its effect, in the order of the journal; returns what is to be done now.
+
+        After a `DiskFull` the same entry must be applied again before any other: what it did in memory is not repeated.
+        """
+        if self._half_applied is None:
+            self._half_applied = self._digest(entry)
+        actions = self._half_applied
+        self._keep_versions(actions)
+        self._journal_publication(actions, entry.at)
+        self._half_applied = None
+        if entry.update is not None:
+            self._since_snapshot += 1
+            most = self._replay_at_most or max(_LEAST_REPLAY, len(self.controller.roster.available))
+            if self._since_snapshot >= most:
+                with suppress(DiskFull):  # the next update tries again; until then more is replayed
+                    self.snapshot()
+        return actions
+
+    def _digest(self, entry: Entry) -> list[Action]:
+        self.now = max(self.now, entry.at)
+        self._seq = entry.seq
+        if "start_with" in entry.record:
+            self.controller.learners_expected = entry.record["start_with"]
+            event: Event = DeadlinePassed()
+        else:
+            event = self._event(entry)
+        self._store.incoming = entry.blob
+        try:
+            actions = self.controller.handle(event, entry.at)
+        except LearnerError:  # it answers nothing that is open any more; in a replay it does so again
+            return []
+        self._record(entry.at, event)
+        for action in actions:
+            self._record(entry.at, action)
+        return actions
+
+    def _event(self, entry: Entry) -> Event:
+        _, event = from_record(entry.record)
+        if isinstance(event, UpdateRequest):
+            assert entry.blob is not None
+            if self._recovering and not self.state.verify_blob(entry.blob):
+                raise DataError(f"the model file blobs/{entry.blob} of learner '{event.learner}' is damaged")
+            return replace(event, local_model=read_model(self.state.blob_path(entry.blob), self.layout))
+        return event  # type: ignore[return-value]  # the journal holds events only
+
+    # --- published models -------------------------------------------------------------------------
+
+    def _keep_versions(self, actions: Collection[Action]) -> None:
+        for action in actions:
+            if isinstance(action, CommunityPublished):
+                self._keep_version(action)
+        self._forget_versions()
+
+    def _keep_version(self, action: CommunityPublished) -> None:
+        """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
+        seal = new_seal()
+        blob = self.state.put_blob(model_parts(action.community_model), durable=False, seal=seal)
+        if seal is not None:
+            self.seals[action.stamp.version] = seal.digest()
+        self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
+        if action.measure is not None:
+            self._measures[action.stamp.version] = action.measure
+        community = self.controller.community
+        community.model = read_model(self.state.blob_path(blob), self.layout)
+        if community.uses_base:
+            for record in self.controller.roster.training:
+                if record.task is not None and record.task.based_on == community.stamp:
+                    record.base_model = community.model
+
+    def _journal_publication(self, actions: Collection[Action], now: float) -> None:
+        """Before anybody trains on it: after a crash the same version must have the same bits."""
+        for action in actions:
+            if isinstance(action, CommunityPublished) and action.stamp.version > self._published:
+                self._note_published(action.stamp.version, now)
+
+    def _note_published(self, version: int, now: float) -> None:
+        measure = self._measures.pop(version, None)
+        told = {} if measure is None else measure_record(measure)
+        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version], **told})
+        self._published = version
+
+    def _forget_versions(self) -> None:
+        current = self.controller.community.stamp.version
+        leased = {r.task.based_on.version for r in self.controller.roster.training if r.task is not None}
+        for version in self.versions.keys() - leased - {current}:
+            del self.versions[version]
+            self.seals.pop(version, None)
+
+    # --- snapshots and recovery -------------------------------------------------------------------
+
+    def snapshot(self) -> None:
+        """Write down what a replay could bring back only with all models since the beginning; drop those."""
+        arrays = self.controller.community.arrays(local_models=False)  # they are in their blobs
+        facts = {
+            "locals": dict(self._store.blobs),
+            "versions": {str(version): blob for version, blob in self.versions.items()},
+            "pinned": sorted(self.pinned),
+        }
+        for blob in self.versions.values():
+            self.state.sync_blob(blob)
+        # The initial model stays: what else could a run without a whole snapshot begin with?
+        needed = {*self._store.blobs.values(), *self.versions.values(), *self.pinned, self.hashes[0]}
+        self.state.write_snapshot(self._seq, arrays, facts, needed)
+        self._since_snapshot = 0
+        self.state.collect(needed)
+
+    def _recover(self) -> None:
+        """Be again what the journal says, from the newest snapshot that is whole."""
+        problems: list[str] = []
+        for snapshot in [*self.state.snapshots(), None]:
+            try:
+                self._replay(snapshot)
+                return
+            except DataError as problem:
+                problems.append(str(problem))
+        raise StateError(f"the state cannot be recovered: {'; '.join(dict.fromkeys(problems))}; {RESTORE}")
+
+    def _replay(self, snapshot: Snapshot | None) -> None:
+        self.versions: dict[int, str] = {}
+        self.hashes = {0: payload_sha256(self._initial_model)}
+        self.seals: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
+        self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
+        self._store = _BlobStore(self.state, self.layout)
+        self._since_snapshot = 0
+        self._seq = 0  # of the last entry that was applied; others may be in the journal behind it
+        self.now = 0.0
+        trace: list[tuple[float, Event | Action]] = []
+        self._published = 0  # latest version whose hash is in the journal
+        self._recovering = True
+        real_record, self._record = self._record, lambda now, item: trace.append((now, item))
+        try:
+            if snapshot is None:
+                self.controller = self._make(self._initial_model, self._store)
+                self.versions[0] = self.state.put_blob(model_parts(self._initial_model))
+                entries = self.state.entries()
+            else:
+                self._replay_without_weights(snapshot, trace)
+                entries = self.state.entries(snapshot.seq)
+            for entry in entries:
+                if "published" in entry.record:
+                    self._check_published(entry)
+                    continue
+                self._keep_versions(self._digest(entry))
+                self._since_snapshot += entry.update is not None
+        finally:
+            self._record, self._recovering = real_record, False
+            let_go(self._initial_model)
+        # Killed between publishing and writing it down: nobody has trained on these yet.
+        for version in range(self._published + 1, self.controller.community.stamp.version + 1):
+            self._note_published(version, self.now)
+        for now, item in trace:
+            self._record(now, item)
+
+    def _replay_without_weights(self, snapshot: Snapshot, trace: list[tuple[float, Event | Action]]) -> None:
+        arrays = self.state.load_snapshot(snapshot)
+        controller = self._make(Model.empty(), MemoryStore())
+        controller.measures = self._journaled_measures()
+        for entry in self.state.entries():
+            if entry.seq > snapshot.seq:
+                break
+            self.now = max(self.now, entry.at)
+            if "published" in entry.record:
+                self._published = entry.record["published"]
+                self.hashes[self._published] = entry.record["sha256"]
+                continue
+            if "start_with" in entry.record:
+                controller.learners_expected = entry.record["start_with"]
+                event: Event = DeadlinePassed()
+            else:
+                event = from_record(entry.record)[1]  # type: ignore[assignment]
+            try:
+                actions = controller.handle(event, entry.at)
+            except LearnerError:
+                continue
+            trace += [(entry.at, event), *((entry.at, action) for action in actions)]
+        self._seq = snapshot.seq
+        self.versions = {int(version): blob for version, blob in snapshot.facts["versions"].items()}
+        self.hashes.update(self.versions)  # the publication may have been noted behind the snapshot
+        self.pinned |= set(snapshot.facts["pinned"])
+        self._store.blobs = dict(snapshot.facts["locals"])
+        for blob in {*self._store.blobs.values(), *self.versions.values()}:
+            if not self.state.verify_blob(blob):  # better found now than in the middle of a round
+                raise DataError(f"the model file blobs/{blob} is damaged or missing")
+        community = controller.community
+        model = self._version_model(community.stamp.version)
+        # Local models are in their blobs; the mapping must only not fail for them.
+        weights: defaultdict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(0, np.float32), arrays)
+        community.load_arrays(model, weights, self._store)
+        if community.uses_base:
+            for record in controller.roster.training:
+                assert record.task is not None
+                record.base_model = self._version_model(record.task.based_on.version)
+        self.controller = controller
+
+    def _journaled_measures(self) -> dict[int, RoundMeasure]:
+        """What was measured of each round when the models were there, by version."""
+        records = (entry.record for entry in self.state.entries() if "published" in entry.record)
+        measures = ((record["published"], recorded_measure(record)) for record in records)
+        return {version: measure for version, measure in measures if measure is not None}
+
+    def _version_model(self, version: int) -> Model:
+        if version not in self.versions:
+            raise DataError(f"the snapshot does not name the file of community model {version}")
+        return read_model(self.state.blob_path(self.versions[version]), self.layout)
+
+    def _check_published(self, entry: Entry) -> None:
+        version, published = entry.record["published"], entry.record["sha256"]
+        self._published = version
+        if self.versions.get(version, published) != published:
+            raise DataError(
+                f"community model {version} was published as {published[:12]}..., but the journal now gives "
+                f"{self.versions[version][:12]}...: a model file or the journal was changed"
+            )

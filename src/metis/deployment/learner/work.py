@@ -1,0 +1,251 @@
+"""The folder in which a learner keeps what must outlive its process: updates that were not acknowledged yet.
+
+LOCK              held by the process that works here
+membership.json   which run it takes part in, under which name, with which layout
+spool/            a trained update: TASK.model, and TASK.json once it is whole; both go when it is acknowledged
+models/           community models by their SHA-256; `.part` while they are on their way
+memory/           what the learner keeps between tasks; the trainer's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from metis.deployment.wire.protocol import checker
+from metis.errors import ConfigError
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Update:
+    """A local model that waits for its acknowledgement, and what it took to train it."""
+
+    run: str
+    task: int
+    steps: int
+    seconds: float
+    time_per_batch: float
+    loss: float
+    sha256: str
+    bytes: int
+    compression_error: float | None = None  # what of it is left out for now, as a share; None: it is whole
+
+
+class WorkFolder:
+    """One learner's folder; locked from `__enter__` on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run, self.learner, self.layout = "", "", ""
+        self._lock: int | None = None
+
+    def __enter__(self) -> WorkFolder:
+        try:
+            for name in ("spool", "models", "memory"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as problem:
+            raise ConfigError(f"the work folder {self.folder} cannot be used: {problem.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._lock)
+            raise ConfigError(
+                f"another learner (process {holder or 'unknown'}) works in {self.folder}; give each its own --work "
+                "folder"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            known = json.loads((self.folder / "membership.json").read_text("utf-8"))
+            self.run, self.learner, self.layout = known["run"], known["learner"], known["layout"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # it never took part, or was cut off while it wrote that down for the first time
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def begin(self, run: str, learner: str, layout: str) -> None:
+        """Take part in this run from now on; what is here of another one is dropped."""
+        if (run, learner, layout) == (self.run, self.learner, self.layout):
+            return
+        if (run, learner) != (self.run, self.learner):
+            for folder in ("spool", "models", "memory"):
+                for path in (self.folder / folder).iterdir():
+                    path.unlink()
+        self.run, self.learner, self.layout = run, learner, layout
+        write_durable(
+            self.folder / "membership.json", json.dumps({"run": run, "learner": learner, "layout": layout}).encode()
+        )
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / "memory"
+
+    # --- updates --------------------------------------------------------------------------------
+
+    def update_file(self, task: int) -> Path:
+        """Where the trainer writes the local model of this task."""
+        return self.folder / "spool" / f"{task}.model"
+
+    def keep(self, update: Update) -> None:
+        """Remember, durably, that the local model in the task's file is whole and waits.
+
+        Under its name from the start: half of it is no JSON and is not taken for an update, and a new name afterwards
+        would be one more thing to wait for the disk for.
+        """
+        path = self.folder / "spool" / f"{update.task}.json"
+        try:
+            _write_synced(path, json.dumps(asdict(update)).encode())
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        _sync_folder(path.parent)
+
+    def updates(self) -> list[Update]:
+        """What waits for an acknowledgement, in the order of the tasks; leavings without a whole model are removed."""
+        found = []
+        for path in (self.folder / "spool").glob("*.json"):
+            try:
+                update = Update(**json.loads(path.read_text("utf-8")))
+                whole = self.update_file(update.task).stat().st_size == update.bytes
+            except (OSError, ValueError, TypeError):
+                whole = False
+            if whole:
+                found.append(update)
+            else:
+                path.unlink(missing_ok=True)
+        return sorted(found, key=lambda update: update.task)
+
+    def drop(self, task: int) -> None:
+        """This update is acknowledged, or will never count."""
+        (self.folder / "spool" / f"{task}.json").unlink(missing_ok=True)
+        self.update_file(task).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """At the start: local models that were never finished, downloads of another time."""
+        waiting = {self.update_file(update.task).name for update in self.updates()}
+        for path in (self.folder / "spool").iterdir():
+            if path.suffix != ".json" and path.name not in waiting:
+                path.unlink()
+
+    # --- community models -----------------------------------------------------------------------
+
+    def model_file(self, sha256: str) -> Path:
+        return self.folder / "models" / sha256
+
+    def incoming(self, sha256: str, length: int, seal: bytes) -> Incoming | None:
+        """Where to put this model; None if it is here already."""
+        return None if self.has_model(sha256, length) else Incoming(self, sha256, length, seal)
+
+    def has_model(self, sha256: str, length: int) -> bool:
+        """Whether the model is here, every bit of it."""
+        path = self.model_file(sha256)
+        return path.is_file() and path.stat().st_size == length and file_sha256(path) == sha256
+
+    def forget_models(self, keep: set[str]) -> None:
+        for path in (self.folder / "models").iterdir():
+            if path.name.removesuffix(".part") not in keep:
+                path.unlink(missing_ok=True)
+
+
+class Incoming:
+    """A community model on its way into its file; goes on where an earlier attempt ended."""
+
+    def __init__(self, work: WorkFolder, sha256: str, length: int, seal: bytes = b"") -> None:
+        """It is checked against the seal, or against the SHA-256 if there is none."""
+        self._target, self._length = work.model_file(sha256), length
+        self._part = self._target.with_name(f"{sha256}.part")
+        self._announced = sha256, seal
+        self._file = self._part.open("a+b", buffering=0)
+        self._file.seek(0)
+        self._check, self._right = checker(*self._announced)
+        self.received = 0
+        while piece := self._file.read(_PIECE):
+            self._check.update(piece)
+            self.received += len(piece)
+        if self.received > length:
+            self.restart()
+
+    def check(self, data: bytes | memoryview) -> None:
+        """Every byte goes through here too, beside `append`."""
+        self._check.update(data)
+
+    def append(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:  # an unbuffered file may take a part only
+            view = view[self._file.write(view) or 0 :]
+        self.received += len(data)
+
+    def restart(self) -> None:
+        self._file.truncate(0)
+        self._check, self._right = checker(*self._announced)
+        self.received = 0
+
+    def commit(self) -> bool:
+        """Give it its name if it is what was asked for; else begin anew."""
+        if self.received != self._length or self._check.digest() != self._right:
+            self.restart()
+            return False
+        self._part.replace(self._target)
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def write_durable(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, so that it survives a loss of power."""
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        _write_synced(fresh, content)
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def update_of(run: str, answer: Mapping[str, Any]) -> Update:
+    """What the trainer answered to `train`, as an update of this run."""
+    return Update(run=run, **{name: answer[name] for name in Update.__dataclass_fields__ if name in answer})

@@ -1,0 +1,1 @@
+"""Certificates: who may take part, and who is speaking."""

@@ -1,0 +1,1 @@
+"""The child process in which a site's code runs."""

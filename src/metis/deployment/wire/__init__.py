@@ -1,0 +1,1 @@
+"""What travels between learners and the controller, and how."""

@@ -1,0 +1,190 @@
+"""The bytes of a model between the wire and a file: threads work on some while the next ones travel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+Bytes: TypeAlias = bytes | memoryview
+_T = TypeVar("_T")
+
+_THREADS = ThreadPoolExecutor(max(4, os.cpu_count() or 1), "metis-bytes")
+
+
+def beside(work: Callable[..., _T], *arguments: object) -> Future[_T]:
+    """Let a thread do it."""
+    return _THREADS.submit(work, *arguments)
+
+
+class _Lane:
+    def __init__(self, work: Callable[[Bytes], object]) -> None:
+        self.work = work
+        self.pieces: deque[Bytes] = deque()
+        self.left = 0  # bytes that are not worked on yet
+        self.busy = False
+
+
+class Intake:
+    """Pieces of a model as they come: each of some works gets all of them in order, beside the other works."""
+
+    def __init__(self, *works: Callable[[Bytes], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lanes = [_Lane(work) for work in works]
+        self._lock = threading.Lock()
+        self._awaited: tuple[int, asyncio.Future[None]] | None = None  # until no more bytes than this are left
+        self._problem: BaseException | None = None
+
+    async def put(self, piece: Bytes, most: int = 0) -> None:
+        """Hand on the next piece; returns when at most so many bytes are left, or raises what a work raised."""
+        for lane in self._lanes:
+            with self._lock:
+                lane.pieces.append(piece)
+                lane.left += len(piece)
+                idle, lane.busy = not lane.busy, True
+            if idle:
+                _THREADS.submit(self._run, lane)
+        await self._until(most)
+        if self._problem is not None:
+            raise self._problem
+
+    async def finish(self) -> None:
+        """Every work is done with every piece; raises what a work raised."""
+        await self._until(0)
+        if self._problem is not None:
+            raise self._problem
+
+    async def _until(self, most: int) -> None:
+        with self._lock:
+            waiting = None if self._left() <= most else self._loop.create_future()
+            self._awaited = None if waiting is None else (most, waiting)
+        if waiting is not None:
+            await waiting
+
+    async def end(self) -> None:
+        """Wait for the works, whatever came of them: nobody may close a file under them."""
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                await self._until(0)
+                break
+            except asyncio.CancelledError as again:  # a call may be cancelled more than once
+                cancelled = again
+        if cancelled is not None:
+            raise cancelled
+
+    def _left(self) -> int:
+        return max(lane.left for lane in self._lanes)
+
+    def _run(self, lane: _Lane) -> None:
+        while True:
+            with self._lock:
+                if not lane.pieces:
+                    lane.busy = False
+                    return
+                piece = lane.pieces.popleft()
+            try:
+                if self._problem is None:
+                    lane.work(piece)
+            except BaseException as problem:
+                self._problem = problem
+            awaited = None
+            with self._lock:
+                lane.left -= len(piece)
+                if self._awaited is not None and self._left() <= self._awaited[0]:
+                    (_, awaited), self._awaited = self._awaited, None
+            del piece  # its memory is wanted for the next one
+            if awaited is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                    self._loop.call_soon_threadsafe(_wake, awaited)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def read_ahead(
+    path: Path, offset: int, size: Callable[[], int], took: Callable[[float], None]
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Offsets and bytes of a file from there on, `size()` at once; the next ones are read while the last ones travel.
+
+    `took` is told after how many seconds the next ones were asked for.
+    """
+    loop, file = asyncio.get_running_loop(), os.open(path, os.O_RDONLY)
+    reading = loop.run_in_executor(_THREADS, os.pread, file, size(), offset)
+    try:
+        while data := await asyncio.shield(reading):
+            reading = loop.run_in_executor(_THREADS, os.pread, file, size(), offset + len(data))
+            began = time.monotonic()
+            yield offset, data
+            took(time.monotonic() - began)
+            offset += len(data)
+    finally:
+        await ended(reading)
+        os.close(file)
+
+
+async def ended(work: asyncio.Future[Any] | None) -> None:
+    """Wait for it, whatever came of it: nobody may close the file under it."""
+    cancelled: asyncio.CancelledError | None = None
+    while work is not None and not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as again:  # a call may be cancelled more than once
+            cancelled = again
+    if work is not None and not work.cancelled():
+        work.exception()  # was seen already, or came after the call had ended
+    if cancelled is not None:
+        raise cancelled
+
+
+class IdleTimeout:
+    """Raises a TimeoutError in the task that has entered when one `wait` lasts too long.
+
+    As `asyncio.wait_for` around each, but without a new task and a new timer for every chunk of a model.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None  # None while nothing is waited for
+        self._lost = False
+
+    def __enter__(self) -> IdleTimeout:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._loop = task, asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._lost and isinstance(problem, asyncio.CancelledError):
+            if hasattr(self._task, "uncancel"):  # since Python 3.11
+                self._task.uncancel()
+            raise asyncio.TimeoutError from problem
+
+    async def wait(self, coming: Awaitable[_T]) -> _T:
+        self._since = self._loop.time()
+        try:
+            return await coming
+        finally:
+            self._since = None
+
+    def _look(self) -> None:
+        waited = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited >= self._seconds:
+            self._lost = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._seconds - waited, self._look)

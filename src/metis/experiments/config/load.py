@@ -1,0 +1,216 @@
+"""One TOML file describes an experiment; it is checked whole before anything starts.
+
+`schema.py` says which tables and keys there are, `checks.py` what must fit together, `errors.py` how a fault
+is told. A name that a file gives is checked against the signature of what it names, so that a typo never becomes
+a default.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from metis.errors import ConfigError
+from metis.experiments.config.checks import (
+    OPERATIONS,
+    check_files,
+    check_open_tables,
+    check_policies,
+    check_site,
+    completed,
+    cross_check,
+    labelled,
+    network_parameters,
+    operation_model,
+    signature_model,
+    slug,
+)
+from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
+from metis.experiments.config.schema import (
+    METRICS,
+    PARAMETERS,
+    POLICIES,
+    ExperimentConfig,
+    LearnerGroup,
+    Operation,
+    PolicyConfig,
+    SolverConfig,
+    Table,
+    TrainingConfig,
+    task_of,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "METRICS",
+    "POLICIES",
+    "ExperimentConfig",
+    "LearnerGroup",
+    "Operation",
+    "PolicyConfig",
+    "SolverConfig",
+    "Table",
+    "TrainingConfig",
+    "config_schema",
+    "did_you_mean",
+    "load_config",
+    "network_parameters",
+    "read_toml",
+    "resolve_config",
+    "slug",
+    "task_of",
+]
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """The file, changed by `key.path=value` overrides, checked and completed; an error lists all faults."""
+    path = Path(path)
+    return resolve_config(read_toml(path), path.name, overrides, folder=path.parent)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file as they stand."""
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text("utf-8-sig"))
+        return tables
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}; write an example with: metis init {path}") from None
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{path.name}: not a text file in UTF-8 ({problem.reason})") from None
+    except tomllib.TOMLDecodeError as problem:
+        message, place = _split_place(str(problem))
+        raise ConfigError(f"{path.name}: {place}{message}") from None
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
+
+
+def resolve_config(
+    content: Mapping[str, Any],
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    elsewhere: bool = False,
+) -> ExperimentConfig:
+    """What these tables say; `source` names them in errors, the paths in them are relative to `folder`.
+
+    Tables that come from another machine speak of its files and processors: `elsewhere` leaves those unchecked.
+    """
+    raw = cast("dict[str, Any]", _copied(content))
+    errors = ConfigErrors(source)
+    for override in overrides:
+        errors.overridden.append(_apply_override(raw, override))
+    errors.single_policy = isinstance(raw.get("policy"), dict)
+    if errors.single_policy:
+        raw["policy"] = [raw["policy"]]
+    _expand_operations(raw)
+    _count_names(raw)
+    check_site(raw, errors)
+    try:
+        config = ExperimentConfig.model_validate(raw)
+    except ValidationError as problem:
+        errors.add_validation(problem, raw, ExperimentConfig)
+        check_open_tables(raw, errors)
+        raise errors.error() from None
+    check_open_tables(raw, errors)
+    cross_check(config, errors, elsewhere=elsewhere)
+    check_policies(config, errors)
+    errors.raise_if_any()
+    config = completed(config, folder)
+    if not elsewhere:
+        check_files(config, errors)
+    errors.raise_if_any()
+    config = labelled(config, errors)
+    errors.raise_if_any()
+    return config
+
+
+def _split_place(message: str) -> tuple[str, str]:
+    found = re.search(r"\s*\(at (line \d+, column \d+|end of document)\)", message)
+    if not found:
+        return message, ""
+    text = message[: found.start()]
+    return text[:1].lower() + text[1:], f"{found.group(1)}: "
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _expand_operations(raw: dict[str, Any]) -> None:
+    """ "horizontal_flip" is short for {name = "horizontal_flip"}."""
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(data.get("augment"), list):
+        data["augment"] = [{"name": item} if isinstance(item, str) else item for item in data["augment"]]
+
+
+def _count_names(raw: dict[str, Any]) -> None:
+    """A group that names its learners has so many."""
+    groups = raw.get("learners")
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, dict) and isinstance(group.get("names"), list) and group["names"]:
+            group.setdefault("count", len(group["names"]))
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> str:
+    """Change one value; return its path."""
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    names = path.split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set {override}: write key.path=value, as in learners.0.count=3")
+    place: Any = raw
+    for depth, name in enumerate(names):
+        last = depth == len(names) - 1
+        here = ".".join(names[:depth])
+        if isinstance(place, list):
+            if not (name.isdecimal() and int(name) < len(place)):
+                known = f"0 to {len(place) - 1}" if len(place) > 1 else "0"
+                raise ConfigError(
+                    f"--set {path}: {here} is a list, so its entries are numbered {known}, as in "
+                    f"{'.'.join([here, '0', *names[depth + name.isdecimal() :]])}"
+                )
+            key: Any = int(name)
+        elif isinstance(place, dict):
+            key = name
+        else:
+            raise ConfigError(f"--set {path}: {here} is {shown(place)}, so it has no keys")
+        if last:
+            place[key] = _toml_value(text.strip())
+            if path in ("policy", "network") and isinstance(place[key], str):
+                raise ConfigError(f"--set {path}: is a table; write {path}.name={text.strip()}")
+        else:
+            place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
+    return path
+
+
+def _toml_value(text: str) -> Any:
+    """The value in TOML's syntax, or the text itself: `--set policy.name=fedrec` needs no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of the file; under `policies` and `operations` those of the parameters beside a name."""
+    schema = ExperimentConfig.model_json_schema()
+    schema["policies"] = {name: signature_model(function).model_json_schema() for name, function in POLICIES.items()}
+    for policy in schema["policies"].values():
+        for name, parameter in policy["properties"].items():
+            if name in PARAMETERS:
+                parameter["description"] = PARAMETERS[name]
+    schema["operations"] = {name: operation_model(name).model_json_schema() for name in OPERATIONS}
+    return schema

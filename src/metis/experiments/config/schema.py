@@ -1,0 +1,480 @@
+"""The tables and keys of an experiment's file: the fields of the classes below.
+
+Two tables are open: `[[policy]]` takes the parameters of the policy that it names, `[network]` the options of
+the network that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from metis.core import policies
+from metis.core.policies import Policy
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "sync_fedavg": policies.sync_fedavg,
+    "semisync_fedavg": policies.semisync_fedavg,
+    "async_fedavg": policies.async_fedavg,
+    "fedrec": policies.fedrec,
+    "fedasync": policies.fedasync,
+    "fedbuff": policies.fedbuff,
+}
+
+# What the parameters of the policies mean, by their names.
+PARAMETERS: dict[str, str] = {
+    "local_epochs": "passes over its own data that a learner does in a task; may be a fraction",
+    "slowest_learner_epochs": "lambda: a period is so many epochs of the slowest learner; may be a fraction",
+    "cold_start_limit": "seconds; whoever has not done its first epoch by then hands in what it has",
+    "timings": "every_round measures the time per batch anew; cold_start keeps the first, as the paper does (R13); "
+    "smoothed averages, ignores single odd tasks and tells when a learner has changed",
+    "budget": "steps: B_k batches; deadline: whatever a learner gets done in the period",
+    "max_local_epochs": "in a period, at most; who is done waits, and its machine may sleep; no limit if not given",
+    "exchange": "inside: a period has room for download, training and upload, so that far learners are not late",
+    "round_limit": "seconds of training after which a learner hands in what it has",
+    "longest_period": "seconds; no learner, however slow or untruthful, stretches a period beyond",
+    "grace": "share of the period, or of round_limit, that a barrier waits longer before it goes on without the late",
+    "weighting": "what a local model counts by: the learner's examples, or the steps that it did",
+    "rebuild_every": "commits after which the cached sum is computed anew, exactly (R11)",
+    "mixing": "alpha: share of a fresh local model in the community model; above 0, at most 1",
+    "regularization": "rho: pull of local training toward the received model; 0 is none",
+    "buffer_size": "K: updates that make one step of the community model",
+    "server_learning_rate": "factor of that step",
+}
+
+# What each task's evaluation measures; the first is the default. The sign says which way is better.
+METRICS: dict[str, dict[str, bool]] = {
+    "classification": {"accuracy": True, "loss": False},
+    "regression": {"mae": False, "loss": False},
+}
+
+# Which settings a solver has beside the learning rate and the weight decay.
+SOLVER_SETTINGS: dict[str, frozenset[str]] = {
+    "vanilla": frozenset(),
+    "momentum": frozenset({"momentum", "keep_momentum"}),
+    "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
+    "scaffold": frozenset({"momentum"}),
+}
+
+# Tables whose content a site file brings.
+REPLACED_BY_SITE = ("data", "partition", "network")
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """A table whose keys are all known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class OpenTable(BaseModel):
+    """A table that also takes the parameters of whatever its `name` names."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters beside the keys that every such table has."""
+        return dict(self.model_extra or {})
+
+
+class Operation(OpenTable):
+    """One step of an augmentation."""
+
+    name: Literal["random_crop", "horizontal_flip", "standardize"] = Field(
+        description="the options of the operation stand beside it"
+    )
+
+
+class DataConfig(Table):
+    """Which examples there are."""
+
+    dataset: str = Field(default="digits", description="name of a data set; `metis data list` shows them")
+    folder: str | None = Field(default=None, description="folder with NAME.npz; else METIS_DATA, the cache, a download")
+    train_examples: Count | None = Field(default=None, description="use this many training examples, drawn at random")
+    test_examples: Count | None = Field(
+        default=None, description="evaluate on this many test examples, drawn at random"
+    )
+    smallest_site: Count | None = Field(
+        default=None, description="merge sites of fewer people, for the sets that come from several sites"
+    )
+    normalise: bool = Field(
+        default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
+    )
+    augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
+
+
+class SiteConfig(Table):
+    """A site file, in place of [data], [partition] and [network]."""
+
+    file: str = Field(min_length=1, description="Python file with the network and the data of every site")
+
+
+class PartitionConfig(Table):
+    """Who holds how much of what."""
+
+    sizes: Literal["uniform", "skewed", "power_law", "zipf", "explicit", "natural"] = Field(
+        default="uniform", description="natural: one learner for each silo that the data set names"
+    )
+    exponent: Positive | None = Field(
+        default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
+    )
+    explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
+    classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = Field(
+        default="iid",
+        description="which examples: of all classes alike, of few, or of a range of a regression's target",
+    )
+    classes_per_learner: Count | list[Count] | None = Field(
+        default=None, description="x of Non-IID(x), or one for each learner"
+    )
+    alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
+    assignment: Literal["alternate", "in_order"] = Field(
+        default="alternate",
+        description="largest share to the first group, next to the second, and so on; or group by group",
+    )
+
+
+class AvailabilityConfig(Table):
+    """When the learners of a group are there."""
+
+    kind: Literal["always", "random", "trace"] = Field(
+        default="always", description="random: present and away for exponentially distributed times"
+    )
+    mean_present: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
+    mean_away: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
+    file: str | None = Field(
+        default=None, description="CSV with columns leaves,back and optionally learner, for kind = 'trace'"
+    )
+
+
+class LinkConfig(Table):
+    """How far the learners of a group are from the controller."""
+
+    latency: Seconds = Field(default=0.0, description="seconds, one way")
+    upload_mbps: Positive | None = Field(
+        default=None, description="megabits a second; without it transfers take no time"
+    )
+    download_mbps: Positive | None = Field(default=None, description="megabits a second")
+
+
+class LearnerGroup(Table):
+    """Learners that are alike."""
+
+    name: str = Field(min_length=1, description="the learners are called name-1, name-2, ...")
+    names: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = Field(
+        default=None, description="what each learner is called instead; their number is the count"
+    )
+    count: Count = Field(default=1, description="how many learners")
+    batch_size: Count = Field(description="examples in a batch, beta_k")
+    time_per_batch: Positive | None = Field(
+        default=None, description="seconds, t_beta_k; a simulation needs it, or speed_trace; a deployment measures it"
+    )
+    jitter: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
+        default=0.0, description="standard deviation of the logarithm of a batch's time; above 2 it is no machine"
+    )
+    drift: list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = Field(
+        default=[], description="[[second, factor], ...]: from then on a batch takes factor times as long"
+    )
+    speed_trace: str | None = Field(
+        default=None, description="CSV with columns at,time_per_batch and optionally learner"
+    )
+    availability: AvailabilityConfig = AvailabilityConfig()
+    network: LinkConfig = LinkConfig()
+    epsilon: NotNegative | None = Field(
+        default=None, description="relative power while training (the paper: GPU 2, CPU 1)"
+    )
+    idle_epsilon: NotNegative | None = Field(
+        default=None, description="relative power while idle; without it as while training"
+    )
+    watts: NotNegative | None = Field(default=None, description="power while training, instead of epsilon")
+    idle_watts: NotNegative | None = Field(default=None, description="power while idle")
+
+    @property
+    def learner_names(self) -> list[str]:
+        """What the learners of this group are called."""
+        return self.names or [f"{self.name}-{number}" for number in range(1, self.count + 1)]
+
+
+class NetworkConfig(OpenTable):
+    """What is trained: a network by name, with its own options beside the name."""
+
+    name: str = Field(default="mlp", description="one of the built-in networks; its options stand beside the name")
+
+
+class SolverConfig(Table):
+    """How one gradient changes the weights; what is not given comes from [training]."""
+
+    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] | None = Field(
+        default=None, description="local update rule"
+    )
+    learning_rate: Positive | None = Field(default=None, description="eta")
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="gamma")
+    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5)")
+    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx")
+    weight_decay: NotNegative | None = Field(default=None, description="added to the gradient, times the weights")
+
+
+class TrainingConfig(Table):
+    """How learners train; the policies may differ in the solver."""
+
+    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] = Field(
+        default="vanilla", description="local update rule"
+    )
+    learning_rate: Positive = Field(default=0.05, description="eta")
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="gamma; if not given 0.9 for momentum, else 0"
+    )
+    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
+    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")
+    weight_decay: NotNegative = Field(default=0.0, description="added to the gradient, times the weights")
+    task: Literal["classification", "regression"] | None = Field(
+        default=None, description="if not that of the data set"
+    )
+    device: str = Field(default="cpu", description="of torch, as in cuda or cuda:1")
+    dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
+        default="float32", description="learners compute in it; models are mixed, stored and counted as float32"
+    )
+    threads: Count = Field(default=1, description="torch threads of each process; at most its processors")
+    buffers: Literal["average", "local"] = Field(
+        default="average", description="BatchNorm statistics: mixed or kept (R10)"
+    )
+
+
+class ScheduleConfig(Table):
+    """A number that changes in the course of a run; beyond the paper."""
+
+    start: Positive = Field(description="at the beginning")
+    end: Positive = Field(description="once the length is over")
+    length: Positive = Field(description="from the start to the end, in what `over` says")
+    over: Literal["rounds", "steps", "seconds"] = Field(
+        default="rounds", description="published community models, local steps of all learners, or seconds of the run"
+    )
+    shape: Literal["step", "linear", "cosine", "exponential"] = Field(
+        default="cosine", description="how it gets there; step: in jumps of equal factors"
+    )
+    jumps: Count = Field(default=1, description="of a step schedule, at equal distances; the last at the end")
+
+
+class ServerConfig(Table):
+    """What becomes of a mixture: a step of an optimizer; beyond the paper."""
+
+    optimizer: Literal["momentum", "adagrad", "adam", "yogi"] = Field(
+        description="FedAvgM, FedAdagrad, FedAdam or FedYogi"
+    )
+    learning_rate: Positive | None = Field(default=None, description="of a step; 1 for momentum, else 0.1")
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="of momentum; 0.9")
+    beta1: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="how much of the mean difference is kept; 0 for adagrad, else 0.9"
+    )
+    beta2: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="how much of the variance is kept, for adam and yogi; 0.99"
+    )
+    tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
+    rate: ScheduleConfig | None = Field(
+        default=None, description="schedule of a factor of this learning rate; none if not given"
+    )
+
+
+class SampleConfig(Table):
+    """A sample of the learners, drawn anew for each round; beyond the paper."""
+
+    learners: Count | None = Field(default=None, description="so many; this or share")
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
+        default=None, description="of those who are there, rounded up; this or learners"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(default=1990, description="of the draw")
+
+
+class CompressionConfig(Table):
+    """Updates in fewer bytes, with what is left out sent later; beyond the paper."""
+
+    kind: Literal["float16", "bfloat16", "int8", "top_k"] = Field(
+        description="two bytes a number, one byte a number, or only the largest numbers"
+    )
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
+        default=None, description="of all numbers, for top_k; 0.01 if not given"
+    )
+
+
+class AdaptiveConfig(Table):
+    """Periods as short as learners can make use of, longer as long as their models agree; beyond the paper."""
+
+    batches: Annotated[FiniteFloat, Field(ge=1)] | None = Field(
+        default=None,
+        description="that a learner does in the shortest period; 4, or 0.5 / (1 - momentum) if that is more",
+    )
+    served: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
+        default=0.8, description="share of all examples whose holders must be able to do so many batches in a period"
+    )
+    longest: Positive = Field(default=4.0, description="no period is longer, in epochs of those learners")
+    wanted_agreement: Annotated[FiniteFloat, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="of local models, that keeps the period: 1 is all the same way; higher is shorter"
+    )
+    gain: Positive = Field(default=1.0, description="how much a period follows what was measured")
+
+
+class NovaConfig(Table):
+    """Normalised averaging: who did more steps does not pull more; beyond the paper."""
+
+    largest_amplification: Annotated[FiniteFloat, Field(ge=1)] = Field(
+        default=1.0, description="by which the way of a learner with few steps is at most lengthened"
+    )
+
+
+class PolicyConfig(OpenTable):
+    """A policy by name, with its own parameters beside the name."""
+
+    name: str = Field(description="one of the policies; its parameters stand beside the name")
+    label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
+    training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
+    rate: ScheduleConfig | None = Field(
+        default=None, description="schedule of a factor of the learners' learning rate; none if not given"
+    )
+    compression: CompressionConfig | None = Field(
+        default=None, description="of what learners hand in; whole models if not given"
+    )
+    sample: SampleConfig | None = Field(default=None, description="who takes part in a round; everybody if not given")
+    schedule: ScheduleConfig | None = Field(
+        default=None, description="of lambda, instead of slowest_learner_epochs; none if not given"
+    )
+    adaptive: AdaptiveConfig | None = Field(
+        default=None, description="periods chosen from what rounds show, instead of lambda; none if not given"
+    )
+    nova: NovaConfig | None = Field(default=None, description="FedNova instead of a plain average; none if not given")
+    server: ServerConfig | None = Field(default=None, description="an optimizer at the controller; none if not given")
+
+
+class StopConfig(Table):
+    """The run ends at whichever comes first."""
+
+    rounds: Count | None = Field(default=None, description="published community models")
+    seconds: Positive | None = Field(default=None, description="of virtual time")
+    update_requests: Count | None = Field(default=None, description="local models handed in")
+    steps: Count | None = Field(default=None, description="local steps of all learners together")
+    at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
+
+
+class EvaluationConfig(Table):
+    """How the community model is judged, on the test examples and outside virtual time."""
+
+    metric: str | None = Field(
+        default=None, description="accuracy or loss; for a regression mae or loss; or one of a site file"
+    )
+    higher_is_better: bool | None = Field(
+        default=None, description="of a metric that a site file brings, if the site file does not say it"
+    )
+    target: FiniteFloat | None = Field(default=None, description="the value of the metric that costs are compared at")
+    every_seconds: Seconds = Field(default=0.0, description="of virtual time; 0 is every published community model")
+
+
+TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
+
+
+class RunConfig(Table):
+    """How it is run; apart from `refusals_allowed` and, in the last bits, `together` none of it changes the result."""
+
+    pool: Literal["inline", "processes", "ray"] | None = Field(
+        default=None,
+        description="where learners train: in this process, in worker processes here, or on a Ray cluster; without it "
+        "in worker processes if there are workers",
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="processes that train; 0 trains in this one, or in as many as the pool has room for"
+    )
+    ray_address: str | None = Field(
+        default=None, description="of a running Ray cluster; else RAY_ADDRESS, else Ray is started on this machine"
+    )
+    gpus_per_learner: NotNegative = Field(
+        default=0.0, description="GPUs, or a part of one, for each worker of the pool 'ray'"
+    )
+    together: Count = Field(
+        default=1, description="learners of small networks without convolutions that are trained as one computation, "
+        "at most; 1 trains each alone",
+    )  # fmt: skip
+    store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
+    refusals_allowed: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="refused updates in a row after which a learner is set aside"
+    )
+    checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
+    trackers: list[str] = Field(
+        default=[],
+        description="csv, tensorboard, mlflow, wandb, each also as NAME:PLACE: where else the run is followed",
+    )
+
+
+class DeploymentConfig(Table):
+    """How a real federation is run: `metis controller`; a simulation ignores it."""
+
+    listen: str = Field(default="0.0.0.0:7443", description="where learners connect to")
+    http: str = Field(default="127.0.0.1:9464", description="status, health and metrics; '' for none")
+    minimum: Count | None = Field(
+        default=None, description="learners that are enough to begin with and to go on with; all, and 1, if not given"
+    )
+    wait_seconds: Seconds | None = Field(
+        default=None, description="after the first learner came; then the minimum is enough; for ever if not given"
+    )
+    heartbeat: Positive = Field(default=5.0, description="seconds between two signs of life of a learner")
+    lease: Positive = Field(default=30.0, description="seconds of silence after which a learner has left")
+    linger: Seconds = Field(default=30.0, description="seconds at the end in which learners fetch the final model")
+    durability: Literal["power", "process"] = Field(
+        default="power", description="an acknowledged update survives a loss of power, or only the end of the process"
+    )
+    evaluate_at_learners: bool = Field(default=True, description="those that have evaluation data measure models too")
+    largest_number: Positive = Field(default=1e10, description="an update with a number beyond is refused")
+    max_examples: Count = Field(default=10**9, description="a learner that claims more is refused")
+
+
+class ExperimentConfig(Table):
+    """Everything that one file says."""
+
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
+        default=1990, description="all chance comes from it: the same seed gives the same bits"
+    )
+    site: SiteConfig | None = Field(default=None, description="in place of [data], [partition] and [network]")
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    learners: list[LearnerGroup] = Field(min_length=1)
+    network: NetworkConfig = NetworkConfig()
+    training: TrainingConfig = TrainingConfig()
+    policy: list[PolicyConfig] = Field(min_length=1)
+    stop: StopConfig = StopConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
+
+    @property
+    def learner_count(self) -> int:
+        return sum(group.count for group in self.learners)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values without what was left open: the content of a TOML file."""
+        replaced = None if self.site is None else set(REPLACED_BY_SITE)
+        return cast("dict[str, Any]", without_nones(self.model_dump(exclude=replaced)))
+
+    def to_toml(self) -> str:
+        """A TOML file that loads to the same configuration."""
+        return tomlkit.dumps(self.to_dict())
+
+
+def task_of(config: ExperimentConfig) -> Literal["classification", "regression"]:
+    """Classification or regression: as the file says, else as the data set is."""
+    from metis.data.datasets import DATASETS
+
+    if config.training.task is not None:
+        return config.training.task
+    if config.site is not None:
+        return "classification"
+    return DATASETS[config.data.dataset].task if config.data.dataset in DATASETS else "classification"
+
+
+def without_nones(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nones(item) for key, item in value.items() if item is not None}
+    return [without_nones(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,1 @@
+"""The PyTorch engine; the only package that imports torch."""

@@ -1,0 +1,58 @@
+"""Many small learners as one computation.
+
+A step of a small network is mostly torch's own overhead, which is the same for fifty networks at once. Sums come out
+in another order than one by one, so the last bits differ from that; they do not depend on who trains together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from metis.core.model import Model
+from metis.learning.engine import Batch, Engine, Trained
+from metis.learning.learner import ArrayExamples, Learner
+from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD, with_rate
+from metis.learning.torch.engine import TorchEngine
+
+
+def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
+    """Learners of the same kind can train so many steps together; None: only alone."""
+    alone = (
+        not (isinstance(engine, TorchEngine) and engine.trains_batched and engine.ranks is None)
+        or not (type(learner.examples) is ArrayExamples and learner.examples.plain)
+        or not isinstance(learner.solver, (VanillaSGD, MomentumSGD, FedProx))
+        or learner.solver.keeps_memory
+        or any(part is not None for part in (learner.augment, learner.ranks, learner.compression))
+        # One example is multiplied by other means, whose last bits depend on where in memory it lies.
+        or any(size == 1 or not engine.same_anywhere(size) for size in _batch_sizes(learner, steps))
+    )
+    return None if alone else (id(learner.examples), len(learner.indices), learner.batch_size, learner.solver, steps)
+
+
+def _batch_sizes(learner: Learner, steps: int) -> set[int]:
+    last = len(learner.indices) % learner.batch_size
+    return {learner.batch_size, last} if last and steps >= learner.epoch_steps else {learner.batch_size}
+
+
+def train_batched(
+    engine: Engine, learners: Sequence[Learner], model: Model, tasks: Sequence[int], steps: int, rate: float
+) -> list[Trained | None]:
+    """What comes out of each learner of one kind, from the same model on."""
+    assert isinstance(engine, TorchEngine), "kind_of() said so"
+    examples, solver = learners[0].examples, learners[0].solver
+    orders = [learner.orders(task) for learner, task in zip(learners, tasks, strict=True)]
+    if len(orders) == 1:  # by the same means as several
+        orders.append(learners[0].orders(tasks[0]))
+
+    def batches() -> Iterator[Batch]:
+        for chosen in itertools.islice(zip(*orders, strict=True), steps):
+            inputs, targets = examples.batch(np.concatenate(chosen))
+            shape = (len(orders), len(chosen[0]))
+            yield torch.unflatten(inputs, 0, shape), torch.unflatten(targets, 0, shape)
+
+    trained = engine.train_batched(model, batches(), solver if rate == 1 else with_rate(solver, rate))
+    return list(trained[: len(learners)])

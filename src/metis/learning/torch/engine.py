@@ -1,0 +1,477 @@
+"""Training with PyTorch, on parameters that are views into one flat tensor.
+
+The flat tensor holds the trainable parameters, then the frozen ones, then the floating-point buffers.
+Loading a community model is one copy, clearing the gradients one memset, a solver step a few passes over
+one vector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from metis.core.model import Layout, Model, TensorSpec
+from metis.errors import ConfigError, DataError
+from metis.learning.engine import Batch, Examples, Memory, Trained
+from metis.learning.solvers import Solver
+from metis.learning.torch.parallel import Part, Ranks
+
+Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch
+Task = Literal["classification", "regression"]
+
+_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+# Layers that gain from being computed for many models at once on a processor; convolutions lose.
+_SMALL = (
+    nn.Linear, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh,
+    nn.Sigmoid, nn.Softplus,
+)  # fmt: skip
+
+
+def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+_LOSSES: dict[Task, Measure] = {"classification": F.cross_entropy, "regression": F.mse_loss}
+_METRICS: dict[Task, dict[str, Measure]] = {
+    "classification": {"accuracy": _accuracy},
+    "regression": {"mae": F.l1_loss},
+}
+
+
+class TorchEngine:
+    """Trains any `torch.nn.Module`; `network` makes one, or is one whose weights then are the initial ones.
+
+    With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
+    learner's memory then normalizes with the statistics of the batches that it is evaluated on.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], nn.Module] | nn.Module,
+        task: Task = "classification",
+        *,
+        loss: Measure | None = None,
+        metrics: Mapping[str, Measure] | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = 1,
+        buffers: Literal["average", "local"] = "average",
+        channels_last: bool = True,
+        evaluation_batch: int = 500,
+    ) -> None:
+        if task not in _LOSSES:
+            raise ConfigError(f"task is '{task}'; allowed: {', '.join(_LOSSES)}")
+        if dtype not in _DTYPES:
+            raise ConfigError(f"dtype is '{dtype}'; allowed: {', '.join(_DTYPES)}")
+        if buffers not in ("average", "local"):
+            raise ConfigError(f"buffers is '{buffers}'; allowed: average, local")
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads is {threads}; it must be at least 1, or None to leave torch's setting")
+        if evaluation_batch < 1:
+            raise ConfigError(f"evaluation_batch is {evaluation_batch}; it must be at least 1")
+        self._arguments: dict[str, Any] = {
+            "network": network, "task": task, "loss": loss, "metrics": metrics, "device": device,
+            "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
+            "evaluation_batch": evaluation_batch,
+        }  # fmt: skip
+        self._network = network
+        self._task = task
+        self._loss = loss or _LOSSES[task]
+        self._metrics = dict(_METRICS[task] if metrics is None else metrics)
+        self._dtype = _DTYPES[dtype]
+        self._threads = threads
+        self._local = buffers == "local"
+        self._channels_last = channels_last
+        self._evaluation_batch = evaluation_batch
+        self.ranks: Ranks | None = None  # the processes that train with this one, as one
+        try:
+            self._device = torch.device(device)
+            torch.empty(1, device=self._device)
+        except (RuntimeError, AssertionError) as problem:
+            # torch appends pages of advice to its first line.
+            reason = str(problem).splitlines()[0]
+            raise ConfigError(f"device '{device}' cannot be used: {reason}") from problem
+        self._rng_devices = [] if self._device.type == "cpu" else [self._device]
+        self._lay_flat(self._build(seed=0))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickling the tensors would tear the views from the flat tensor; a worker process builds its own.
+        return functools.partial(TorchEngine, **self._arguments), ()
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def trainable(self) -> int:
+        """How many numbers a solver changes; they lie first."""
+        return self._weights.numel()
+
+    @property
+    def device(self) -> str:
+        """Where it trains, as in cuda:0."""
+        return str(self._device)
+
+    def on(self, device: str) -> TorchEngine:
+        """The same engine on another device."""
+        return TorchEngine(**self._arguments | {"device": device})
+
+    @property
+    def module(self) -> nn.Module:
+        """The network with whatever weights were loaded last."""
+        return self._module
+
+    def load(self, model: Model, memory: Memory | None = None) -> nn.Module:
+        """The network with these weights, until the engine is used again."""
+        self._use_threads()
+        self._load(model, memory or {})
+        return self._module.eval()
+
+    def initial_model(self, seed: int) -> Model:
+        module = self._build(seed)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        found = {spec.name: tuple(tensors[spec.name].shape) for spec in self._layout.tensors if spec.name in tensors}
+        if found != {spec.name: spec.shape for spec in self._layout.tensors}:
+            raise ConfigError("the network must have the same tensors each time that it is built")
+        return Model.from_tensors(
+            {spec.name: _to_numpy(tensors[spec.name]) for spec in self._layout.tensors}, self._layout
+        )
+
+    def train(
+        self,
+        community_model: Model,
+        batches: Iterable[Batch | Part],
+        solver: Solver,
+        memory: Memory | None = None,
+        seed: int = 0,
+    ) -> Trained:
+        memory = memory or {}
+        self._use_threads()
+        self._load(community_model, memory)
+        module, weights, gradient = self._module.train(), self._weights, self._gradient
+        community = self._community(community_model)
+        solver_memory = solver.start(weights)
+        if solver.keeps_memory and solver_memory is not None and "solver" in memory:
+            solver_memory.copy_(torch.tensor(memory["solver"]))
+        trainable = weights.numel() > 0
+        steps, examples, total_loss = 0, 0, 0.0
+        # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
+        # give the caller's state back afterwards.
+        with (
+            torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type),
+            self._together() as (ranks, part),
+        ):
+            self._seed(seed if ranks is None else seed + ranks.rank)
+            for batch in batches:
+                inputs, targets = self._move((batch[0], batch[1]))
+                whole = len(targets)
+                if isinstance(batch, Part):
+                    whole, part[0] = batch.whole, batch.weight
+                with self._without_variance(whole):
+                    outputs = module(inputs)
+                loss = self._loss(self._fit(outputs, targets), targets)
+                if trainable:
+                    gradient.zero_()
+                    (loss if ranks is None else loss * part[0]).backward()  # type: ignore[no-untyped-call]
+                    if ranks is not None:
+                        ranks.add_up(gradient)
+                    solver.step(weights, gradient, solver_memory, community)
+                # Waits for the device, so that whoever times the batches times work and not its announcement.
+                batch_loss = loss.item()
+                if ranks is not None:
+                    batch_loss = ranks.mean(batch_loss, part[0])
+                steps += 1
+                examples += whole
+                total_loss += batch_loss * whole
+                if not math.isfinite(batch_loss):
+                    break  # all later steps would be as lost
+        kept: Memory = {}
+        if solver.keeps_memory and solver_memory is not None:
+            kept["solver"] = _to_numpy(solver_memory).copy()
+        model = self._store(community_model, kept)
+        return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+
+    @functools.cached_property
+    def trains_batched(self) -> bool:
+        """Whether several models of this network can be trained as one computation that is worth it."""
+        layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
+        return self._flat.numel() == self._weights.numel() > 0 and all(isinstance(layer, _SMALL) for layer in layers)
+
+    def same_anywhere(self, examples: int) -> bool:
+        """Whether a batch of so many gives the same bits at any place among those that are trained together."""
+        # Matrices lie one behind the other there; one that begins off 16 bytes is multiplied by other means.
+        aligned = 16 // self._dtype.itemsize
+        shapes = [
+            (layer.in_features, layer.out_features) for layer in self._module.modules() if isinstance(layer, nn.Linear)
+        ]
+        return all(
+            size % aligned == 0
+            for inputs, outputs in shapes
+            for size in (examples * inputs, examples * outputs, inputs * outputs)
+        )
+
+    def train_batched(self, community_model: Model, batches: Iterable[Batch], solver: Solver) -> list[Trained]:
+        """Several learners from one model on; batches have an axis of learners before that of examples."""
+        self._use_threads()
+        self._load(community_model, {})
+        self._module.train()
+        community = self._community(community_model)
+        weights, memory = torch.empty(0), None
+        losses: list[list[float]] = []
+        examples: list[int] = []
+        for batch in batches:
+            inputs, targets = self._move(batch)
+            if not losses:
+                weights = self._weights.detach().repeat(len(targets), 1)
+                memory = solver.start(weights)
+            gradients, loss = self._gradients(weights, inputs, targets)
+            solver.step(weights, gradients, memory, community)
+            losses.append(loss.tolist())
+            examples.append(targets.shape[1])
+        vectors = _to_numpy(weights)
+        return [
+            Trained(
+                community_model.with_vector(np.array(vector, dtype=np.float32)),
+                next((step for step, loss in enumerate(own, start=1) if not math.isfinite(loss)), len(own)),
+                sum(loss * count for loss, count in zip(own, examples, strict=True)) / sum(examples),
+            )
+            for vector, own in zip(vectors, zip(*losses, strict=True), strict=True)
+        ]
+
+    @functools.cached_property
+    def _gradients(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of the loss by the weights, and the loss, of each row of weights on its own inputs and targets."""
+        shapes = {name: p.shape for name, p in self._module.named_parameters()}
+
+        def loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            pieces = torch.split(weights, [shape.numel() for shape in shapes.values()])
+            own = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+            outputs = torch.func.functional_call(self._module, own, (inputs,))
+            return self._loss(self._fit(outputs, targets), targets)
+
+        gradients: Callable[..., tuple[Tensor, Tensor]] = torch.func.vmap(torch.func.grad_and_value(loss))
+        return gradients
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[tuple[Ranks | None, list[float]]]:
+        """The processes that train with this one, if any, and a place for the weight of the part in hand."""
+        part = [1.0]
+        with contextlib.ExitStack() as stack:
+            if self.ranks is not None:
+                stack.enter_context(self.ranks.normalising(self._batch_norms, part))
+            yield self.ranks, part
+
+    @contextlib.contextmanager
+    def _without_variance(self, examples: int) -> Iterator[None]:
+        """One example alone (the short last batch of an epoch) is normalised by what was seen before."""
+        alone = self._flat_batch_norms if examples == 1 else []
+        for layer in alone:
+            layer.eval()
+        try:
+            yield
+        finally:
+            for layer in alone:
+                layer.train()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What an evaluation measures."""
+        return ("loss", *self._metrics)
+
+    def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
+        if len(examples) == 0:
+            raise DataError("there are no examples to evaluate on")
+        self._use_threads()
+        self._load(model, memory or {})
+        module = self._module.eval()
+        if self._local and memory is None and len(examples) > 1:
+            for layer in self._batch_norms:
+                layer.train()
+        measures = {"loss": self._loss, **self._metrics}
+        totals = dict.fromkeys(measures, 0.0)
+        # Parts of equal size: a last batch of one example would have no variance for BatchNorm to measure.
+        parts = np.array_split(np.arange(len(examples)), math.ceil(len(examples) / self._evaluation_batch))
+        with torch.inference_mode():
+            for part in parts:
+                inputs, targets = self._move(examples.batch(part))
+                outputs = self._fit(module(inputs), targets)
+                for name, measure in measures.items():
+                    totals[name] += float(measure(outputs, targets)) * len(part)
+        return {name: total / len(examples) for name, total in totals.items()}
+
+    # --- the flat tensor ----------------------------------------------------------------------
+
+    def _build(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
+            torch.manual_seed(seed)
+            network = self._network
+            module = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"network must make a torch.nn.Module, not {type(module).__name__}")
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            raise ConfigError("the network has lazy layers whose shapes are not known; give their sizes")
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_complex():
+                raise ConfigError(f"tensor '{name}' of the network is complex; only real numbers can be mixed")
+        return module.to(device=self._device, dtype=self._dtype)
+
+    def _seed(self, seed: int) -> None:
+        """Seed torch's global generator; for the CPU only it, because `torch.manual_seed` takes long over GPUs."""
+        if self._device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+
+    @property
+    def _fork_type(self) -> str:
+        return "cuda" if self._device.type == "cpu" else self._device.type
+
+    def _lay_flat(self, module: nn.Module) -> None:
+        parameters = dict(module.named_parameters())  # a tied parameter comes once, under its first name
+        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+        frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+        # Non-persistent buffers are constants that the network makes for itself.
+        persistent = module.state_dict().keys()
+        buffers = {name: b for name, b in module.named_buffers() if name in persistent}
+        floats = {name: b for name, b in buffers.items() if b.is_floating_point()}
+        counters = {name: b for name, b in buffers.items() if not b.is_floating_point()}
+
+        flat = torch.empty(
+            sum(t.numel() for t in (*parameters.values(), *floats.values())),
+            dtype=self._dtype,
+            device=self._device,
+        )
+        weights = flat[: sum(p.numel() for p in trainable.values())]
+        gradient = torch.zeros_like(weights)
+        homes: dict[str, Tensor] = {}
+        end = 0
+        for name, tensor in (trainable | frozen | floats).items():
+            start, end = end, end + tensor.numel()
+            homes[name] = flat[start:end].view(tensor.shape)
+            homes[name].copy_(tensor.detach())
+            tensor.data = homes[name]
+            if name in trainable:
+                tensor.grad = gradient[start:end].view(tensor.shape)
+
+        def specs(tensors: Mapping[str, Tensor], role: Literal["parameter", "buffer", "counter"]) -> list[TensorSpec]:
+            return [
+                TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), role) for n, t in tensors.items()
+            ]
+
+        mixed = [*specs(trainable | frozen, "parameter"), *([] if self._local else specs(floats, "buffer"))]
+        self._layout = Layout((*mixed, *specs(counters, "counter")))
+        self._module, self._flat, self._weights, self._gradient = module, flat, weights, gradient
+        self._shared, self._own = flat[: self._layout.size], flat[self._layout.size :]
+        self._initial_own = self._own.clone()
+        self._float_homes = [(*_owner(module, name), homes[name]) for name in floats]
+        self._counter_homes = [(*_owner(module, name), tensor) for name, tensor in counters.items()]
+        self._batch_norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+        self._flat_batch_norms = [layer for layer in self._batch_norms if isinstance(layer, nn.BatchNorm1d)]
+
+    def _load(self, model: Model, memory: Memory) -> None:
+        if model.layout is not self._layout and model.layout != self._layout:
+            raise ConfigError(
+                f"a model of {model.layout.size} numbers was given to a network of {self._layout.size}; "
+                "their layouts must be equal"
+            )
+        _copy_from_numpy(self._shared, model.vector)
+        if self._own.numel():
+            if "buffers" in memory:
+                _copy_from_numpy(self._own, memory["buffers"])
+            else:
+                self._own.copy_(self._initial_own)
+        # A network may have replaced a buffer instead of writing to it.
+        for owner, name, home in (*self._float_homes, *self._counter_homes):
+            owner._buffers[name] = home
+        counters, end = memory.get("counters", model.counters), 0
+        for _, _, home in self._counter_homes:
+            start, end = end, end + home.numel()
+            home.copy_(torch.tensor(counters[start:end]).view(home.shape))
+
+    def _store(self, community_model: Model, kept: Memory) -> Model:
+        """The local model; what stays in the silo goes into `kept`."""
+        for owner, name, home in self._float_homes:
+            now = owner._buffers[name]
+            if now is not home and now is not None:
+                home.copy_(now.detach())
+        if self._own.numel():
+            kept["buffers"] = _to_numpy(self._own).copy()
+        if self._counter_homes:
+            counts = [owner._buffers[name] for owner, name, _ in self._counter_homes]
+            kept["counters"] = np.concatenate([_to_numpy(c).ravel() for c in counts if c is not None]).astype(np.int64)
+        vector = np.array(_to_numpy(self._shared), dtype=np.float32)
+        return community_model.with_vector(vector)
+
+    def _community(self, model: Model) -> Tensor:
+        """The trainable part of the community model, without a copy where torch can look at it directly."""
+        if self._flat.device.type == "cpu" and self._dtype == torch.float32 and model.vector.flags.writeable:
+            return torch.from_numpy(model.vector)[: self._weights.numel()]
+        return self._weights.clone()
+
+    # --- batches ------------------------------------------------------------------------------
+
+    def _use_threads(self) -> None:
+        if self._threads is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def _move(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        memory_format = torch.preserve_format
+        if inputs.ndim == 4 and inputs.is_floating_point():
+            memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
+        inputs = inputs.to(
+            self._device,
+            self._dtype if inputs.is_floating_point() else inputs.dtype,
+            memory_format=memory_format,
+        )
+        kind = self._dtype if self._task == "regression" or targets.is_floating_point() else targets.dtype
+        return inputs, targets.to(self._device, kind)
+
+    def _fit(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """For a regression, outputs in the shape of the targets; torch would broadcast unequal ones."""
+        if self._task == "classification" or outputs.shape == targets.shape:
+            return outputs
+        if outputs.shape == (*targets.shape, 1):
+            return outputs.squeeze(-1)
+        raise ConfigError(
+            f"the network's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
+            "a regression needs one output for each target"
+        )
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """On the CPU, without a copy where numpy has the dtype."""
+    tensor = tensor.detach().cpu()
+    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _copy_from_numpy(target: Tensor, source: NDArray[Any]) -> None:
+    if target.device.type == "cpu" and target.dtype != torch.bfloat16:
+        # Through numpy, because torch refuses to look at read-only arrays, such as memory-mapped models.
+        np.copyto(target.numpy(), source, casting="same_kind")
+    else:
+        target.copy_(torch.tensor(source))

@@ -1,0 +1,1 @@
+"""The paper's experiments, run and compared with what was published."""

@@ -1,0 +1,250 @@
+"""The paper's experiments: one file for each environment, one cell of a table for each of its policies.
+
+A file is that of `metis simulate` with three tables more: [paper] says what of the paper it is, `published`
+in a policy what the paper reports for it, and [small] which values `--scale small` changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, Field, ValidationError
+
+from metis.errors import ConfigError
+from metis.experiments.config.load import (
+    ExperimentConfig,
+    PolicyConfig,
+    Table,
+    did_you_mean,
+    load_config,
+    read_toml,
+    resolve_config,
+    slug,
+)
+
+Scale = Literal["small", "paper"]
+SCALES: tuple[Scale, ...] = ("small", "paper")
+
+
+class Published(Table):
+    """What the paper reports for a policy, in its own units; `energy` is its column EC."""
+
+    reached: bool = True
+    iterations: int | None = None
+    fast: int | None = None  # iterations of the fast learners
+    slow: int | None = None
+    parallel_time: float | None = None
+    cumulative_time: float | None = None
+    fast_time: float | None = None  # cumulative time of the fast learners
+    slow_time: float | None = None
+    communication_cost: int | None = None
+    energy: float | None = None
+
+
+class Paper(Table):
+    """Which experiment of the paper a file is."""
+
+    title: str
+    domain: str
+    cluster: Literal["homogeneous", "heterogeneous"]
+    distribution: str
+    results: list[str]
+    note: str  # which data and network it is, and what they stand in for
+
+
+class Reference(Table):
+    """Training without a federation: [centralized] with all examples in one place, [alone] with each learner's own."""
+
+    epochs: Annotated[int, Field(ge=1)]
+
+
+Role = Literal["policy", "centralized", "alone"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy in one environment, at one scale; or what it is compared with, without a federation."""
+
+    environment: Environment
+    config: ExperimentConfig  # with this policy only
+    published: Published | None = None
+    role: Role = "policy"
+    only: int | None = None  # the place of the one learner that trains, where it trains alone
+
+    @property
+    def policy(self) -> PolicyConfig:
+        return self.config.policy[0]
+
+    @property
+    def label(self) -> str:
+        return self.policy.label or self.policy.name
+
+    @property
+    def name(self) -> str:
+        """Environment and policy, as the folder of the run is called."""
+        last = slug(self.label) if self.only is None else f"alone-{self.only + 1}"
+        return f"{self.environment.name}/{last}"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One federation of the paper with all policies that it compares there."""
+
+    name: str
+    scale: Scale
+    paper: Paper
+    config: ExperimentConfig
+    published: tuple[Published | None, ...]  # of each policy
+    references: dict[Role, ExperimentConfig] = field(default_factory=dict)
+    paper_target: float | None = None  # at the paper's scale
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """One for each policy, in the order of the file."""
+        return tuple(
+            Cell(self, self.config.model_copy(update={"policy": [policy]}), published)
+            for policy, published in zip(self.config.policy, self.published, strict=True)
+        )
+
+    @cached_property
+    def centralized(self) -> tuple[Cell, ...]:
+        """The model of all examples in one place, if the file asks for it."""
+        config = self.references.get("centralized")
+        return () if config is None else (Cell(self, config, role="centralized"),)
+
+    @cached_property
+    def alone(self) -> tuple[Cell, ...]:
+        """Each learner for itself, if the file asks for it."""
+        config = self.references.get("alone")
+        return (
+            ()
+            if config is None
+            else tuple(Cell(self, config, role="alone", only=place) for place in range(config.learner_count))
+        )
+
+    def needed_for(self, results: Collection[str]) -> tuple[Cell, ...]:
+        """The cells that these results of the paper are made of."""
+        wanted = set(results) & set(self.paper.results) - {"figure5", "figure6"}  # those show data only
+        if not wanted:
+            return ()
+        return (*self.cells, *self.centralized, *(self.alone if "figure12" in wanted else ()))
+
+
+def environments_folder() -> Path:
+    """Where the files are: in the installed package, or in the checkout that it runs from."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[1] / "paper", here.parents[3] / "experiments"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError("the experiments of the paper are not installed with this package; name their folder")
+
+
+def load_environments(
+    scale: Scale, overrides: Sequence[str] = (), *, results: Collection[str] | None = None, folder: Path | None = None
+) -> dict[str, Environment]:
+    """The environments by the names of their files, at one scale, in the order of the paper.
+
+    With `results` only those that the results are made of, changed by `key.path=value` overrides.
+    """
+    folder = environments_folder() if folder is None else folder
+    files = sorted(folder.glob("*.toml"))
+    if not files:
+        raise ConfigError(f"there is no experiment in {folder}")
+    if results is not None:
+        files = [file for file in files if set(results) & set(_paper_of(read_toml(file), file.name).results)]
+    found = [load_environment(file, scale, overrides) for file in files]
+    return {environment.name: environment for environment in sorted(found, key=_order)}
+
+
+def _order(environment: Environment) -> tuple[int, int, str]:
+    domains = ("CIFAR-10", "CIFAR-100", "ExtendedMNIST", "BrainAge")
+    sizes = ("Uniform", "Skewed", "Power Law")
+    paper = environment.paper
+    return (
+        domains.index(paper.domain) if paper.domain in domains else len(domains),
+        next((place for place, name in enumerate(sizes) if paper.distribution.startswith(name)), len(sizes)),
+        environment.name,
+    )
+
+
+def _paper_of(content: Mapping[str, Any], source: str) -> Paper:
+    if not isinstance(content.get("paper"), dict):
+        raise ConfigError(f"{source}: paper: missing; say in a table [paper] which experiment of the paper it is")
+    return cast("Paper", checked(Paper, content["paper"], source, "paper"))
+
+
+def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """An experiment's file; one of the paper's is taken at the paper's scale, without what only `reproduce` reads."""
+    if "paper" in read_toml(file):
+        return load_environment(file, "paper", overrides).config
+    return load_config(file, overrides)
+
+
+def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) -> Environment:
+    """One file at one scale, checked whole."""
+    content = read_toml(file)
+    source = f"{file.name} ({scale})"
+    small = content.pop("small", {})
+    target = content.get("evaluation", {}).get("target")
+    if scale == "small":
+        content = merged(content, small)
+    paper = _paper_of(content, file.name)
+    del content["paper"]
+    epochs = {
+        role: checked(Reference, content.pop(role), file.name, role).epochs
+        for role in ("centralized", "alone")
+        if role in content
+    }
+    policies = content.get("policy")
+    published = []
+    for place, policy in enumerate(policies if isinstance(policies, list) else []):
+        given = policy.pop("published", None)
+        published.append(None if given is None else checked(Published, given, file.name, f"policy.{place}.published"))
+    config = resolve_config(content, source, overrides, folder=file.parent)
+    references: dict[Role, ExperimentConfig] = {}
+    for role, passes in epochs.items():
+        references[role] = _reference(config, role, passes)
+    return Environment(file.stem, scale, paper, config, tuple(published), references, target)
+
+
+def _reference(config: ExperimentConfig, role: Role, epochs: int) -> ExperimentConfig:
+    """One learner that publishes after every epoch; the solver is that of the environment's first policy."""
+    label = "Centralized" if role == "centralized" else "Alone"
+    content = config.to_dict()
+    first = content["policy"][0]
+    content["policy"] = [{"name": "sync_fedavg", "label": label, "local_epochs": 1.0, "training": first["training"]}]
+    content["stop"] = {"rounds": epochs}
+    content["evaluation"]["every_seconds"] = 0.0
+    if role == "centralized":
+        content["partition"] = {}
+        content["learners"] = [{**content["learners"][0], "name": "centralized", "count": 1}]
+    return resolve_config(content, f"{role} reference")
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with what the changes say; a list is replaced whole."""
+    result = dict(content)
+    for key, value in changes.items():
+        inner = result.get(key)
+        result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result
+
+
+def checked(model: Any, given: Any, source: str, path: str) -> Any:
+    """A table of the file as this model; a ConfigError names what is wrong with it."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as problem:
+        lines = [_complaint(model, found, f"{source}: {path}") for found in problem.errors(include_url=False)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _complaint(model: type[BaseModel], found: Any, source: str) -> str:
+    key = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        return f"{source}.{key}: unknown key; {did_you_mean(key, model.model_fields)}"
+    return f"{source}.{key}: {found['msg'][:1].lower()}{found['msg'][1:]}"

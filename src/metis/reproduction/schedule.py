@@ -1,0 +1,213 @@
+"""What a cell schedules, known without any training: the real controller and simulator, nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metis.core.controller import Controller, StopRule, Target
+from metis.core.costs import Costs
+from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
+from metis.core.model import Model
+from metis.data.datasets import DATASETS
+from metis.experiments.build import (
+    Assignment,
+    assign,
+    build_availability,
+    build_link,
+    build_policy,
+    build_power,
+    build_speed,
+    build_stop,
+    divide,
+    learner_sizes,
+)
+from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
+from metis.reproduction.environments import Cell
+from metis.runs.run import LearnerInfo, Run, Setting
+
+
+def dry_assignments(config: ExperimentConfig) -> tuple[Assignment, ...]:
+    """Who holds how many examples; which ones is left open, so the data set need not be there."""
+    if config.partition.sizes == "natural":
+        return divide(config).assignments
+    examples = DATASETS[config.data.dataset].train
+    sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
+    ends = np.cumsum(sizes)
+    return assign(config, [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
+
+
+def dry_run(
+    config: ExperimentConfig, stop: StopRule | None = None, assignments: Sequence[Assignment] | None = None
+) -> Run:
+    """The course of the file's first policy without training: times, steps and requests are those of a real run."""
+    from metis.simulation.pools.dry import DryPool
+    from metis.simulation.simulator import Machine, Simulator
+
+    policy = build_policy(config.policy[0])
+    assignments = dry_assignments(config) if assignments is None else assignments
+    if stop is None:
+        given = build_stop(config)
+        stop = StopRule(given.rounds, given.seconds, given.update_requests, steps=given.steps)
+    metric = config.evaluation.metric or "accuracy"
+    higher = METRICS[task_of(config)][metric]
+    target = config.evaluation.target
+    setting = Setting(
+        policy=policy.name,
+        label=policy.label,
+        seed=config.seed,
+        learners=tuple(
+            LearnerInfo(
+                assignment.name,
+                len(assignment.indices),
+                assignment.group.batch_size,
+                build_speed(assignment.group, assignment.name).time_per_batch,
+                build_power(assignment.group),
+            )
+            for assignment in assignments
+        ),
+        model_bytes=0,
+        fills_the_period=policy.protocol.fills_the_period,
+        metric=metric,
+        higher_is_better=higher,
+        target=None if target is None else Target(metric, target, higher),
+        facts={"dataset": config.data.dataset},
+    )
+    events: list[tuple[float, Event | Action]] = []
+    simulator = Simulator(
+        Controller(policy, Model.empty(), stop=stop),
+        [
+            Machine(
+                assignment.name,
+                len(assignment.indices),
+                assignment.group.batch_size,
+                build_speed(assignment.group, assignment.name),
+                build_availability(assignment.group, assignment.name),
+                build_link(assignment.group),
+            )
+            for assignment in assignments
+        ],
+        DryPool(),
+        lambda now, item: events.append((now, item)),
+        seed=config.seed,
+        evaluate=False,
+        model_bytes=0,
+    )
+    simulator.run(lambda: None, lambda: None)
+    if not simulator.finished:
+        raise KeyboardInterrupt
+    return Run(setting, events, Model.empty(), 0.0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one synchronization costs."""
+
+    steps: int
+    update_requests: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell's schedule up to the published number of rounds, or of update requests if it has no rounds."""
+
+    cell: Cell
+    rounds: int | None  # None for asynchronous policies
+    batches: dict[str, int]  # of an epoch, by learner
+    tasks: dict[str, int]  # steps of a task, by learner: B_k of Eq. 5, or epochs times batches
+    first: Round | None  # the cold start of SemiSync
+    each: Round | None
+    run: Run
+
+    @property
+    def iterations(self) -> int:
+        return self.run.costs.steps
+
+    @property
+    def fast(self) -> int:
+        """Iterations of the learners that take the least time for a batch."""
+        return split_steps(self.run)[0]
+
+    def to_json(self) -> dict[str, Any]:
+        costs, published = self.run.costs, self.cell.published
+        fast, slow = split_steps(self.run)
+        return {
+            "environment": self.cell.environment.name,
+            "policy": self.cell.label,
+            "rounds": self.rounds,
+            "batches_per_epoch": self.batches,
+            "steps_per_task": self.tasks,
+            "cold_start": None if self.first is None else vars_of(self.first),
+            "round": None if self.each is None else vars_of(self.each),
+            "iterations": costs.steps,
+            "fast": fast,
+            "slow": slow,
+            "update_requests": costs.update_requests,
+            "parallel_time": costs.parallel_time,
+            "cumulative_time": costs.cumulative_time,
+            "energy": costs.to_json()["energy"],
+            "published": None if published is None else published.model_dump(exclude_none=True),
+        }
+
+
+def vars_of(item: Round) -> dict[str, Any]:
+    return {"steps": item.steps, "update_requests": item.update_requests, "seconds": item.seconds}
+
+
+def make_plan(cell: Cell, rounds: int | None = None) -> Plan:
+    """Schedule a cell for `rounds`, or as long as the paper's run took: R = CC / learners, else U = CC."""
+    config = cell.config
+    assignments = dry_assignments(config)
+    learners, published = len(assignments), cell.published
+    cost = None if published is None else published.communication_cost
+    asynchronous = build_policy(cell.policy).protocol.accepts_stale
+    if asynchronous:
+        requests = rounds * learners if rounds is not None else cost
+        stop = None if requests is None else StopRule(update_requests=requests)
+    else:
+        if rounds is None and cost is not None:
+            rounds = cost // learners
+        stop = None if rounds is None else StopRule(rounds=rounds)
+    run = dry_run(config, stop, assignments)
+    sent: dict[str, list[int]] = {assignment.name: [] for assignment in assignments}
+    for _, item in run.events:
+        if isinstance(item, SendTask) and item.task.budget.steps is not None:
+            sent[item.learner].append(item.task.budget.steps)
+    made = [] if asynchronous else rounds_of(run)
+    cold = cell.policy.name == "semisync_fedavg"
+    return Plan(
+        cell,
+        None if asynchronous else run.rounds,
+        {assignment.name: -(-len(assignment.indices) // assignment.group.batch_size) for assignment in assignments},
+        {name: steps[-1] for name, steps in sent.items() if steps},
+        made[0] if made and cold else None,
+        made[-1] if made and (len(made) > 1 or not cold) else None,
+        run,
+    )
+
+
+def rounds_of(run: Run) -> list[Round]:
+    """Steps, requests and time of each community model that was mixed from updates."""
+    made: list[Round] = []
+    steps = requests = 0
+    since = 0.0
+    for now, item in run.events:
+        if isinstance(item, UpdateRequest):
+            steps, requests = steps + item.steps, requests + 1
+        elif isinstance(item, CommunityPublished) and requests:
+            made.append(Round(steps, requests, now - since))
+            steps, requests, since = 0, 0, now
+    return made
+
+
+def split_steps(run: Run, costs: Costs | None = None) -> tuple[int, int]:
+    """Steps of the fast learners, those with the least time per batch, and of the slow ones; by default at the end."""
+    costs = run.costs if costs is None else costs
+    least = min(learner.time_per_batch for learner in run.setting.learners)
+    fast = {learner.name for learner in run.setting.learners if learner.time_per_batch == least}
+    of_fast = sum(learner.steps for name, learner in costs.by_learner.items() if name in fast)
+    return of_fast, costs.steps - of_fast

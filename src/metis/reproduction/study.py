@@ -1,0 +1,203 @@
+"""Studies of our own: what is beyond the paper against the paper's policies, over several seeds.
+
+A study is a folder of files like those of the paper's experiments, with a table [study] instead of [paper]. Each
+policy of each file is run once for each seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from metis.core.costs import Costs
+from metis.errors import ConfigError
+from metis.experiments.config.load import Table, read_toml, resolve_config
+from metis.reproduction.environments import Cell, Environment, Paper, Scale, checked, environments_folder, merged
+from metis.runs.run import Run
+
+STUDIES: dict[str, str] = {
+    "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda, three seeds",
+    "caps": "Beyond the paper: time against energy when local epochs in a period are capped, three seeds",
+}
+WITHIN = 1.05  # times the best fixed lambda's time counts as having found it
+
+COSTS: dict[str, Callable[[Costs], float]] = {
+    "parallel_time": lambda costs: costs.parallel_time,
+    "update_requests": lambda costs: float(costs.update_requests),
+    "energy_equation": lambda costs: costs.energy.equation,
+    "energy_active": lambda costs: costs.energy.active,
+    "energy_idle_charged": lambda costs: costs.energy.idle_charged,
+}
+
+
+class Study(Table):
+    """What a file of a study is about."""
+
+    title: str
+    distribution: str
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    note: str
+    # Fixed lambdas of which one is the best in hindsight; all that are run, if not given.
+    sweep: list[float] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One file of a study: the same federation and policies for each seed."""
+
+    name: str
+    study: Study
+    environments: tuple[Environment, ...]  # one for each seed
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for environment in self.environments for cell in environment.cells)
+
+
+def load_study(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[Condition]:
+    """Every file of a study at one scale, in the order of their names."""
+    folder = environments_folder() / name
+    files = sorted(folder.glob("*.toml"))
+    if not files:
+        raise ConfigError(f"there is no study in {folder}")
+    conditions = []
+    for file in files:
+        content = read_toml(file)
+        small = content.pop("small", {})
+        content = merged(content, small) if scale == "small" else content
+        study: Study = checked(Study, content.pop("study", None), file.name, "study")
+        paper = Paper(
+            title=study.title,
+            domain="",
+            cluster="heterogeneous",
+            distribution=study.distribution,
+            results=[name],
+            note=study.note,
+        )
+        environments = []
+        for seed in study.seeds:
+            config = resolve_config({**content, "seed": seed}, f"{file.name} ({scale})", overrides, folder=file.parent)
+            unpublished = (None,) * len(config.policy)
+            environments.append(Environment(f"{name}/{file.stem}/seed-{seed}", scale, paper, config, unpublished))
+        conditions.append(Condition(file.stem, study, tuple(environments)))
+    return conditions
+
+
+def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """One row a policy: what the target cost in each seed, and how that compares with the best fixed lambda."""
+    first, study, seeds = condition.environments[0], condition.study, len(condition.environments)
+    rows: list[dict[str, Any]] = []
+    for place, cell in enumerate(first.cells):
+        own = [runs.get(environment.cells[place].name) for environment in condition.environments]
+        costs = [None if run is None else run.costs_at_target for run in own]
+        fixed = cell.policy.parameters.get("slowest_learner_epochs") if _plain(cell) else None
+        rows.append(
+            {
+                "label": cell.label,
+                "fixed_lambda": fixed,
+                "in_sweep": fixed is not None and (not study.sweep or fixed in study.sweep),
+                "max_local_epochs": cell.policy.parameters.get("max_local_epochs"),
+                "runs": sum(run is not None for run in own),
+                "reached": sum(found is not None for found in costs),
+                **{key: spread([None if c is None else cost(c) for c in costs]) for key, cost in COSTS.items()},
+                "best": [None if run is None else run.best_metric for run in own],
+            }
+        )
+    best = _fastest([row for row in rows if row["in_sweep"]], seeds)
+    of_all = _fastest([row for row in rows if row["fixed_lambda"] is not None], seeds)
+    for row in rows:
+        row["against_best_fixed"] = None if best is None else _paired(row, best)
+        row["against_best_of_all"] = None if of_all is None or of_all is best else _paired(row, of_all)
+    return {
+        "condition": condition.name,
+        "title": study.title,
+        "distribution": study.distribution,
+        "note": study.note,
+        "seeds": [environment.config.seed for environment in condition.environments],
+        "metric": first.config.evaluation.metric,
+        "target": first.config.evaluation.target,
+        "until": first.config.stop.seconds,
+        "best_fixed": None if best is None else best["label"],
+        "best_of_all": None if of_all is None else of_all["label"],
+        "rows": rows,
+    }
+
+
+def _plain(cell: Cell) -> bool:
+    """Whether nothing is put on top of a fixed lambda."""
+    policy = cell.policy
+    return (
+        policy.nova is None
+        and policy.adaptive is None
+        and policy.server is None
+        and policy.parameters.get("max_local_epochs") is None
+    )
+
+
+def _fastest(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any] | None:
+    """The row with the least mean time; None before every run of every row is made, or if none has one."""
+    if any(row["runs"] < seeds for row in rows):
+        return None
+    known = [row for row in rows if row["parallel_time"]["mean"] is not None]
+    return min(known, key=lambda row: row["parallel_time"]["mean"], default=None)
+
+
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean, median and range over the seeds; None where not every seed reached the target."""
+    known = [value for value in values if value is not None]
+    whole = len(known) == len(values) and bool(known)
+    return {
+        "mean": statistics.mean(known) if whole else None,
+        "deviation": statistics.stdev(known) if whole and len(known) > 1 else None,
+        "median": statistics.median(known) if whole else None,
+        "range": [min(known), max(known)] if whole else None,
+        "values": list(values),
+    }
+
+
+def _paired(row: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
+    """This policy's costs over those of another one, seed by seed; the geometric mean, of each cost."""
+    means: dict[str, float | None] = {}
+    for key in COSTS:
+        pairs = zip(row[key]["values"], best[key]["values"], strict=True)
+        ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs]
+        means[key] = statistics.geometric_mean(ratios) if len(ratios) == len(row[key]["values"]) else None
+    mean = means["parallel_time"]
+    return {"mean": mean, "within": None if mean is None else mean <= WITHIN, "costs": means}
+
+
+def verdicts(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence a condition and policy that is not a fixed lambda: did it come within 5 % of the best one?
+
+    Nothing is said of what was not run: a policy is judged when all its seeds and the whole sweep are there.
+    """
+    told = []
+    for table in tables:
+        seeds = len(table["seeds"])
+        for row in table["rows"]:
+            if row["fixed_lambda"] is not None or row["runs"] < seeds or table["best_fixed"] is None:
+                continue
+            text = _against(row, table["best_fixed"], row["against_best_fixed"], seeds)
+            if row["against_best_of_all"] is not None and row["against_best_of_all"]["mean"] is not None:
+                wider = row["against_best_of_all"]["mean"]
+                text += f"; {wider:.2f} times that of {table['best_of_all']}, outside of the sweep"
+            told.append(f"{table['title']}: {row['label']} {text}")
+    return told
+
+
+def _against(row: Mapping[str, Any], best: str, against: Mapping[str, Any], seeds: int) -> str:
+    ratio = against["mean"]
+    if ratio is None:
+        return f"reached the target in {row['reached']} of {seeds} seeds"
+    if row["max_local_epochs"] is not None:
+        costs = against["costs"]
+        return (
+            f"{ratio:.2f} times the time, {costs['update_requests']:.2f} times the update requests, "
+            f"{costs['energy_active']:.2f} times the active energy of {best}"
+        )
+    word = "better" if ratio <= 1 / WITHIN else "within 5 %" if ratio <= WITHIN else "NOT within 5 %"
+    return f"{ratio:.2f} times the time of the best fixed ({best}): {word}"

@@ -1,0 +1,335 @@
+"""The tables of the paper from finished runs, the published numbers beside ours; plain values for any report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from metis.core.costs import Costs
+from metis.core.events import CommunityPublished, SendTask, UpdateRequest
+from metis.reproduction.environments import Cell, Environment, Scale
+from metis.reproduction.schedule import Plan, make_plan, split_steps
+from metis.runs.run import Run
+
+# What can be asked for, in the order of the paper.
+RESULTS: dict[str, str] = {
+    "table1": "Characteristics of the communication protocols",
+    "table2": "CIFAR-10 on a homogeneous cluster: costs until the target accuracy",
+    "table3": "CIFAR-10 on a heterogeneous cluster: costs until the target accuracy",
+    "figure2": "Active and idle time, 5 fast and 5 slow learners",
+    "figure4": "Time to compute the community model, with and without the cache",
+    "figure5": "Distributions of the data: CIFAR-10, CIFAR-100, ExtendedMNIST",
+    "figure6": "Distributions of the data: BrainAge",
+    "figure7": "CIFAR-10 on a homogeneous cluster",
+    "figure8": "CIFAR-10 on a heterogeneous cluster",
+    "figure9": "CIFAR-100 on a heterogeneous cluster",
+    "figure10": "ExtendedMNIST on a heterogeneous cluster",
+    "figure11": "BrainAge on a homogeneous cluster",
+    "figure12": "BrainAge: each silo alone, the federation, and the centralized model",
+}
+
+ENERGIES = ("equation", "active", "idle_charged")
+PROTOCOLS = ("Synchronous", "Asynchronous", "Semi-Synchronous")
+# Table 1 as the paper has it: processing time, communication, energy, idle-free, stale-free.
+PUBLISHED_CHARACTERISTICS: dict[str, tuple[str, str, str, bool, bool]] = {
+    "Synchronous": ("high", "low", "high", False, True),
+    "Asynchronous": ("low", "high", "medium", True, False),
+    "Semi-Synchronous": ("low", "low", "low", True, True),
+}
+LOW, MEDIUM = 1.5, 3.0  # times the least of the three protocols
+IDLE_FREE = 0.01  # of all learners' time after the first round
+LEVELS_RULE = (
+    "In each environment a protocol costs what the cheapest of its policies that reached the target cost, divided "
+    f"by the least of the three protocols, and the geometric mean over the environments is low below {LOW:g}, medium "
+    f"below {MEDIUM:g}, else high. Idle-free: less than {IDLE_FREE:.0%} of the time after the first round is idle. "
+    "Stale-free: every local model is mixed into the very community model that it was trained from."
+)
+
+
+@dataclass(frozen=True)
+class MixingTime:
+    """How long one community model takes to compute (Figure 4)."""
+
+    network: str
+    parameters: int
+    learners: int
+    cached: float  # seconds
+    full_pass: float
+
+
+@dataclass
+class Evidence:
+    """Everything that is there to make tables, figures and claims from."""
+
+    scale: Scale
+    environments: dict[str, Environment]
+    runs: dict[str, Run]  # by the name of the cell
+    mixing_times: list[MixingTime] = field(default_factory=list)
+
+    def of(self, result: str) -> list[Environment]:
+        """The environments of a result."""
+        return [there for there in self.environments.values() if result in there.paper.results]
+
+    def cells(self, environment: Environment) -> list[tuple[Cell, Run]]:
+        """The policies of an environment that were run."""
+        return [(cell, self.runs[cell.name]) for cell in environment.cells if cell.name in self.runs]
+
+    def complete(self, environment: Environment) -> bool:
+        return all(cell.name in self.runs for cell in environment.cells)
+
+    def centralized(self, environment: Environment) -> Run | None:
+        return next((self.runs[cell.name] for cell in environment.centralized if cell.name in self.runs), None)
+
+    def alone(self, environment: Environment) -> list[Run]:
+        return [self.runs[cell.name] for cell in environment.alone if cell.name in self.runs]
+
+
+def protocol_of(cell: Cell) -> str:
+    """Synchronous, asynchronous or semi-synchronous."""
+    names = {"sync_fedavg": PROTOCOLS[0], "semisync_fedavg": PROTOCOLS[2]}
+    return names.get(cell.policy.name, PROTOCOLS[1])
+
+
+def solver_of(cell: Cell) -> str:
+    return str(cell.policy.training.solver)
+
+
+def slowest_learner_epochs(cell: Cell) -> float | None:
+    """Lambda, of a semi-synchronous policy."""
+    return cell.policy.parameters.get("slowest_learner_epochs")
+
+
+# --- Tables 2 and 3 ---------------------------------------------------------------------------
+
+
+def cost_table(environment: Environment, evidence: Evidence) -> dict[str, Any]:
+    """One row a policy: costs until the target, the paper's beside ours."""
+    cells = evidence.cells(environment)
+    rows = [_cost_row(cell, run) for cell, run in cells]
+    baseline = next((row for row in rows if row["label"] == "Sync w/ Vanilla" and row["reached"]), None)
+    told = next((row["published"] for row in rows if row["label"] == "Sync w/ Vanilla"), None)
+    for row in rows:
+        row["efficiency"] = {
+            kind: quotient(None if baseline is None else baseline["energy"][kind], row["energy"][kind])
+            for kind in ENERGIES
+        }
+        if told and row["published"]:
+            row["published"]["efficiency"] = quotient(told.get("energy"), row["published"].get("energy"))
+    return {
+        "environment": environment.name,
+        "title": environment.paper.title,
+        "distribution": environment.paper.distribution,
+        "note": environment.paper.note,
+        "split": len({group.time_per_batch for group in environment.config.learners}) > 1,
+        "metric": environment.config.evaluation.metric,
+        "target": environment.config.evaluation.target,
+        "paper_target": environment.paper_target,
+        "rows": rows,
+        "missing": [cell.label for cell in environment.cells if cell.name not in evidence.runs],
+        "ratios": ratios(environment, evidence),
+    }
+
+
+def _cost_row(cell: Cell, run: Run) -> dict[str, Any]:
+    costs = run.costs_at_target
+    fast, slow = (None, None) if costs is None else split_steps(run, costs)
+    return {
+        "label": cell.label,
+        "protocol": protocol_of(cell),
+        "reached": costs is not None,
+        "iterations": None if costs is None else costs.steps,
+        "fast": fast,
+        "slow": slow,
+        "parallel_time": None if costs is None else costs.parallel_time,
+        "cumulative_time": None if costs is None else costs.cumulative_time,
+        "communication_cost": None if costs is None else costs.update_requests,
+        "energy": {kind: None if costs is None else getattr(costs.energy, kind) for kind in ENERGIES},
+        "best": run.best_metric,
+        "until": run.costs.parallel_time,  # where it was given up, if the target was not reached
+        "wall_seconds": run.wall_seconds,
+        "published": None if cell.published is None else cell.published.model_dump(exclude_none=True),
+    }
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    """None where there is nothing to divide."""
+    return None if above is None or not below else above / below
+
+
+def counterparts(environment: Environment) -> list[tuple[Cell, Cell]]:
+    """Each semi-synchronous policy with the synchronous one of the same solver, as (sync, semisync)."""
+    synchronous = {solver_of(cell): cell for cell in environment.cells if protocol_of(cell) == PROTOCOLS[0]}
+    return [
+        (synchronous[solver_of(cell)], cell)
+        for cell in environment.cells
+        if protocol_of(cell) == PROTOCOLS[2] and solver_of(cell) in synchronous
+    ]
+
+
+def ratios(environment: Environment, evidence: Evidence) -> list[dict[str, Any]]:
+    """Sync's cost over that of SemiSync with the same solver: ours, published, and nominal.
+
+    Nominal is what the paper's own numbers of rounds give with its nominal times per batch (no training needed).
+    """
+    rows = []
+    for pair in counterparts(environment):
+        ours = [evidence.runs[cell.name].costs_at_target if cell.name in evidence.runs else None for cell in pair]
+        nominal = [nominal_plan(cell) for cell in pair]
+        row: dict[str, Any] = {"policy": pair[1].label, "against": pair[0].label}
+        for name, cost in COSTS.items():
+            # The paper's column EC is active time only in Table 3, and charges Sync's idle time in Table 2.
+            told = "energy" if name.startswith("energy") else name
+            row[name] = {
+                "ours": quotient(*(None if costs is None else cost(costs) for costs in ours)),
+                "nominal": quotient(*(None if plan is None else cost(plan.run.costs) for plan in nominal)),
+                "published": quotient(*(published_value(cell, told) for cell in pair)),
+            }
+        rows.append(row)
+    return rows
+
+
+COSTS: dict[str, Callable[[Costs], float]] = {
+    "parallel_time": lambda costs: costs.parallel_time,
+    "communication_cost": lambda costs: float(costs.update_requests),
+    "energy_equation": lambda costs: costs.energy.equation,
+    "energy_active": lambda costs: costs.energy.active,
+    "energy_idle_charged": lambda costs: costs.energy.idle_charged,
+}
+
+
+def published_value(cell: Cell, key: str) -> float | None:
+    value = None if cell.published is None else getattr(cell.published, key)
+    return None if value is None else float(value)
+
+
+def nominal_plan(cell: Cell) -> Plan | None:
+    """The schedule of the paper's own number of rounds; None where it has none."""
+    if cell.published is None or cell.published.communication_cost is None:
+        return None
+    return make_plan(cell)
+
+
+# --- Table 1 ----------------------------------------------------------------------------------
+
+
+def characteristics(evidence: Evidence) -> dict[str, Any]:
+    """Table 1 from the runs of Table 3, and by the same rule from the paper's own numbers."""
+    environments = [there for there in evidence.of("table1") if evidence.cells(there)]
+    ours = _levels(environments, lambda cell, name: _measured(evidence, cell, name))
+    told = _levels(environments, _published_cost)
+    rows = []
+    for protocol in PROTOCOLS:
+        runs = [run for there in environments for cell, run in evidence.cells(there) if protocol_of(cell) == protocol]
+        idle = [idle_share(run) for run in runs]
+        stale = [staleness(run) for run in runs]
+        rows.append(
+            {
+                "protocol": protocol,
+                "published": dict(
+                    zip(
+                        ("parallel_time", "communication_cost", "energy", "idle_free", "stale_free"),
+                        PUBLISHED_CHARACTERISTICS[protocol],
+                        strict=True,
+                    )
+                ),
+                "ours": ours[protocol],
+                "from_published": told[protocol],
+                "idle_share": max(idle, default=None),
+                "idle_free": all(share < IDLE_FREE for share in idle) if idle else None,
+                "staleness": statistics.mean(stale) if stale else None,
+                "stale_free": all(value == 0 for value in stale) if stale else None,
+            }
+        )
+    return {"rule": LEVELS_RULE, "environments": [there.name for there in environments], "rows": rows}
+
+
+def _measured(evidence: Evidence, cell: Cell, name: str) -> float | None:
+    run = evidence.runs.get(cell.name)
+    costs = None if run is None else run.costs_at_target
+    return None if costs is None else COSTS["energy_active" if name == "energy" else name](costs)
+
+
+def _published_cost(cell: Cell, name: str) -> float | None:
+    return published_value(cell, name)
+
+
+def _levels(
+    environments: Sequence[Environment], cost: Callable[[Cell, str], float | None]
+) -> dict[str, dict[str, Any]]:
+    levels: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
+    for name in ("parallel_time", "communication_cost", "energy"):
+        relative: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
+        for environment in environments:
+            least: dict[str, float] = {}
+            for cell in environment.cells:
+                value = cost(cell, name)
+                if value is not None:
+                    protocol = protocol_of(cell)
+                    least[protocol] = min(value, least.get(protocol, math.inf))
+            for protocol, value in least.items():
+                relative[protocol].append(value / min(least.values()))
+        for protocol, values in relative.items():
+            mean = statistics.geometric_mean(values) if values else None
+            levels[protocol][name] = {"relative": mean, "level": level(mean), "environments": len(values)}
+    return levels
+
+
+def level(relative: float | None) -> str | None:
+    """Low, medium or high; None where nothing reached the target."""
+    if relative is None:
+        return None
+    return "low" if relative < LOW else "medium" if relative < MEDIUM else "high"
+
+
+def idle_share(run: Run, *, after_first_round: bool = True) -> float:
+    """The idle part of all learners' time, without the first round unless asked for."""
+    start = next((at for at, item in run.events if isinstance(item, CommunityPublished) and at > 0), 0.0)
+    start = start if after_first_round else 0.0
+    total = idle = 0.0
+    for span in run.spans():
+        length = span.end - max(span.start, start)
+        if length > 0 and span.kind != "away":
+            total += length
+            idle += length if span.kind == "idle" else 0.0
+    return idle / total if total else 0.0
+
+
+def staleness(run: Run) -> float:
+    """By how many versions the community model had moved on when a local model came, on average."""
+    based_on: dict[str, int] = {}
+    version = 0
+    behind: list[int] = []
+    for _, item in run.events:
+        match item:
+            case CommunityPublished():
+                version = item.stamp.version
+            case SendTask():
+                based_on[item.learner] = item.task.based_on.version
+            case UpdateRequest():
+                behind.append(version - based_on[item.learner])
+            case _:
+                pass
+    return statistics.mean(behind) if behind else 0.0
+
+
+# --- the paper's arithmetic -------------------------------------------------------------------
+
+
+def arithmetic(environments: Iterable[Environment]) -> list[dict[str, Any]]:
+    """Iterations that the schedule alone gives for the published rounds, of all Sync and SemiSync rows."""
+    rows = []
+    for environment in environments:
+        for cell in environment.cells:
+            told = cell.published
+            if told is None or told.iterations is None or protocol_of(cell) == PROTOCOLS[1]:
+                continue
+            plan = make_plan(cell)
+            fast, slow = split_steps(plan.run)
+            same = plan.iterations == told.iterations
+            if told.fast is not None:
+                same = same and (fast, slow) == (told.fast, told.slow)
+            rows.append({"cell": cell.name, "scheduled": plan.iterations, "published": told.iterations, "same": same})
+    return rows

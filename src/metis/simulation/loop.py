@@ -1,0 +1,155 @@
+"""The course of a federation in virtual time without weights: what a controller asks for, and when it is done.
+
+The controller is the real one; nothing is trained, no tensor library is needed. `play` is the loop, the rest says how
+long a learner takes for a task.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from metis.core.controller import Controller
+from metis.core.events import (
+    Action,
+    Budget,
+    DeadlinePassed,
+    Event,
+    LearnerJoined,
+    LearnerLeft,
+    LearnerWithdrawn,
+    SendTask,
+    TaskFailed,
+    UpdateRequest,
+)
+from metis.core.timing import TOLERANCE
+from metis.simulation.speed import Spent
+
+Course: TypeAlias = list[tuple[float, Event | Action]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledEvent:
+    """An event that is due; of those due at one moment the lowest rank comes first, then the one made first."""
+
+    at: float
+    event: Event
+    rank: float = math.inf
+
+
+Work = Callable[[SendTask, float], ScheduledEvent | None]  # how a task sent now ends; None if that is not known
+
+
+def play(
+    controller: Controller, scheduled: Iterable[ScheduledEvent], work: Work, begins: float = -math.inf
+) -> Iterator[tuple[float, Event | Action]]:
+    """Let these things happen to a fresh controller and learners work for it, until it ends or nobody goes on.
+
+    What cannot be any more is left out: the answer of a learner that has left, the joining of one that is there. No
+    task is sent before the moment `begins`.
+    """
+    order = itertools.count()
+    heap = [(item.at, item.rank, next(order), item.event) for item in scheduled]
+    heapq.heapify(heap)
+    expected, controller.learners_expected = controller.learners_expected, sys.maxsize
+    while not controller.finished:
+        event: Event
+        if controller.deadline < (heap[0][0] if heap else math.inf):
+            if not heap and controller.protocol.deadline == math.inf:
+                return
+            now, event = controller.deadline, DeadlinePassed()
+        elif not heap:
+            return
+        else:
+            now, _, _, event = heapq.heappop(heap)
+            if not _possible(controller, event):
+                continue
+        if now >= begins:
+            controller.learners_expected = expected
+        yield now, event
+        for action in controller.handle(event, now):
+            yield now, action
+            answer = work(action, now) if isinstance(action, SendTask) else None
+            if answer is not None:
+                heapq.heappush(heap, (answer.at, answer.rank, next(order), answer.event))
+
+
+def _possible(controller: Controller, event: Event) -> bool:
+    match event:
+        case UpdateRequest() | TaskFailed():
+            record = controller.roster.get(event.learner)
+            return record is not None and record.task is not None and record.task.number == event.task
+        case LearnerJoined():
+            record = controller.roster.get(event.learner)
+            return record is None or not record.available
+        case LearnerLeft() | LearnerWithdrawn():
+            record = controller.roster.get(event.learner)
+            return record is not None and record.present
+        case _:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How fast a learner was from one moment on, until the next stretch."""
+
+    since: float
+    pace: float  # seconds a batch really took
+    time_per_batch: float  # what the learner said it took: without warming up and stalls
+    exchange: float  # seconds of a task besides training
+
+
+class Pace:
+    """A learner's speed as it was measured, stretch by stretch; the last one goes on for ever."""
+
+    def __init__(self, stretches: Iterable[Stretch]) -> None:
+        kept: list[Stretch] = []
+        for stretch in stretches:
+            if not kept or not _alike(kept[-1], stretch):
+                kept.append(stretch)
+        self._stretches = kept
+        self._starts = [stretch.since for stretch in kept]
+
+    def at(self, now: float) -> Stretch:
+        return self._stretches[self._place(now)]
+
+    def spend(self, budget: Budget, start: float) -> Spent:
+        """Train until the budget ends: finish the batch in hand, do at least one, each as fast as when it begins."""
+        steps, seconds = 0, 0.0
+        most = math.inf if budget.steps is None else budget.steps
+        place = self._place(start)
+        first = self._stretches[place]
+        while not steps or (steps < most and seconds < budget.seconds * (1 - TOLERANCE)):
+            pace = self._stretches[place].pace
+            last = place + 1 == len(self._starts)
+            ends = math.inf if last else self._starts[place + 1] - start
+            fitting = min(_batches(budget.seconds - seconds, pace), _batches(ends - seconds, pace), most - steps)
+            if math.isinf(fitting):
+                raise ValueError("a budget without an end cannot be spent")
+            done = max(1, int(fitting))
+            steps, seconds = steps + done, seconds + done * pace
+            place = max(place, self._place(start + seconds))
+        return Spent(steps, seconds, first.time_per_batch)
+
+    def _place(self, now: float) -> int:
+        return max(0, bisect.bisect_right(self._starts, now) - 1)
+
+
+def _alike(one: Stretch, other: Stretch) -> bool:
+    """Whether they differ by no more than the rounding of the moments they were computed from."""
+    return (
+        math.isclose(one.pace, other.pace, rel_tol=1e-9)
+        and math.isclose(one.time_per_batch, other.time_per_batch, rel_tol=1e-9)
+        and math.isclose(one.exchange, other.exchange, rel_tol=1e-9, abs_tol=1e-9)
+    )
+
+
+def _batches(seconds: float, pace: float) -> float:
+    """Batches that begin within so many seconds."""
+    return math.ceil(seconds / pace * (1 - TOLERANCE)) if seconds < math.inf else math.inf

@@ -1,0 +1,22 @@
+"""A place to train where nothing is trained: what a policy schedules, without what comes out of it."""
+
+from __future__ import annotations
+
+from metis.core.model import Model
+from metis.learning import Memory, Trained
+from metis.simulation.pools.local import Known, Ticket
+
+
+class DryPool:
+    """Answers every task with a model without weights and all its steps done; evaluations measure nothing."""
+
+    def train(
+        self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Ticket[Trained]:
+        return Known(Trained(Model.empty(), steps, 0.0))
+
+    def evaluate(self, due: float, model: object) -> Ticket[dict[str, float]]:
+        return Known({})
+
+    def close(self) -> None:
+        pass

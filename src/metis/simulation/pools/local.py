@@ -1,0 +1,458 @@
+"""Where simulated learners train: in this process, or in worker processes with the same result.
+
+A task's virtual end is known when it starts, so the simulator asks for results in that order and the
+order in which workers finish cannot leak into a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.model import Layout, Model
+from metis.errors import ConfigError, InternalError, MetisError
+from metis.learning import Engine, Examples, Learner, Memory, Trained, train_batched
+from metis.simulation.pools.settings import PoolSettings
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every place to train needs: the engine, the learners and the held-out examples."""
+
+    engine: Engine
+    learners: Sequence[Learner]
+    test: Examples | None
+
+    def train_batched(
+        self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
+    ) -> list[Trained | Exception]:
+        """Of each learner what came out, or why nothing did; none of them has a memory."""
+        who = [self.learners[learner] for learner in learners]
+        outcomes: list[Trained | Exception] = []
+        try:
+            together = train_batched(self.engine, who, model, tasks, steps, rate)
+        except Exception:  # whatever it is, it comes out again with the learner that it belongs to
+            together = [None] * len(who)
+        for learner, task, trained in zip(learners, tasks, together, strict=True):
+            try:
+                if trained is None:
+                    outcomes.append(self.train(model, learner, task, steps, None, rate))
+                else:
+                    outcomes.append(self.learners[learner].checked(self.engine, trained, task))
+            except Exception as problem:
+                outcomes.append(problem)
+        return outcomes
+
+    def train(
+        self, model: Model, learner: int, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Trained:
+        who = self.learners[learner]
+        try:
+            return who.train(self.engine, model, task, steps, memory, rate)
+        except MetisError:
+            raise
+        except Exception as problem:  # of the user's network or data
+            raise ConfigError(
+                f"learner '{who.name}' cannot train on its {len(who.indices)} examples in batches of "
+                f"{who.batch_size}: {type(problem).__name__}: {problem}"
+            ) from problem
+
+    def evaluate(self, model: Model) -> dict[str, float]:
+        if self.test is None:
+            raise InternalError("there are no held-out examples to evaluate on")
+        try:
+            return self.engine.evaluate(model, self.test)
+        except MetisError:
+            raise
+        except Exception as problem:
+            raise ConfigError(
+                f"the community model cannot be evaluated on the {len(self.test)} test examples: "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
+
+
+def outcome_of(workplace: Workplace, work: str, arguments: Sequence[Any]) -> Any:
+    """The result of this work, or the exception in its place, to be raised where it is asked for."""
+    try:
+        return getattr(workplace, work)(*arguments)
+    except Exception as problem:
+        return problem
+
+
+class Ticket(Protocol[Result_co]):
+    """A result that is wanted at a known virtual moment."""
+
+    def result(self) -> Result_co:
+        """Wait for it; raises what the work raised."""
+
+    def cancel(self) -> None:
+        """It is no longer wanted."""
+
+
+Fetch: TypeAlias = Callable[[], Model]  # gets a model when the work on it begins, so that it need not lie in memory
+
+
+class Pool(Protocol):
+    """A place to train; `due` is the virtual moment at which the result will be asked for."""
+
+    def train(
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Ticket[Trained]: ...
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]: ...
+
+    def close(self) -> None: ...
+
+
+class RealPool(Pool, Protocol):
+    """A pool whose learners really train, and can do so as one computation."""
+
+    def train_batched(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        """Of each learner what came out, or why nothing did."""
+
+
+class Known(Generic[Result]):
+    """A result, or the exception in its place, that is known without any work."""
+
+    def __init__(self, result: Result | Exception) -> None:
+        self._result = result
+
+    def result(self) -> Result:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def cancel(self) -> None:
+        pass
+
+
+class _Deferred(Generic[Result]):
+    """Work that is done when its result is asked for, so that no local model lies about early."""
+
+    def __init__(self, workplace: Workplace, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
+        self._workplace, self._work, self._model, self._arguments = workplace, work, model, arguments
+
+    def result(self) -> Result:
+        return cast(Result, getattr(self._workplace, self._work)(self._model(), *self._arguments))
+
+    def cancel(self) -> None:
+        self._model = Model.empty
+
+
+class InlinePool:
+    """Trains in this process, one task at a time."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._workplace = workplace
+
+    def train(
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Ticket[Trained]:
+        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory, rate))
+
+    def train_batched(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        return _Deferred(self._workplace, "train_batched", model, (learners, tasks, steps, rate))
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+        return _Deferred(self._workplace, "evaluate", lambda: model)
+
+    def close(self) -> None:
+        pass
+
+
+class Job(Generic[Result]):
+    """A piece of work for a worker."""
+
+    def __init__(self, pool: WorkerPool, due: float, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
+        self._pool = pool
+        self.due, self.work, self.model, self.arguments = due, work, model, arguments
+        self.state = "queued"  # then running, done, and at last taken or cancelled
+        self.attempts = 0
+        self.outcome: Any = None
+
+    def result(self) -> Result:
+        return cast(Result, self._pool.take(self))
+
+    def cancel(self) -> None:
+        self._pool.drop(self)
+
+
+class WorkerPool:
+    """Workers that train beside this process; the earliest due task goes first.
+
+    At most two results a worker are made ahead of time, which bounds memory whatever the number of
+    learners. One thread of this process feeds each worker; all bookkeeping is under one lock.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, Job[Any]]] = []
+        self._sequence = itertools.count()
+        self._ahead = 0  # jobs running or done but not taken
+        self._most_ahead = 2 * workers
+        self._closed = False
+        self._problem: Exception | None = None  # why there will never be a worker
+        self._threads: list[threading.Thread] = []
+
+    def train(
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+    ) -> Ticket[Trained]:
+        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory, rate)))
+
+    def train_batched(
+        self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
+    ) -> Ticket[list[Trained | Exception]]:
+        return self._submit(Job(self, due, "train_batched", model, (learners, tasks, steps, rate)))
+
+    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+        return self._submit(Job(self, due, "evaluate", lambda: model))
+
+    def take(self, job: Job[Any]) -> Any:
+        """Wait for this job and hand its result over."""
+        with self._changed:
+            if job.state in ("queued", "running"):
+                # Somebody waits for it: nothing goes before it, and the bound does not hold it back.
+                job.due = -1.0
+                if job.state == "queued":
+                    self._enqueue(job)
+                self._most_ahead += 1
+                try:
+                    self._changed.wait_for(
+                        lambda: job.state not in ("queued", "running") or self._closed or self._problem is not None
+                    )
+                finally:
+                    self._most_ahead -= 1
+            if job.state != "done":
+                raise self._problem or InternalError(
+                    "a result was asked for that was handed over or cancelled before, or too late"
+                )
+            job.state = "taken"
+            self._ahead -= 1
+            self._changed.notify_all()
+        # The queue may hold the job a little longer, but must not hold its model.
+        outcome, job.outcome = job.outcome, None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def drop(self, job: Job[Any]) -> None:
+        """Forget this job; if a worker has it already, its result is thrown away."""
+        with self._changed:
+            if job.state == "done":
+                self._ahead -= 1
+                job.outcome = None
+            if job.state != "taken":
+                job.state = "cancelled"
+            self._changed.notify_all()
+
+    # --- for the threads that feed the workers ----------------------------------------------------
+
+    def _start(self, feeders: Sequence[Callable[[], None]]) -> None:
+        self._threads = [threading.Thread(target=feed, daemon=True) for feed in feeders]
+        for thread in self._threads:
+            thread.start()
+
+    def _next_job(self) -> Job[Any] | None:
+        """The job that is due first, as soon as it may run; None when the pool is closed."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._most_ahead))
+                if self._closed:
+                    return None
+                job = heapq.heappop(self._queue)[2]
+                if job.state == "queued":
+                    job.state = "running"
+                    job.attempts += 1
+                    self._ahead += 1
+                    self._changed.notify_all()
+                    return job
+
+    def _done(self, job: Job[Any], outcome: Any) -> None:
+        with self._changed:
+            if job.state == "running":
+                job.outcome, job.state = outcome, "done"
+            else:
+                self._ahead -= 1
+            job.model, job.arguments = Model.empty, ()
+            self._changed.notify_all()
+
+    def _put_back(self, job: Job[Any]) -> None:
+        """The worker is gone: let another one do it."""
+        with self._changed:
+            self._ahead -= 1
+            if job.state == "running":
+                job.state = "queued"
+                self._enqueue(job)
+            self._changed.notify_all()
+
+    def _give_up(self, problem: Exception) -> None:
+        """Whoever waits for a result is told."""
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    def _end_feeding(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _submit(self, job: Job[Result]) -> Job[Result]:
+        with self._changed:
+            self._enqueue(job)
+        return job
+
+    def _enqueue(self, job: Job[Any]) -> None:
+        heapq.heappush(self._queue, (job.due, next(self._sequence), job))
+        self._changed.notify_all()
+
+
+class _Desk:
+    """Memory that the simulator and one worker share: the model to work on, and the one that comes out of it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        both = np.frombuffer(mmap.mmap(-1, max(1, 8 * layout.size)), np.float32, 2 * layout.size)
+        self._incoming, self._outgoing = both[: layout.size], both[layout.size :]
+        self._lying: Model | None = None
+
+    def lay(self, model: Model) -> Model | NDArray[np.int64]:
+        """Put the model there unless it is; returns what is still to be told of it."""
+        if model.layout is not self.layout and model.layout != self.layout:
+            return model
+        if model is not self._lying:
+            self._incoming[:], self._lying = model.vector, model
+        return model.counters
+
+    def model(self, told: Model | NDArray[np.int64]) -> Model:
+        """The model to work on."""
+        return told if isinstance(told, Model) else Model(self.layout, self._incoming, told)
+
+    def lay_back(self, outcome: Any) -> Any:
+        """Put the trained model there; returns what is still to be told of it."""
+        if not isinstance(outcome, Trained) or outcome.model.layout != self.layout:
+            return outcome
+        self._outgoing[:] = outcome.model.vector
+        return replace(outcome, model=Model.empty()), outcome.model.counters
+
+    def outcome(self, told: Any) -> Any:
+        """What came out, as memory of its own."""
+        if not isinstance(told, tuple) or not isinstance(told[0], Trained):
+            return told
+        return replace(told[0], model=Model(self.layout, self._outgoing.copy(), told[1]))
+
+
+class ProcessPool(WorkerPool):
+    """Worker processes on this machine, with one torch thread each."""
+
+    def __init__(self, workplace: Workplace, workers: int) -> None:
+        super().__init__(workers)
+        # Forked workers share the data and need no importable network; a GPU does not survive a fork.
+        forkable = sys.platform == "linux" and getattr(workplace.engine, "device", "cpu") == "cpu"
+        context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
+        self._processes = []
+        self._connections: list[Connection] = []
+        layout = getattr(workplace.engine, "layout", None)
+        desks = [_Desk(layout) if forkable and layout is not None else None for _ in range(workers)]
+        for desk in desks:
+            ours, theirs = context.Pipe()
+            self._connections.append(ours)
+            inherited = self._connections if forkable else []
+            process = context.Process(target=_work, args=(workplace, theirs, inherited, desk), daemon=True)
+            with warnings.catch_warnings():
+                # Python 3.12 warns of other threads; a worker waits for nothing that they could hold.
+                warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self._processes.append(process)
+        self._start([functools.partial(self._feed, *pair) for pair in zip(self._connections, desks, strict=True)])
+
+    def _feed(self, connection: Connection, desk: _Desk | None) -> None:
+        while (job := self._next_job()) is not None:
+            outcome: Any
+            try:
+                model = job.model()
+                connection.send((job.work, model if desk is None else desk.lay(model), job.arguments))
+                outcome = connection.recv()
+                if desk is not None:
+                    outcome = desk.outcome(outcome)
+            except (EOFError, OSError):
+                outcome = InternalError("a worker process died; try fewer workers if memory is short")
+            except Exception as problem:  # whatever it is, somebody waits for an answer
+                outcome = InternalError(f"what a worker process answered cannot be read: {problem!r}")
+            self._done(job, outcome)
+
+    def close(self) -> None:
+        """End the workers, in the middle of a task if need be."""
+        self._end_feeding()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+
+def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Connection], desk: _Desk | None) -> None:
+    """The life of a worker process: take a piece of work, send back its result or its exception."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the simulator's to answer
+    for other_end in inherited:  # as long as a worker holds them, no worker would notice that the simulator died
+        other_end.close()
+    while True:
+        try:
+            work, told, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        outcome = outcome_of(workplace, work, (told if desk is None else desk.model(told), *arguments))
+        try:
+            connection.send(outcome if desk is None else desk.lay_back(outcome))
+        except (EOFError, OSError):
+            return
+        except Exception:  # some exceptions cannot cross the boundary
+            connection.send(InternalError(f"a worker process failed: {outcome!r}"))
+
+
+def make_pool(workplace: Workplace, places: PoolSettings) -> Pool:
+    """A place to train; no more workers than learners."""
+    pool = _make_pool(workplace, places)
+    if places.together < 2:
+        return pool
+    from metis.simulation.pools.batched import BatchedPool
+
+    return BatchedPool(pool, workplace, places.together)
+
+
+def _make_pool(workplace: Workplace, places: PoolSettings) -> RealPool:
+    if places.kind == "inline":
+        return InlinePool(workplace)
+    if places.kind == "processes":
+        on_ray = sys.modules.get("metis.simulation.pools.ray")
+        if on_ray is not None:
+            on_ray.leave()
+        return ProcessPool(workplace, min(places.workers or os.cpu_count() or 1, len(workplace.learners)))
+    from metis.simulation.pools.ray import RayPool
+
+    return RayPool(workplace, places)

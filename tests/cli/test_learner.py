@@ -1,0 +1,149 @@
+"""`metis learner` as a site's administrator uses it: what it refuses, what it prints and returns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("cryptography")
+pytest.importorskip("grpc")
+
+import metis
+from deployment.consortium import DAY, Consortium
+from deployment.counterpart import Counterpart
+from deployment.tiny import settings, write_site
+from metis.cli.app import app
+from metis.deployment import wire_pb2 as pb
+from metis.deployment.security.identity import now_utc, server_credentials
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--controller nowhere --insecure --name a", "--controller is 'nowhere'; write HOST:PORT, as in "
+         "federation.example.org:7443"),
+        ("--controller localhost:99999 --insecure --name a", "--controller is 'localhost:99999'; write HOST:PORT, as "
+         "in federation.example.org:7443"),
+        ("--controller localhost:1", "a learner needs its certificate: --identity DIR (made by metis certificates "
+         "issue), or --insecure --name NAME for a controller on this machine"),
+        ("--controller localhost:1 --insecure", "with --insecure there is no certificate to say who this is: give "
+         "--name NAME"),
+        ("--controller example.org:7443 --insecure --name a", "--insecure is for a controller on this machine, but "
+         "example.org is not it; give --identity DIR, or dial 127.0.0.1:7443"),
+        ("--controller localhost:1 --insecure --name a --identity kit", "--insecure and --identity exclude each "
+         "other: with certificates nothing is plain text"),
+        ("--controller localhost:1 --insecure --name a --site nowhere.py", "there is no site file nowhere.py"),
+        ("--controller localhost:1 --insecure --name a --pace -1", "--pace is -1; it must be 0 seconds or more"),
+        ("--controller localhost:1 --identity kit", "there is no kit kit; it is a folder with ca.pem, certificate.pem "
+         "and key.pem"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_exit_code_2(line: str, sentence: str) -> None:
+    """Before anything is dialled or written."""
+    done = CliRunner().invoke(app, ["learner", *shlex.split(line)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {sentence}\n"
+    assert not list(Path().iterdir())
+
+
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC is not part of a plain installation."""
+    for name in [name for name in sys.modules if name.startswith(("metis.deployment", "grpc"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    done = CliRunner().invoke(app, ["learner", "--controller", "localhost:1", "--insecure", "--name", "a"])
+    assert done.exit_code == 2
+    assert done.stderr == "error: a real federation needs the package grpc: pip install 'metis[deploy]'\n"
+
+
+def test_a_kit_must_be_a_learners_and_in_date(tmp_path: Path) -> None:
+    """And the name is the certificate's; nobody can choose another one."""
+    consortium = Consortium(tmp_path / "consortium")
+    consortium.controller()
+    consortium.kit("zurich")
+    consortium.kit("late", days=30, made=now_utc() - 60 * DAY)
+
+    def refused(*more: str) -> str:
+        done = CliRunner().invoke(app, ["learner", "--controller", "localhost:1", *more])
+        assert done.exit_code == 2
+        return done.stderr
+
+    assert "of controller 'main', but what runs here is a learner" in refused("--identity", "consortium/main")
+    assert "the certificate of learner 'late' expired on " in refused("--identity", "consortium/late")
+    named = refused("--identity", "consortium/zurich", "--name", "basel")
+    assert "--name is 'basel', but the certificate in consortium/zurich is of 'zurich'; leave it out" in named
+
+
+async def _run(*arguments: str) -> tuple[int, str, str]:
+    home = str(Path(metis.__file__).resolve().parents[1])  # the working directory is another one than pytest's
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "metis.cli.app", "learner", *arguments, env={**os.environ, "PYTHONPATH": home},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    stdout, stderr = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, stdout.decode(), stderr.decode()
+
+
+def _with_counterpart(folder: Path, story: Callable[[Counterpart], Coroutine[Any, Any, None]]) -> None:
+    site = write_site(folder)
+    counterpart = Counterpart(site, settings(site), folder)
+    asyncio.run(story(counterpart))
+
+
+def test_a_learner_is_known_by_its_certificate(tmp_path: Path) -> None:
+    """mTLS on both sides; lines have the time of day, the work folder the learner's name."""
+    consortium = Consortium(tmp_path / "consortium")
+    kit = consortium.kit("zurich")
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.credentials = server_credentials(consortium.controller())
+        async with counterpart:
+            running = asyncio.ensure_future(
+                _run("--controller", counterpart.address, "--identity", str(kit.folder), "--site", "site.py")
+            )
+            stream = await counterpart.welcomed()
+            assert stream.name == "zurich"
+            await stream.beats(1)
+            stream.send(farewell=pb.Farewell(kind=pb.Farewell.REFUSED, reason="the federation is full"))
+            code, stdout, stderr = await running
+        assert (code, stdout) == (2, "")
+        lines = [line for line in stderr.splitlines() if "prepar" not in line]
+        assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
+            f"connected to {counterpart.address} as 'zurich', run run-1",
+            "error: the controller refuses this learner: the federation is full",
+        ]
+        assert (tmp_path / "learner-zurich" / "membership.json").exists()
+
+    _with_counterpart(tmp_path, story)
+
+
+def test_the_wrong_authority_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    """Where gRPC would say "Socket closed" for ever."""
+    theirs, ours = Consortium(tmp_path / "theirs", "Theirs"), Consortium(tmp_path / "ours")
+    kit = ours.kit("zurich")
+
+    async def story(counterpart: Counterpart) -> None:
+        counterpart.credentials = server_credentials(theirs.controller())
+        async with counterpart:
+            code, stdout, _ = await _run("--controller", counterpart.address, "--identity", str(kit.folder), "--json")
+        assert code == 2
+        assert "is not of our CA: it is signed by 'Theirs', and the CA of this kit is 'Ours'" in stdout
+        assert counterpart.streams.empty()
+
+    _with_counterpart(tmp_path, story)

@@ -1,0 +1,198 @@
+"""Verdicts on the paper's claims, from made-up runs that support them and from others that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from metis.core.controller import StopRule
+from metis.core.events import Action, CommunityPublished, Evaluated, Event
+from metis.core.model import Model
+from metis.reproduction.claims import Claim, check_claims
+from metis.reproduction.environments import Cell, Environment, load_environments
+from metis.reproduction.schedule import dry_run
+from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table
+from metis.runs.run import Run
+
+TABLE_3 = {environment.name: environment for environment in load_environments("paper", results=["table3"]).values()}
+BRAIN = load_environments("paper", results=["figure11"])
+
+# After how many published models the target is reached, if the paper is right; 0 is never.
+AS_THE_PAPER_SAYS = {
+    "Sync w/ Vanilla": 20,
+    "SemiSync (λ=2) w/ Vanilla": 8,
+    "Sync w/ Momentum": 10,
+    "SemiSync (λ=2) w/ Momentum": 4,
+    "Sync w/ FedProx": 20,
+    "SemiSync (λ=2) w/ FedProx": 8,
+    "FedRec": 800,
+    "AsyncFedAvg": 1000,
+    "FedAsync": 0,
+}
+
+
+def made_up(cell: Cell, versions: int, best: float | None = None) -> Run:
+    """A run whose schedule is real and whose metric reaches the target with the given version."""
+    target, metric = cell.config.evaluation.target, cell.config.evaluation.metric
+    assert target is not None and metric is not None
+    dry = dry_run(cell.config, StopRule(rounds=max(versions, 12)))
+    worse = target + 1.0 if metric == "mae" else target / 2
+    events: list[tuple[float, Event | Action]] = []
+    for now, item in dry.events:
+        events.append((now, item))
+        if isinstance(item, CommunityPublished):
+            reached = versions and item.stamp.version >= versions
+            events.append((now, Evaluated(item.stamp.version, {metric: (best or target) if reached else worse})))
+    return Run(dry.setting, events, Model.empty(), 1.0)
+
+
+def evidence(
+    environments: Mapping[str, Environment], versions: Mapping[str, int], **changed: Mapping[str, int]
+) -> Evidence:
+    """Runs of every policy; `changed` says otherwise for one distribution."""
+    runs = {}
+    for environment in environments.values():
+        own = {**versions, **changed.get(environment.config.partition.sizes, {})}
+        runs |= {cell.name: made_up(cell, own[cell.label]) for cell in environment.cells}
+    return Evidence("paper", dict(environments), runs)
+
+
+def verdicts(told: Evidence, *words: str) -> list[Claim]:
+    """The claims whose text has all of these words."""
+    found = [claim for claim in check_claims(told) if all(word in claim.text for word in words)]
+    assert found, words
+    return found
+
+
+@pytest.fixture(scope="module")
+def supporting() -> Evidence:
+    """Runs that come out as the paper says, with Sync w/ Momentum failing on power law data."""
+    return evidence(TABLE_3, AS_THE_PAPER_SAYS, power_law={"Sync w/ Momentum": 0})
+
+
+@pytest.fixture(scope="module")
+def contradicting() -> Evidence:
+    """Runs in which Sync w/ Momentum is first everywhere, and FedRec the slowest of its kind."""
+    return evidence(TABLE_3, {**AS_THE_PAPER_SAYS, "Sync w/ Momentum": 1, "FedRec": 1100, "FedAsync": 400})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("Heterogeneous", "first"),
+        ("Heterogeneous", "fewest"),
+        ("before its synchronous counterpart",),
+        ("fails on power law",),
+        ("FedRec is the fastest",),
+    ],
+)
+def test_a_claim_follows_the_runs(words: tuple[str, ...], supporting: Evidence, contradicting: Evidence) -> None:
+    """Confirmed by runs that support it, not confirmed by others, with the numbers of either."""
+    (yes,), (no,) = verdicts(supporting, *words), verdicts(contradicting, *words)
+
+    assert yes.verdict == "confirmed", yes.sentence
+    assert no.verdict == "not confirmed", no.sentence
+    assert yes.sentence != no.sentence
+
+
+def test_the_numbers_in_a_sentence_are_those_of_the_runs(supporting: Evidence) -> None:
+    """Four rounds of SemiSync on uniform data: a cold start of 15 s and three periods of 30 s."""
+    (claim,) = verdicts(supporting, "Heterogeneous", "first")
+
+    assert f"Uniform & IID: SemiSync (λ=2) w/ Momentum {15 + 3 * 30} s" in claim.sentence
+
+
+def test_energy_depends_on_its_definition(supporting: Evidence) -> None:
+    """SemiSync lets fast learners train instead of wait, which costs energy unless waiting does as well."""
+    (saving,) = verdicts(supporting, "saves about 40 %")
+    rows = [row for there in TABLE_3.values() for row in cost_table(there, supporting)["ratios"]]
+
+    assert "active time only" in saving.sentence and "with idle power" in saving.sentence
+    for row in rows:
+        if row["energy_active"]["ours"] is not None:
+            assert row["energy_active"]["ours"] < row["energy_idle_charged"]["ours"]
+
+
+def test_what_was_not_run_is_not_testable(supporting: Evidence) -> None:
+    """A claim without its runs says which command makes them; one that no run can test says why."""
+    (missing,) = verdicts(supporting, "CIFAR-100")
+    (impossible,) = verdicts(supporting, "power law data gives a higher accuracy")
+
+    assert (missing.verdict, impossible.verdict) == ("not run", "not testable here")
+    assert "metis reproduce figure9" in missing.sentence
+    partly = Evidence("paper", supporting.environments, dict(list(supporting.runs.items())[:-1]))
+    assert verdicts(partly, "Heterogeneous", "first")[0].verdict == "not run"
+
+
+def test_nobody_at_the_target_is_no_verdict() -> None:
+    """Neither confirmed nor refuted: the target was out of reach."""
+    nobody = evidence(TABLE_3, dict.fromkeys(AS_THE_PAPER_SAYS, 0))
+
+    for words in (
+        ("Heterogeneous", "first"),
+        ("before its synchronous",),
+        ("FedRec is the fastest",),
+        ("saves about",),
+    ):
+        assert verdicts(nobody, *words)[0].verdict == "not testable here"
+
+
+def test_arithmetic_and_idle_time_hold(supporting: Evidence) -> None:
+    """The schedule is the paper's whatever the metric does; idle time is measured from the same events."""
+    assert verdicts(supporting, "follow from the schedule")[0].verdict == "confirmed"
+    idle = verdicts(supporting, "no idle time")[0]
+    assert idle.verdict == "confirmed" and "18% to 33%" in idle.sentence
+
+
+def test_the_cache(supporting: Evidence) -> None:
+    """Flat within a tenth with the cache, proportional without."""
+
+    def told(cached: float, full_pass: float) -> Claim:
+        rows = [MixingTime("ResNet-20", 1, 100, 1.0, 10.0), MixingTime("ResNet-20", 1, 1000, cached, full_pass)]
+        return verdicts(Evidence("paper", {}, {}, rows), "cache")[0]
+
+    assert told(1.05, 100.0).verdict == "confirmed"
+    assert told(1.2, 100.0).verdict == told(1.0, 20.0).verdict == "not confirmed"
+
+
+def test_brain_age() -> None:
+    """lambda = 3 and 4 against Sync, in time and in requests."""
+    labels = ("Sync w/ Vanilla", "SemiSync (λ=3) w/ Vanilla", "SemiSync (λ=4) w/ Vanilla")
+    good, bad = (evidence(BRAIN, dict(zip(labels, versions, strict=True))) for versions in ((9, 6, 6), (3, 9, 9)))
+
+    for words in (("BrainAge", "faster than Sync"), ("BrainAge", "fewer update requests")):
+        assert verdicts(good, *words)[0].verdict == "confirmed"
+        assert verdicts(bad, *words)[0].verdict == "not confirmed"
+
+
+def test_table_1_is_computed(supporting: Evidence) -> None:
+    """Levels by the stated rule, from our runs and from the published numbers; idle and stale from events."""
+    table = characteristics(supporting)
+    rows = {row["protocol"]: row for row in table["rows"]}
+
+    semi, sync, asynchronous = rows["Semi-Synchronous"], rows["Synchronous"], rows["Asynchronous"]
+    assert semi["ours"]["parallel_time"] == {"relative": 1.0, "level": "low", "environments": 3}
+    assert sync["ours"]["parallel_time"]["level"] == "high"
+    assert (sync["idle_free"], sync["stale_free"]) == (False, True)
+    assert (semi["idle_free"], semi["stale_free"]) == (True, True)
+    assert (asynchronous["idle_free"], asynchronous["stale_free"]) == (True, False)
+    assert semi["from_published"]["parallel_time"]["relative"] == 1.0
+    # Sync is cheapest with Momentum on uniform and skewed data, and with Vanilla SGD on power law data.
+    told = sync["from_published"]["parallel_time"]["relative"]
+    assert told == pytest.approx(((540 / 269) * (2179 / 1059) * (2021 / 438)) ** (1 / 3))
+
+
+def test_a_cost_table_has_ours_and_theirs(supporting: Evidence) -> None:
+    """Efficiency is the energy of Sync w/ Vanilla over that of the row, in each definition and as published."""
+    table = cost_table(TABLE_3["cifar10-heterogeneous-uniform-iid"], supporting)
+    rows = {row["label"]: row for row in table["rows"]}
+
+    own = rows["SemiSync (λ=2) w/ Momentum"]
+    assert own["iterations"] == 500 + 3 * 5500 and own["communication_cost"] == 40
+    assert own["fast"] + own["slow"] == own["iterations"]
+    base = rows["Sync w/ Vanilla"]
+    for kind in ("equation", "active", "idle_charged"):
+        assert own["efficiency"][kind] == pytest.approx(base["energy"][kind] / own["energy"][kind])
+    assert own["published"]["efficiency"] == pytest.approx(17286 / 1889)
+    assert not rows["FedAsync"]["reached"] and rows["FedAsync"]["iterations"] is None

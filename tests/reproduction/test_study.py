@@ -1,0 +1,233 @@
+"""Studies of our own: their files, their tables over several seeds, their verdicts."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from metis.cli import reproduce as cli_reproduce
+from metis.core.protocols import SemiSynchronous
+from metis.errors import ConfigError
+from metis.experiments.build import build_policy
+from metis.reproduction.environments import Scale
+from metis.reproduction.page import study_sheet
+from metis.reproduction.runner import cell_folder, kept, load_finished, run_cells
+from metis.reproduction.study import STUDIES, Condition, condition_table, load_study, spread, verdicts
+
+TINY = (
+    "data.dataset=digits", "data.train_examples=200", "data.test_examples=50", "network.hidden=[8]",
+    "stop.seconds=40", "evaluation.target=0.2",
+)  # fmt: skip
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_the_study_of_adaptive_periods_asks_what_it_says(scale: str) -> None:
+    """Three environments of the paper, two with changing conditions, thin lines; lambdas, adaptive, FedNova."""
+    conditions = load_study("adaptive", cli_reproduce.scale_named(scale))
+
+    assert {condition.name for condition in conditions} == {
+        "uniform-iid", "skewed-noniid5", "power-law-noniid3", "slowdown", "presence", "thin-lines",
+    }  # fmt: skip
+    for condition in conditions:
+        assert len(condition.study.seeds) >= 3
+        assert len({cell.name for cell in condition.cells}) == len(condition.cells)
+        assert [environment.config.seed for environment in condition.environments] == condition.study.seeds
+        first = condition.environments[0]
+        made = [build_policy(cell.policy) for cell in first.cells]
+        protocols = [policy.protocol for policy in made if isinstance(policy.protocol, SemiSynchronous)]
+        fixed = [p.slowest_learner_epochs for p, policy in zip(protocols, made, strict=True)
+                 if p.pacing is None and policy.nova is None]  # fmt: skip
+        assert fixed == [0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4]
+        assert condition.study.sweep == [0.5, 1, 2, 3, 4]
+        assert any(protocol.pacing is not None for protocol in protocols)
+        assert any(policy.nova is not None for policy in made)
+        changing = any(group.drift or group.availability.kind != "always" for group in first.config.learners)
+        assert changing == (condition.name in ("slowdown", "presence"))
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_the_study_of_caps_asks_what_it_says(scale: str) -> None:
+    """Three distributions of data; the same lambda under caps from one epoch to none."""
+    conditions = load_study("caps", cli_reproduce.scale_named(scale))
+
+    assert {condition.name for condition in conditions} == {"uniform-iid", "skewed-noniid5", "power-law-noniid3"}
+    for condition in conditions:
+        assert len(condition.study.seeds) >= 3
+        made = [build_policy(cell.policy).protocol for cell in condition.environments[0].cells]
+        assert [p.max_local_epochs for p in made if isinstance(p, SemiSynchronous)] == [1, 2, 5, 10, 20, None]
+        assert {p.slowest_learner_epochs for p in made if isinstance(p, SemiSynchronous)} == {2}
+
+
+def test_spread_needs_every_seed() -> None:
+    """A mean over the seeds that reached the target would flatter those that often do not."""
+    assert spread([1.0, 2.0, 6.0])["mean"] == 3.0
+    assert spread([1.0, 6.0, 2.0])["median"] == 2.0
+    assert spread([6.0, 1.0, 2.0])["range"] == [1.0, 6.0]
+    assert spread([1.0, 2.0, 3.0])["deviation"] == pytest.approx(math.sqrt((1 + 0 + 1) / 2))
+    assert spread([1.0, None])["mean"] is None
+    assert spread([1.0, None])["median"] is spread([1.0, None])["range"] is None
+    assert spread([1.0, None])["values"] == [1.0, None]
+    assert spread([])["mean"] is None
+
+
+def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds of one condition, through the command: tables, verdicts, files; a second call runs nothing."""
+
+    def short(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[Condition]:
+        whole = next(each for each in load_study(name, scale, overrides) if each.name == "uniform-iid")
+        return [replace(whole, environments=whole.environments[:2])]
+
+    monkeypatch.setattr(cli_reproduce, "load_study", short)
+    request = cli_reproduce.Request(("adaptive",), "small", tmp_path, 1, overrides=TINY)
+    out = quiet()
+    done = cli_reproduce.command(request, out, quiet())
+
+    assert done.complete
+    document = done.document
+    assert document["runs"] == sum(len(condition.cells) for condition in short("adaptive", "small"))
+    folder = tmp_path / "small" / "adaptive"
+    assert "## Verdicts" in (folder / "results.md").read_text("utf-8")
+    assert (folder / "adaptive.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (folder / "adaptive.svg").read_text("utf-8")
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "SemiSync (adaptive)" in text
+    for table in document["conditions"]:
+        best = min(
+            (row for row in table["rows"] if row["in_sweep"] and row["parallel_time"]["mean"] is not None),
+            key=lambda row: row["parallel_time"]["mean"],
+        )
+        assert table["best_fixed"] == best["label"]
+        assert best["against_best_fixed"]["mean"] == pytest.approx(1.0)
+        for row in table["rows"]:
+            if row["parallel_time"]["mean"] is not None:
+                ratios = [
+                    mine / theirs
+                    for mine, theirs in zip(
+                        row["parallel_time"]["values"], best["parallel_time"]["values"], strict=True
+                    )
+                ]
+                expected = math.prod(ratios) ** (1 / len(ratios))
+                assert row["against_best_fixed"]["mean"] == pytest.approx(expected)
+    summaries = {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")}
+    assert cli_reproduce.command(request, quiet(), quiet()).document["conditions"] == document["conditions"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")} == summaries
+
+
+def row_of(label: str, times: Sequence[float | None], *, runs: int = 3, **more: Any) -> dict[str, Any]:
+    """A row as `condition_table` makes it, of a policy that is no fixed lambda."""
+    reached = sum(time is not None for time in times)
+    told = {"fixed_lambda": None, "in_sweep": False, "max_local_epochs": None, "against_best_of_all": None}
+    return {"label": label, "runs": runs, "reached": reached, "parallel_time": spread(times), **told, **more}
+
+
+def table_of(*rows: dict[str, Any], best: str | None = "λ") -> dict[str, Any]:
+    return {"title": "T", "seeds": [1, 2, 3], "best_fixed": best, "best_of_all": "λ=0.1", "rows": list(rows)}
+
+
+def test_what_did_not_reach_the_target_is_said() -> None:
+    row = row_of("X", [10.0, 20.0, None], against_best_fixed={"mean": None})
+    assert verdicts([table_of(row)]) == ["T: X reached the target in 2 of 3 seeds"]
+
+
+def test_what_was_not_run_is_not_counted_as_not_reached() -> None:
+    """Neither a policy with seeds still to run is judged, nor any policy before the whole sweep is there."""
+    (condition, *_) = load_study("adaptive", "small")
+    table = condition_table(condition, {})
+    assert table["best_fixed"] is table["best_of_all"] is None
+    assert verdicts([table]) == []
+    assert {row.cells[0].value for row in study_sheet(table).rows} == {"not run"}
+
+    unfinished = row_of("X", [10.0, None, None], runs=1, against_best_fixed={"mean": None})
+    assert verdicts([table_of(unfinished)]) == []
+    assert verdicts([table_of(row_of("X", [10.0, None, None], against_best_fixed={"mean": None}))]) != []
+
+
+def test_the_best_in_hindsight_needs_the_whole_sweep(tmp_path: Path) -> None:
+    """With one seed of one lambda missing, another could be the best: none is named."""
+    whole = next(each for each in load_study("adaptive", "small", TINY) if each.name == "uniform-iid")
+    condition = replace(whole, environments=whole.environments[:1])
+    cells = [cell for cell in condition.cells if "lambda-0.5" in cell.name or cell.name.endswith(("-1", "-2"))]
+    run_cells(cells, tmp_path, 1, lambda board: None)
+    runs = load_finished(cells, tmp_path)
+    assert len(runs) == 3
+    assert condition_table(condition, runs)["best_fixed"] is None
+    short = replace(condition, study=condition.study.model_copy(update={"sweep": [0.5, 1, 2]}))
+    assert condition_table(short, runs)["best_fixed"] in {cell.label for cell in cells}
+
+
+def test_kept_runs_do_not_ask_where_a_recording_lies(tmp_path: Path) -> None:
+    """The same study from another checkout uses the same runs; another recording makes them others."""
+    (condition,) = [each for each in load_study("adaptive", "small") if each.name == "presence"]
+    cell = condition.cells[0]
+    folder = cell_folder(tmp_path, cell)
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text('{"finish_reason": "target reached"}')
+    text = cell.config.to_toml()
+    here = next(line for line in text.splitlines() if line.endswith('presence.csv"'))
+    (folder / "config.toml").write_text(text.replace(here, 'file = "/elsewhere/presence.csv"'))
+    assert kept(cell, tmp_path)
+    (folder / "config.toml").write_text(text.replace(here, 'file = "/elsewhere/absence.csv"'))
+    assert not kept(cell, tmp_path)
+
+
+def test_verdicts_say_how_far_it_was() -> None:
+    for ratio, words in ((1.04, "within 5 %"), (1.2, "NOT within 5 %"), (0.8, "better"), (0.97, "within 5 %")):
+        row = row_of("X", [1.0, 1.0, 1.0], against_best_fixed={"mean": ratio})
+        (line,) = verdicts([table_of(row)])
+        assert line == f"T: X {ratio:.2f} times the time of the best fixed (λ): {words}"
+    row = row_of("X", [1.0, 1.0, 1.0], against_best_fixed={"mean": 0.8}, against_best_of_all={"mean": 1.125})
+    (line,) = verdicts([table_of(row)])
+    assert line == (
+        "T: X 0.80 times the time of the best fixed (λ): better; 1.12 times that of λ=0.1, outside of the sweep"
+    )
+
+
+def test_verdicts_on_caps_tell_time_and_energy() -> None:
+    costs = {"update_requests": 1.5, "energy_active": 0.25}
+    against = {"mean": 1.1, "costs": costs}
+    (line,) = verdicts([table_of(row_of("X", [1.0, 1.0, 1.0], max_local_epochs=5, against_best_fixed=against))])
+    assert line == "T: X 1.10 times the time, 1.50 times the update requests, 0.25 times the active energy of λ"
+
+
+def test_a_small_study_of_caps_saves_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One seed through the command: less is trained under a cap, and the table and the picture say so."""
+
+    def short(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[Condition]:
+        whole = next(each for each in load_study(name, scale, overrides) if each.name == "skewed-noniid5")
+        return [replace(whole, environments=whole.environments[:1])]
+
+    monkeypatch.setattr(cli_reproduce, "load_study", short)
+    request = cli_reproduce.Request(("caps",), "small", tmp_path, 1, overrides=TINY)
+    done = cli_reproduce.command(request, quiet(), quiet())
+
+    (table,) = done.document["conditions"]
+    assert table["best_fixed"] == "SemiSync (λ=2), no cap"
+    one, *_, free = table["rows"]
+    assert (one["max_local_epochs"], free["max_local_epochs"]) == (1, None)
+    assert one["energy_equation"]["mean"] == one["energy_active"]["mean"]  # who is done may sleep
+    a_request = [row["energy_active"]["mean"] / row["update_requests"]["mean"] for row in (one, free)]
+    assert a_request[0] < a_request[1] / 2
+    assert len(done.document["verdicts"]) == 5
+    assert (tmp_path / "small" / "caps" / "caps.png").read_bytes().startswith(b"\x89PNG")
+    assert "EC active over that without a cap" in (tmp_path / "small" / "caps" / "results.md").read_text("utf-8")
+
+
+def test_a_study_stands_alone_and_is_listed() -> None:
+    with pytest.raises(ConfigError, match="adaptive, table3: a study is reproduced by itself"):
+        cli_reproduce.command(cli_reproduce.Request(("adaptive", "table3")), quiet(), quiet())
+    listed = cli_reproduce.command(cli_reproduce.Request(("list",)), quiet(), quiet()).document
+    assert set(STUDIES) <= {row["result"] for row in listed}
+    console = quiet()
+    planned = cli_reproduce.command(cli_reproduce.Request(("adaptive",), dry_run=True), console, quiet())
+    assert len(planned.document) == sum(len(c.environments[0].cells) for c in load_study("adaptive", "small"))
