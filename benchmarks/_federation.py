@@ -28,7 +28,6 @@ import numpy as np
 from metis.core import policies
 from metis.core.controller import StopRule
 from metis.core.model import Layout, TensorSpec
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Plan, make_core
 from metis.deployment.controller.service import identify_by_certificate, identify_by_name
 from metis.deployment.controller.state import State
@@ -41,6 +40,7 @@ from metis.deployment.security.identity import (
     now_utc,
     server_credentials,
 )
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import (
     CHANNEL_OPTIONS,
     CHUNK,

@@ -42,10 +42,10 @@ from _federation import ControllerUnderTest, Spec, blocks, consortium
 from _peers import Unavailable, ask
 
 from metis.core.events import CommunityPublished, SendTask, UpdateRequest
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.work import Update
 from metis.deployment.security.identity import channel_credentials, load_kit, server_credentials
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, SERVER_OPTIONS, keep_buffers, model_bytes
 from metis.runs.trace import read_trace
 

@@ -22,8 +22,8 @@ from deployment.consortium import DAY, Consortium
 from deployment.counterpart import Counterpart
 from deployment.tiny import settings, write_site
 from metis.cli.app import app
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.security.identity import now_utc, server_credentials
+from metis.deployment.wire import wire_pb2 as pb
 
 
 @pytest.fixture(autouse=True)

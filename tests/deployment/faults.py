@@ -22,8 +22,8 @@ from metis.core.controller import StopRule
 from metis.core.events import Action, Event
 from metis.core.model import Layout
 from metis.core.policies import Policy
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub, model_bytes
 from metis.runs.trace import read_trace
 

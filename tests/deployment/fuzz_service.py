@@ -34,8 +34,8 @@ from deployment.federations import LAYOUT, Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD, model_bytes
 
 HANG = 30.0  # seconds after which a call that should have ended hangs

@@ -21,8 +21,8 @@ from metis.core.compression import Compression
 from metis.core.controller import StopRule
 from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
 from metis.core.model import Model, Vector
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.status import _metrics
+from metis.deployment.wire import wire_pb2 as pb
 from metis.reporting.dashboard.view import RunView
 from metis.reporting.report import _facts
 from metis.runs.run import Run

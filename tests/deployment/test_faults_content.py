@@ -40,8 +40,8 @@ from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.core.timing import MOST_STEPS
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.service import _Numbers
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import UPLOAD, model_bytes
 
 _CODE = grpc.StatusCode

@@ -42,9 +42,9 @@ from deployment.wire_learner import WireLearner, move_towards, parts
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.service import _in_thread
 from metis.deployment.controller.state import State, StateError
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import checker
 from metis.deployment.wire.transfer import ended
 
@@ -230,7 +230,7 @@ def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -
 
 _KILLED_LEARNER = """
 import os, signal, sys, grpc
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import UPLOAD
 
 address, run, task = sys.argv[1:]

@@ -15,7 +15,7 @@ from deployment.faults import Puppet, Stage, local_model, tried
 from deployment.federations import LAYOUT, Served
 from deployment.fuzz_service import ANSWERS, EXTREME, WILD, Mutator, Scene, knock, strike
 from deployment.wire_learner import WireLearner, move_towards
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL
 
 _CODE = grpc.StatusCode

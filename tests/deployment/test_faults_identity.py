@@ -20,7 +20,7 @@ from deployment.faults import (
 )
 from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL
 
 _CODE = grpc.StatusCode

@@ -29,8 +29,8 @@ from deployment.federations import Served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerJoined, LearnerLeft, UpdateCommitted
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.durable import DurableController
+from metis.deployment.wire import wire_pb2 as pb
 
 LEASE = {"lease": 1.0, "heartbeat": 0.1}
 

@@ -22,8 +22,8 @@ pytest.importorskip("grpc")
 from deployment.counterpart import UNAVAILABLE, Counterpart, Stream
 from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.learner.process import LearnerProcess, _Backoff
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL, Seal
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo

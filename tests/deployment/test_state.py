@@ -219,7 +219,10 @@ def test_what_a_killed_controller_left_half_done_is_removed(tmp_path: Path) -> N
 
 def test_importing_it_is_cheap() -> None:
     """A crash test starts it hundreds of times."""
-    program = "import sys, metis.deployment.controller.state\nprint([m for m in ('numpy', 'grpc', 'torch') if m in sys.modules])"
+    program = (
+        "import sys, metis.deployment.controller.state\n"
+        "print([m for m in ('numpy', 'grpc', 'torch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout == "[]\n", done.stderr
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.core.model import Layout, Model, TensorSpec
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import (
     CHUNK,
     SMALLEST_CHUNK,

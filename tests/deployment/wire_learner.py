@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 
 from metis.core.model import Layout
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub
 
 Train = Callable[[pb.Task, "np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"]

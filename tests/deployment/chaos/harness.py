@@ -35,8 +35,8 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.state import State
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub, model_parts, payload_sha256, read_model
 from metis.errors import LearnerError
 from metis.experiments.config.load import load_config

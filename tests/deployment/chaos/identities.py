@@ -162,7 +162,7 @@ def row_28(tmp: Path, times: int) -> Outcome:
 
 def _claims_another_name(tally: Tally, here: Federation, kit: Kit) -> None:
     """The certificate says who calls; what else a caller says about its name is not heard."""
-    from metis.deployment import wire_pb2 as pb
+    from metis.deployment.wire import wire_pb2 as pb
     from metis.deployment.wire.protocol import ATTEND, PROTOCOL
 
     credentials = channel_credentials(load_kit(kit.folder))

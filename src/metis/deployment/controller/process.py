@@ -48,10 +48,10 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.core.timing import MOST_STEPS
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.durable import DurableController, MakeController
 from metis.deployment.controller.service import Context, Handed, Refused, Service, Session, claimed_error, plausible
 from metis.deployment.controller.state import EXHAUSTED, DiskFull, Entry, State
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import (
     CHUNK,
     SERVER_OPTIONS,

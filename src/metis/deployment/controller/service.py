@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from metis.core.compression import Compression
 from metis.core.model import Layout, Model
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.controller.state import BlobMismatch, DiskFull, Incoming, State
 from metis.deployment.security.identity import Revocations, check_name, moment, now_utc, peer_of
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import (
     CHUNK,
     PROTOCOL,

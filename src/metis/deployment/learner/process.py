@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from metis.deployment import wire_pb2 as pb
 from metis.deployment.learner.work import Update, WorkFolder, file_sha256, update_of
 from metis.deployment.trainer.child import Abandoned, Child, ChildDied, ChildFailed
+from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import (
     CHANNEL_OPTIONS,
     CHUNK,

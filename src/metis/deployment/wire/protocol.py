@@ -21,7 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from metis.core.model import Layout, Model
-from metis.deployment import wire_pb2 as pb
+from metis.deployment.wire import wire_pb2 as pb
 
 PROTOCOL = 2
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
