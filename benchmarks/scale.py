@@ -5,7 +5,7 @@
 Part 1: learners that train nothing, for models of several sizes: all the time is overhead. Part 2: learners that really
 train a convolutional network, two at a time. Part 3: one learner in one process and in two that train as one, over
 gloo. Every process has one torch thread. Parts 2 and 3 want two free processors; the best of several repeats counts.
-Ray is measured where it is installed (`pip install 'metis[ray]'`), with a cluster of two workers on this machine.
+Ray is measured where it is installed (`pip install '.[ray]'`), with a cluster of two workers on this machine.
 """
 
 from __future__ import annotations

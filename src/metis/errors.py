@@ -44,6 +44,11 @@ class InternalError(MetisError):
     """A bug in Metis."""
 
 
+def needs_package(what: str, package: str | None, extra: str) -> str:
+    """The message where a package is missing that an extra of Metis installs, with the command that installs it."""
+    return f"{what} needs the package {package}; in your clone of Metis run: pip install '.[{extra}]'"
+
+
 def told(problem: BaseException) -> str:
     """One sentence for an exception that came out of a user's file: FILE:LINE, its kind and its message."""
     if isinstance(problem, MetisError):

@@ -1,4 +1,4 @@
-"""Mixing on all processors of this machine, and without temporaries where numba is installed (`metis[fast]`).
+"""Mixing on all processors of this machine, and without temporaries where numba is installed (the extra `fast`).
 
 The core computes in numpy and in one thread. This does the same operations on the same elements in the same order, so
 that every bit is the same, at the speed of the memory.

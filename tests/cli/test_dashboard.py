@@ -102,7 +102,7 @@ def test_without_the_extra_it_says_how_to_get_it(arguments: list[str], monkeypat
     result = metis(*arguments)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
-        "error: the dashboard needs the package uvicorn: pip install 'metis[dashboard]'"
+        "error: the dashboard needs the package uvicorn; in your clone of Metis run: pip install '.[dashboard]'"
     )
 
 

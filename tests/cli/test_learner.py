@@ -68,7 +68,9 @@ def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "grpc", None)
     done = CliRunner().invoke(app, ["learner", "--controller", "localhost:1", "--insecure", "--name", "a"])
     assert done.exit_code == 2
-    assert done.stderr == "error: a real federation needs the package grpc: pip install 'metis[deploy]'\n"
+    assert done.stderr == (
+        "error: a real federation needs the package grpc; in your clone of Metis run: pip install '.[deploy]'\n"
+    )
 
 
 def test_a_kit_must_be_a_learners_and_in_date(tmp_path: Path) -> None:

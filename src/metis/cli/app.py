@@ -31,7 +31,7 @@ from metis.cli import report as cli_report
 from metis.cli import status as cli_status
 from metis.cli import track as cli_track
 from metis.cli.report import COMPARISON, check_folder, planned
-from metis.errors import ConfigError, InternalError, MetisError
+from metis.errors import ConfigError, InternalError, MetisError, needs_package
 
 if TYPE_CHECKING:
     from metis.experiments.build import Division
@@ -672,7 +672,7 @@ def _deployed(module: str) -> Any:
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.startswith("metis"):
             raise
-        raise ConfigError(f"a real federation needs the package {problem.name}: pip install 'metis[deploy]'") from None
+        raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
 
 
 # --- data -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, needs_package
 
 if TYPE_CHECKING:
     from metis.deployment.security.authority import Authority
@@ -286,7 +286,7 @@ def _module() -> Any:
     try:
         from metis.deployment.security import authority
     except ImportError as problem:
-        raise ConfigError(f"{problem.name} is not installed; install Metis with: pip install 'metis[deploy]'") from None
+        raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
     return authority
 
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, needs_package
 
 DashboardOption = Annotated[
     bool, typer.Option("--dashboard", help="Serve the live dashboard on this machine meanwhile; prints its address.")
@@ -27,7 +27,7 @@ DashboardOption = Annotated[
 def _check_installed() -> None:
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"the dashboard needs the package {package}: pip install 'metis[dashboard]'")
+            raise ConfigError(needs_package("the dashboard", package, "dashboard"))
 
 
 @contextlib.contextmanager

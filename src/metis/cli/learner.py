@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from metis import __version__
-from metis.errors import ConfigError
+from metis.errors import ConfigError, needs_package
 
 EXAMPLES = (
     "[bold]metis learner --controller federation.example.org:7443 --identity kits/hospital-a --site site.py[/]\n\n"
@@ -141,7 +141,7 @@ def _deployment(module: str) -> Any:
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.startswith("metis"):
             raise
-        raise ConfigError(f"a real federation needs the package {problem.name}: pip install 'metis[deploy]'") from None
+        raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
 
 
 def _address(controller: str) -> tuple[str, int]:

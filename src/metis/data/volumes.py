@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from metis.data.dataset import Dataset
 from metis.data.tables import hold_out, numeric_columns, read_table
-from metis.errors import DataError
+from metis.errors import DataError, needs_package
 
 YOUNGEST, OLDEST = 45.0, 80.0  # of the phantoms, as in UK Biobank
 MEAN_AGE, AGE_DEVIATION = 62.68, 7.5
@@ -131,7 +131,7 @@ def _open(path: Path) -> Any:
     try:
         import nibabel
     except ImportError as problem:
-        raise DataError("reading brain volumes needs the package nibabel: pip install 'metis[mri]'") from problem
+        raise DataError(needs_package("reading brain volumes", "nibabel", "mri")) from problem
     try:
         return nibabel.load(path)  # type: ignore[attr-defined,unused-ignore]  # not in its list of public names
     except (OSError, EOFError, zlib.error, nibabel.filebasedimages.ImageFileError) as problem:

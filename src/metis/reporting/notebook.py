@@ -40,7 +40,7 @@ class Comparison:
         return cost_rows(self.runs)
 
     def to_pandas(self) -> Any:
-        """The same as a pandas table; needs the extra `metis[tables]`."""
+        """The same as a pandas table; needs the extra `tables`."""
         import pandas
 
         return pandas.DataFrame(self.to_records())

@@ -610,9 +610,9 @@ def _versions(run: Run) -> str:
     if isinstance(recorded, dict):
         return ", ".join(f"{name} {release}" for name, release in recorded.items())
     found = [f"Python {platform.python_version()}"]
-    for name in ("metis", "numpy", "torch"):
+    for name, distribution in (("metis", "metis-federated"), ("numpy", "numpy"), ("torch", "torch")):
         try:
-            found.append(f"{name} {version(name)}")
+            found.append(f"{name} {version(distribution)}")
         except PackageNotFoundError:
             continue
     return ", ".join(found)

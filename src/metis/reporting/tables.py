@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, needs_package
 from metis.reporting.figures import labels
 from metis.runs.run import Run
 
@@ -116,7 +116,7 @@ def check_parquet() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
-        raise ConfigError("the format parquet needs the package pyarrow: pip install 'metis[tables]'") from None
+        raise ConfigError(needs_package("the format parquet", "pyarrow", "tables")) from None
 
 
 def _write_parquet(rows: Sequence[Row], path: Path) -> None:

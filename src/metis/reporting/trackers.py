@@ -25,7 +25,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 from metis.core.costs import Costs
-from metis.errors import ConfigError
+from metis.errors import ConfigError, needs_package
 from metis.reporting.tables import csv_value
 from metis.runs.run import HistoryPoint, RunFold, Setting
 
@@ -377,7 +377,7 @@ def make_tracker(text: str, folder: Path, name: str, group: str | None = None) -
         raise ConfigError(f"there is no tracker '{kind}'; allowed: {', '.join(TRACKERS)}, each also as NAME:PLACE")
     package = _PACKAGES[kind]
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ConfigError(f"the tracker {kind} needs the package {package}: pip install 'metis[{kind}]'")
+        raise ConfigError(needs_package(f"the tracker {kind}", package, kind))
     below = Path(place, group or "", name) if place else None
     if kind == "csv":
         return CsvTracker(below or folder)

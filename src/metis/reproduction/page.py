@@ -359,7 +359,7 @@ def write_paper_report(document: Mapping[str, Any], pictures: Mapping[str, str],
         command=command,
         provenance=f"{document['runs']} runs, which took {wall / 60:,.0f} minutes of one processor in all. "
         f"Python {platform.python_version()}, torch {_version('torch')}, numpy {_version('numpy')}.",
-        version=_version("metis"),
+        version=_version("metis-federated"),
     )
     folder.mkdir(parents=True, exist_ok=True)
     path, fresh = folder / REPORT, folder / (REPORT + ".new")

@@ -402,7 +402,7 @@ class Run:
         return [{"policy": self.policy, **point.to_record()} for point in self.history]
 
     def to_pandas(self) -> Any:
-        """The history as a pandas table; needs the extra `metis[tables]`."""
+        """The history as a pandas table; needs the extra `tables`."""
         import pandas
 
         return pandas.DataFrame(self.to_records())
@@ -435,7 +435,7 @@ class Run:
         return rows
 
     def learners_to_pandas(self) -> Any:
-        """`learners_to_records` as a pandas table; needs the extra `metis[tables]`."""
+        """`learners_to_records` as a pandas table; needs the extra `tables`."""
         import pandas
 
         return pandas.DataFrame(self.learners_to_records())

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from metis.core.model import Model
-from metis.errors import ConfigError, InternalError
+from metis.errors import ConfigError, InternalError, needs_package
 from metis.learning import Trained
 from metis.simulation.pools.local import Fetch, Job, WorkerPool, Workplace, outcome_of
 from metis.simulation.pools.settings import PoolSettings
@@ -40,7 +40,7 @@ try:
         WorkerCrashedError,
     )
 except ImportError as missing:
-    raise ConfigError(f"the pool 'ray' needs the package {missing.name}: pip install 'metis[ray]'") from missing
+    raise ConfigError(needs_package("the pool 'ray'", missing.name, "ray")) from missing
 
 _LOST = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 _MOST_ATTEMPTS = 5  # at one task: what ends its process each time is no bad luck
