@@ -14,9 +14,9 @@ from metis.core.controller import StopRule
 from metis.core.events import (
     Budget,
     CommunityStamp,
-    DeadlinePassed,
     Event,
     LearnerJoined,
+    LearnersExpected,
     LocalTask,
     SendTask,
     UpdateRequest,
@@ -89,13 +89,12 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
     crew = {name: Member(name, 10, 2, 0.1) for name in ("a", "b")}
     events: list[Event] = [LearnerJoined(name, 10, 2) for name in crew]
     scheduled = [ScheduledEvent(float(k), event) for k, event in enumerate(events)]
-    controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(seconds=9), learners_expected=2)
+    controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(seconds=9), learners_expected=None)
     course = list(
         play(
             controller,
-            [*scheduled, ScheduledEvent(5.0, DeadlinePassed())],
+            [*scheduled, ScheduledEvent(5.0, LearnersExpected(2))],
             lambda action, now: crew[action.learner].work(action, now),
-            begins=5.0,
         )
     )
     for policy in (metis.sync_fedavg(1), metis.fedrec(2)):

@@ -93,7 +93,7 @@ def simulated(
         if isinstance(item, CommunityPublished) and not policy.protocol.accepts_stale:
             bills[item.stamp.version] = ledger.costs(now)
 
-    controller = Controller(policy, Model.empty(), stop=stop)
+    controller = Controller(policy, Model.empty(), stop=stop, learners_expected=len(machines))
     simulator = Simulator(controller, machines, DryPool(), record, seed=1, evaluate=False, model_bytes=MODEL_BYTES)
     simulator.run(lambda: None, lambda: None)
     return Simulated(events, bills, ledger.costs(simulator.now))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import metis
 from metis.core.controller import Controller, StopRule
-from metis.core.events import Budget, DeadlinePassed, LearnerJoined, LearnerLeft, SendTask, UpdateRequest
+from metis.core.events import Budget, LearnerJoined, LearnerLeft, LearnersExpected, SendTask, UpdateRequest
 from metis.core.model import Model
 from metis.planning.forecast import Member
 from metis.runs.trace import to_record
@@ -57,9 +57,9 @@ def test_no_task_is_sent_before_the_beginning() -> None:
     """A federation that waited for others begins when it did, however many were there before."""
     crew = {member.name: member for member in members()}
     joins = [ScheduledEvent(float(k), LearnerJoined(f"learner{k}", 6, 2)) for k in range(4)]
-    controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(rounds=1), learners_expected=2)
-    scheduled = [*joins, ScheduledEvent(7.0, DeadlinePassed())]
-    course = list(play(controller, scheduled, lambda action, now: crew[action.learner].work(action, now), begins=7.0))
+    controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(rounds=1), learners_expected=None)
+    scheduled = [*joins, ScheduledEvent(7.0, LearnersExpected(2))]
+    course = list(play(controller, scheduled, lambda action, now: crew[action.learner].work(action, now)))
 
     assert {at for at, item in course if isinstance(item, SendTask)} == {7.0}
 

@@ -25,6 +25,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerSetAside,
+    LearnersExpected,
     LearnerWithdrawn,
     LocalTask,
     RoundMeasure,
@@ -86,7 +87,7 @@ class Controller:
         initial_model: Model,
         *,
         stop: StopRule | None = None,
-        learners_expected: int = 1,
+        learners_expected: int | None = 1,  # None: until `LearnersExpected` tells how many
         quorum: int = 0,
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
@@ -146,6 +147,8 @@ class Controller:
             case Evaluated():
                 if self.stop.target is not None and self.stop.target.reached_by(event.metrics):
                     return self._finish(f"{self.stop.target.metric} reached {self.stop.target.value:g}")
+            case LearnersExpected():
+                self.learners_expected = event.learners
             case ControllerAway():
                 for record in self.roster.training:
                     record.unclocked += event.seconds
@@ -160,7 +163,8 @@ class Controller:
                 raise TypeError(f"not an event: {event!r}")
         if self.finished:
             return actions
-        self.started = self.started or self.roster.available_count >= self.learners_expected
+        expected = math.inf if self.learners_expected is None else self.learners_expected
+        self.started = self.started or self.roster.available_count >= expected
         budgets = self.protocol.next_tasks(self.roster, now) if self.started and not self.paused else {}
         return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
 

@@ -113,6 +113,13 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnersExpected:
+    """The federation begins as soon as this many learners are present."""
+
+    learners: int
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerAway:
     """The controller, and with it the run's clock, stood still for so long while the learners worked on."""
 
@@ -135,6 +142,7 @@ Event: TypeAlias = (
     | TaskFailed
     | Evaluated
     | DeadlinePassed
+    | LearnersExpected
     | ControllerAway
     | StopRequested
 )

@@ -47,7 +47,7 @@ from metis.simulation.link import Link
 from metis.simulation.pools.local import Workplace, make_pool
 from metis.simulation.pools.recorded import RecordedPool
 from metis.simulation.pools.settings import PoolSettings
-from metis.simulation.simulator import Machine, Simulator
+from metis.simulation.simulator import Machine, Simulator, present_at_start
 from metis.simulation.speed import Speed
 
 _CHECKPOINT = "checkpoint.safetensors"
@@ -392,32 +392,37 @@ class _Session:
             return DiskStore(self._out / "models")
         return MemoryStore()
 
+    @cached_property
+    def _machines(self) -> list[Machine]:
+        return [
+            Machine(
+                learner.name,
+                len(learner.indices),
+                learner.batch_size,
+                learner.speed,
+                learner.availability,
+                learner.link,
+            )
+            for learner in self._federation.learners
+        ]
+
     def _simulator(self, initial_model: Model, pool: Any, store: ModelStore) -> Simulator:
+        seed = self._federation.seed
         controller = Controller(
             self._policy,
             initial_model,
             stop=self._stop,
+            learners_expected=present_at_start(self._machines, seed),
             refusals_allowed=self._refusals_allowed,
             store=store,
             models_checked=True,  # by `Learner.train`, which hands in no other
         )
-        machines = [
-            Machine(
-                setup.name,
-                len(setup.indices),
-                setup.batch_size,
-                setup.speed,
-                setup.availability,
-                setup.link,
-            )
-            for setup in self._federation.learners
-        ]
         return Simulator(
             controller,
-            machines,
+            self._machines,
             pool,
             self._record,
-            seed=self._federation.seed,
+            seed=seed,
             evaluate=self._federation.test is not None,
             evaluate_every=self._evaluate_every,
             model_bytes=self._setting.model_bytes,

@@ -165,6 +165,7 @@ def what_if(recording: Recording, policy: Policy) -> Course:
         policy,
         Model.empty(),
         stop=StopRule(seconds=recording.end) if recording.end > 0 else None,
+        learners_expected=None,
         quorum=recording.quorum,
         refusals_allowed=recording.refusals_allowed,
     )
@@ -324,7 +325,7 @@ def decisions(course: Course, end: float) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in hidden}
         for record in kept
-        if record.get("event") != "deadline_passed"
+        if record.get("event") not in ("deadline_passed", "learners_expected")
     ]
 
 

@@ -45,7 +45,7 @@ def dry_run(
 ) -> Run:
     """The course of the file's first policy without training: times, steps and requests are those of a real run."""
     from metis.simulation.pools.dry import DryPool
-    from metis.simulation.simulator import Machine, Simulator
+    from metis.simulation.simulator import Machine, Simulator, present_at_start
 
     policy = build_policy(config.policy[0])
     assignments = dry_assignments(config) if assignments is None else assignments
@@ -77,19 +77,21 @@ def dry_run(
         facts={"dataset": config.data.dataset},
     )
     events: list[tuple[float, Event | Action]] = []
+    machines = [
+        Machine(
+            assignment.name,
+            len(assignment.indices),
+            assignment.group.batch_size,
+            build_speed(assignment.group, assignment.name),
+            build_availability(assignment.group, assignment.name),
+            build_link(assignment.group),
+        )
+        for assignment in assignments
+    ]
+    expected = present_at_start(machines, config.seed)
     simulator = Simulator(
-        Controller(policy, Model.empty(), stop=stop),
-        [
-            Machine(
-                assignment.name,
-                len(assignment.indices),
-                assignment.group.batch_size,
-                build_speed(assignment.group, assignment.name),
-                build_availability(assignment.group, assignment.name),
-                build_link(assignment.group),
-            )
-            for assignment in assignments
-        ],
+        Controller(policy, Model.empty(), stop=stop, learners_expected=expected),
+        machines,
         DryPool(),
         lambda now, item: events.append((now, item)),
         seed=config.seed,

@@ -24,6 +24,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerSetAside,
+    LearnersExpected,
     LearnerWithdrawn,
     LocalTask,
     RoundMeasure,
@@ -46,6 +47,7 @@ _EVENTS: dict[str, type[Any]] = {
     "task_failed": TaskFailed,
     "evaluated": Evaluated,
     "deadline_passed": DeadlinePassed,
+    "learners_expected": LearnersExpected,
     "controller_away": ControllerAway,
     "stop_requested": StopRequested,
 }

@@ -10,7 +10,6 @@ import bisect
 import heapq
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,17 +46,15 @@ Work = Callable[[SendTask, float], ScheduledEvent | None]  # how a task sent now
 
 
 def play(
-    controller: Controller, scheduled: Iterable[ScheduledEvent], work: Work, begins: float = -math.inf
+    controller: Controller, scheduled: Iterable[ScheduledEvent], work: Work
 ) -> Iterator[tuple[float, Event | Action]]:
     """Let these things happen to a fresh controller and learners work for it, until it ends or nobody goes on.
 
-    What cannot be any more is left out: the answer of a learner that has left, the joining of one that is there. No
-    task is sent before the moment `begins`.
+    What cannot be any more is left out: the answer of a learner that has left, the joining of one that is there.
     """
     order = itertools.count()
     heap = [(item.at, item.rank, next(order), item.event) for item in scheduled]
     heapq.heapify(heap)
-    expected, controller.learners_expected = controller.learners_expected, sys.maxsize
     while not controller.finished:
         event: Event
         if controller.deadline < (heap[0][0] if heap else math.inf):
@@ -70,8 +67,6 @@ def play(
             now, _, _, event = heapq.heappop(heap)
             if not _possible(controller, event):
                 continue
-        if now >= begins:
-            controller.learners_expected = expected
         yield now, event
         for action in controller.handle(event, now):
             yield now, action

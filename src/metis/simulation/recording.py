@@ -26,6 +26,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerSetAside,
+    LearnersExpected,
     LearnerWithdrawn,
     SendTask,
     StopRequested,
@@ -108,14 +109,16 @@ def replay_otherwise(
     starts = _start(recorded)
     if starts is None:
         return []
-    trigger, controller.learners_expected = starts
+    trigger, expected = starts
     scheduled = [
         item
         for item in _scheduled(recorded, {trigger})
-        if not isinstance(item.event, Evaluated)  # an accuracy that the other policy did not have
+        # An accuracy that the other policy did not have, and how many were waited for until then.
+        if not isinstance(item.event, (Evaluated, LearnersExpected))
     ]
-    begins = recorded[trigger][0]
-    return list(play(controller, scheduled, RecordedLearners(recorded, nominal or {}), begins))
+    # Just before the event at which the first task was sent.
+    begins = ScheduledEvent(recorded[trigger][0], LearnersExpected(expected), trigger - 0.5)
+    return list(play(controller, [begins, *scheduled], RecordedLearners(recorded, nominal or {})))
 
 
 class RecordedLearners:
@@ -190,7 +193,7 @@ def _again(task: RecordedTask, action: SendTask, now: float) -> ScheduledEvent:
 
 def _scheduled(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[int] = ()) -> list[ScheduledEvent]:
     """What came from outside: who came and went, the controller too, what was measured, that somebody stopped it."""
-    kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested)
+    kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested, LearnersExpected)
     wanted = set(also)
     return [
         ScheduledEvent(at, item, place)
@@ -213,6 +216,6 @@ def _start(recorded: Sequence[tuple[float, Event | Action]]) -> tuple[int, int] 
                 there.discard(item.learner)
             case _:
                 pass
-        if isinstance(item, (LearnerJoined, LearnerLeft, LearnerWithdrawn, DeadlinePassed)):
+        if isinstance(item, (LearnerJoined, LearnerLeft, LearnerWithdrawn, LearnersExpected, DeadlinePassed)):
             trigger = place
     return None

@@ -90,6 +90,16 @@ class _Return:
     learner: int
 
 
+def present_at_start(machines: Sequence[Machine], seed: int) -> int:
+    """How many learners the federation begins with: those that are present at time 0, or the first to come."""
+    first = [next(_absences(machine, seed, index), None) for index, machine in enumerate(machines)]
+    return max(1, sum(absence is None or absence[0] > 0.0 for absence in first))
+
+
+def _absences(machine: Machine, seed: int, index: int) -> Iterator[tuple[float, float]]:
+    return machine.availability.absences(np.random.default_rng([seed, _AVAILABILITY, index]))
+
+
 class Simulator:
     """Runs one federation in virtual time; `run` may be called once."""
 
@@ -184,16 +194,13 @@ class Simulator:
         self._started = True
         present = []
         for index, machine in enumerate(self._machines):
-            rng = np.random.default_rng([self._seed, _AVAILABILITY, index])
-            self._absences.append(machine.availability.absences(rng))
+            self._absences.append(_absences(machine, self._seed, index))
             absence = next(self._absences[index], None)
             if absence is not None and absence[0] <= 0.0:
                 self._push(absence[1], _Return(index))
                 continue
             present.append(index)
             self._plan_departure(index, absence)
-        # All that are there at the beginning start together.
-        self.controller.learners_expected = max(1, len(present))
         if self._evaluate:
             self._measure_now()
         for index in present:
