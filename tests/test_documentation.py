@@ -93,7 +93,7 @@ def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyte
 def test_the_files_of_a_page_load(path: Path, tmp_path: Path) -> None:
     """Whole ones as they are; a part of one in place of the same tables of the example that `metis init` writes."""
     write_files(path, tmp_path)
-    example = Path(cli.__file__).parent / "experiments" / "example.toml"
+    example = Path(metis.__file__).parent / "experiments" / "example.toml"
     for number, block in enumerate(blocks(path, "toml")):
         file = tmp_path / (block.title or f"{number}.toml")
         file.write_text(block.text, encoding="utf-8")
@@ -196,6 +196,14 @@ def test_the_reference_names_everything(build: ModuleType, tmp_path: Path) -> No
     assert all(f"## metis {name}\n" in file.read_text("utf-8") for name in listed)
     assert len(commands(file)) > len(listed)
     test_every_command_of_a_page_exists(file)
+
+
+def test_the_table_of_policies_lists_their_parameters() -> None:
+    """Each row of docs/protocols.md has every parameter of its policy, and no other."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", (DOCS / "protocols.md").read_text("utf-8"), re.M)
+    listed = {policy: set(re.findall(r"`(\w+)`", parameters)) for policy, parameters in rows}
+    for policy, rules in config_schema()["policies"].items():
+        assert listed[policy] == set(rules["properties"]), policy
 
 
 def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

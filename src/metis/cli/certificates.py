@@ -48,7 +48,7 @@ def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> t
         (
             issue,
             "metis certificates issue main --role controller --host federation.example.org\n\n"
-            "metis certificates issue hospital-a --request hospital-a.csr",
+            "metis certificates issue hospital-a --request request.csr",
         ),
         (request, "metis certificates request hospital-a"),
         (renew, "metis certificates renew hospital-a"),
