@@ -680,6 +680,7 @@ def test_a_duplicate_update_counts_once(policy: Policy):
         ({"time_per_batch": 0.0}, "0.0 seconds per batch"),
         ({"time_per_batch": math.nan}, "nan seconds per batch"),
         ({"time_per_batch": math.inf}, "inf seconds per batch"),
+        ({"time_per_batch": 1e-320}, "it claims 1e-320 seconds per batch, which must be at least 1e-09"),
         ({"local_model": model(math.nan, 0, 0)}, "tensor 'weight' holds 1 of 2"),
         ({"local_model": model(0, 0, -math.inf)}, "tensor 'bias' holds 1 of 1"),
         ({"local_model": Model(Layout((TensorSpec("w", (1,)),)), np.ones(1, np.float32))}, "layout"),

@@ -42,7 +42,7 @@ from metis.core.policies import Policy
 from metis.core.protocols import Paced, SemiSynchronous
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment, factor_of
-from metis.core.timing import TOLERANCE
+from metis.core.timing import SHORTEST_BATCH, TOLERANCE
 from metis.errors import UnexpectedUpdate
 
 
@@ -232,8 +232,8 @@ class Controller:
             return f"it claims {event.steps} steps, the task allows 1 to {most}"
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             return f"it claims {event.seconds} seconds of training"
-        if not (math.isfinite(event.time_per_batch) and event.time_per_batch > 0):
-            return f"it claims {event.time_per_batch} seconds per batch"
+        if not SHORTEST_BATCH <= event.time_per_batch < math.inf:
+            return f"it claims {event.time_per_batch} seconds per batch, which must be at least {SHORTEST_BATCH:g}"
         return None if self._models_checked else mixable_problem(event.local_model, self.community.model.layout)
 
     def _refuse(self, record: LearnerRecord, task: LocalTask, kind: str, reason: str) -> list[Action]:

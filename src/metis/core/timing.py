@@ -11,7 +11,10 @@ import numpy as np
 # t_max / t_beta is a hair under a whole number for the slowest learner itself (68.4 / 0.3);
 # floor alone would cost it a batch every round (R1).
 TOLERANCE = 1e-9
-# A learner may claim any positive time per batch; the quotient must stay a number that can be counted.
+# Less than the tick of any clock that times batches, so no honest learner reports it. Periods, which are made from the
+# times that learners report, keep every digit: far below this, floats lose them.
+SHORTEST_BATCH = 1e-9
+# The quotient of a period and a time per batch must stay a number that can be counted.
 MOST_STEPS = 2**53
 
 
