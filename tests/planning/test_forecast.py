@@ -25,8 +25,6 @@ from metis.planning.forecast import (
     Member,
     down,
     forecast,
-    names,
-    seconds,
     sensible_range,
     up,
     warnings,
@@ -385,10 +383,6 @@ def test_transfers_few_batches_drift_and_staleness_are_told() -> None:
 
 
 def test_words() -> None:
-    """Names, times and edges as they are read."""
-    assert names(["a"]) == "a"
-    assert names(["a", "b"]) == "a and b"
-    assert names(list("abcdef")) == "a, b, c and 3 others"
-    assert [seconds(value) for value in (0.0031, 4.13, 720, 11_000)] == ["3.1 ms", "4.13 s", "12 min", "3.06 h"]
+    """Edges as they are read."""
     assert (up(0.12821), down(0.12821), up(2.0), down(4.5454), up(0.0)) == ("0.13", "0.12", "2", "4.5", "0")
     assert (up(123.4), down(123.4)) == ("130", "120")

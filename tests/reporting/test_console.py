@@ -11,7 +11,7 @@ from rich.console import Console
 
 from metis.core.controller import StopRule
 from metis.reporting import console as module
-from metis.reporting.console import RunProgress, TaskProgress, waiting
+from metis.reporting.console import RunProgress, TaskProgress
 from metis.runs.run import Run, RunFold
 
 
@@ -58,11 +58,6 @@ def test_a_quiet_console_stays_quiet(written_run: Callable[..., Run]) -> None:
     """As for --json."""
     assert shown(written_run(values=[0.1]), terminal=True, quiet=True) == ""
     assert shown(written_run(values=[0.1]), terminal=False, quiet=True) == ""
-
-
-def test_a_time_to_wait_is_told_in_a_fitting_unit() -> None:
-    """Seconds, minutes, hours."""
-    assert [waiting(seconds) for seconds in (0.2, 89, 720, 11_160)] == ["0 s", "89 s", "12 min", "3.1 h"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -12,8 +12,9 @@ import pytest
 
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.reporting.report import comparable, number, write_markdown, write_report
+from metis.reporting.report import comparable, write_markdown, write_report
 from metis.runs.run import Run
+from metis.text import number
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 

@@ -9,7 +9,6 @@ import functools
 import inspect
 import itertools
 import json
-import math
 import shlex
 import sys
 import time
@@ -32,6 +31,8 @@ from metis.cli import status as cli_status
 from metis.cli import track as cli_track
 from metis.cli.report import COMPARISON, check_folder, planned
 from metis.errors import ConfigError, InternalError, MetisError, needs_package
+from metis.errors import ConfigError, InternalError, MetisError
+from metis.text import json_text
 
 if TYPE_CHECKING:
     from metis.experiments.build import Division
@@ -314,21 +315,8 @@ def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Seq
     return build_federation(config, source=source, division=division, overridden=overridden)
 
 
-def _json_text(document: Any, indent: int | None = 2) -> str:
-    """Strict JSON: infinities and not-a-numbers, which JSON has not, become null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(plain(document), indent=indent, ensure_ascii=False)
-
-
 def _print_json(document: Any) -> None:
-    sys.stdout.write(_json_text(document) + "\n")
+    sys.stdout.write(json_text(document) + "\n")
 
 
 def _choose(config: ExperimentConfig, source: str, wanted: str | None) -> ExperimentConfig:
@@ -359,7 +347,7 @@ def _finish_single(run: Run, folder: Path, as_json: bool, *, one_line: bool = Fa
     (report,) = cli_report.write([run], folder, cli_report.title_of([run], folder))
     if as_json and one_line:  # the last of the lines that tell what happened
         document = {"at": time.time(), "kind": "result", **run.summary(), "directory": folder.as_posix()}
-        sys.stdout.write(_json_text(document, indent=None) + "\n")
+        sys.stdout.write(json_text(document, indent=None) + "\n")
     elif as_json:
         _print_json({**run.summary(), "directory": folder.as_posix()})
     else:
@@ -463,7 +451,7 @@ def compare(
         _make_room(job.out, force)
         _write_config(job)
     plan = {"name": folder.name, "finished": False, "runs": [job.out.relative_to(folder).as_posix() for job in jobs]}
-    (folder / COMPARISON).write_text(_json_text(plan) + "\n", encoding="utf-8")
+    (folder / COMPARISON).write_text(json_text(plan) + "\n", encoding="utf-8")
     if len(jobs) == 1 and not as_json:
         note = f"note: {jobs[0].source} has one policy; a second [[policy]] table would give something to compare with"
         _stderr().print(note, markup=False)
@@ -522,7 +510,7 @@ def _run_comparison(jobs: Sequence[Job], federations: dict[str, Federation], fol
         "runs": [job.out.relative_to(folder).as_posix() for job in jobs],
         **comparison,
     }
-    (folder / COMPARISON).write_text(_json_text(document) + "\n", encoding="utf-8")
+    (folder / COMPARISON).write_text(json_text(document) + "\n", encoding="utf-8")
     (report,) = cli_report.write(runs, folder, folder.name)
     if as_json:
         _print_json({**document, "directory": folder.as_posix()})

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from metis.errors import ConfigError
+from metis.text import json_text
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
 SetOption = Annotated[
@@ -201,7 +202,7 @@ def _tell(
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.json").write_text(cli._json_text(document) + "\n", encoding="utf-8")
+        (out / f"{name}.json").write_text(json_text(document) + "\n", encoding="utf-8")
         text = StringIO()
         Console(file=text, width=_WIDTH, highlight=False, emoji=False).print(view(document, _WIDTH))
         lines: Sequence[str] = [line.rstrip() for line in text.getvalue().splitlines()]

@@ -22,7 +22,7 @@ from metis.core.controller import StopRule
 from metis.errors import ConfigError
 from metis.experiments.build import divide
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, resolve_config
-from metis.reporting.console import number, plain_table, waiting
+from metis.reporting.console import plain_table
 from metis.reproduction.claims import check_claims
 from metis.reproduction.environments import SCALES, Cell, Environment, Scale, load_environments
 from metis.reproduction.figures import (
@@ -67,6 +67,7 @@ from metis.reproduction.tables import (
     solver_of,
 )
 from metis.runs.run import Run
+from metis.text import about, number
 
 DOCUMENT, MIXING = "results.json", "mixing-times.json"
 
@@ -581,4 +582,4 @@ def _words(state: CellState) -> str:
 
 def _left(board: Board) -> str:
     left = board.seconds_left
-    return "" if left is None else f"(at most {waiting(left)} left)"
+    return "" if left is None else f"(at most {about(left)} left)"

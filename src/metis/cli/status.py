@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metis.errors import ConfigError
+from metis.text import number, percent, plural, printable, size
 
 EXAMPLES = (
     "[bold]metis status state[/]\n\n"
@@ -94,7 +95,7 @@ class View:
     def shown(self, width: int, height: int | None = None) -> RenderableType:
         if self.tabular:
             return federation_view(self.document, width, height)
-        return Text(_printable(self.said))
+        return Text(printable(self.said))
 
 
 # --- finding it -------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def _not_running(folder: Path, *, killed: bool) -> View:
     document = {"running": False, **recall(folder)}
     learners, latest, metric = document["learners"], document["latest"], document["metric"]
     far = f"{_lasting(document['seconds'])} of the run, community model {document['version']}"
-    far += f", {_several(document['update_requests'], 'update')} of {_several(len(learners), 'learner')}"
+    far += f", {plural(document['update_requests'], 'update')} of {plural(len(learners), 'learner')}"
     if latest is not None and latest.get(metric) is not None:
         far += f", {metric} {latest[metric]:.3f}"
         if document["best"] is not None:
@@ -189,21 +190,21 @@ def federation_view(document: Mapping[str, Any], width: int, height: int | None 
                 learners, key=lambda learner: (order.get(learner["state"], 3), _by_number(learner["name"]))
             )
             learners, left = learners[:room], len(learners) - room
-    more = [Text(f"and {_several(left, 'more learner')}", style="dim")] if left else []
+    more = [Text(f"and {plural(left, 'more learner')}", style="dim")] if left else []
     return Group(*head, Text(), learner_table(learners, width), *more)
 
 
 def _head(document: Mapping[str, Any]) -> list[Text]:
     learners, costs = document["learners"], document["costs"]
     state = str(document["state"])
-    first = Text.assemble((_printable(document["policy"]), "bold"), "  ", (state, _STYLES.get(state, "bold")))
+    first = Text.assemble((printable(document["policy"]), "bold"), "  ", (state, _STYLES.get(state, "bold")))
     if state == "waiting for learners":
         first.append(f", {len(learners)} of {document['expected']} have joined")
     elif state == "finished" and document["finish_reason"]:
-        first.append(f": {_printable(document['finish_reason'])}")
+        first.append(f": {printable(document['finish_reason'])}")
     else:
         away = sum(not learner["connected"] for learner in learners)
-        first.append(f", {len(learners) - away} of {_several(len(learners), 'learner')} connected")
+        first.append(f", {len(learners) - away} of {plural(len(learners), 'learner')} connected")
     second = Text(f"community model {document['version']}, {document['steps']:,} steps, at ")
     second.append(f"{_lasting(document['seconds'])} of the run")
     if document["deadline"] is not None and state == "running":
@@ -214,16 +215,16 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     lines.append(
         Text(
             f"costs: training {_lasting(costs['cumulative_time'])}, idle {_share(costs['idle_time'], present)}, "
-            f"{_several(costs['update_requests'], 'update')}, {costs['refused_updates']:,} refused"
+            f"{plural(costs['update_requests'], 'update')}, {costs['refused_updates']:,} refused"
         )
     )
     lines.append(
         Text(
-            f"energy: equation {_amount(energy['equation'])}, active {_amount(energy['active'])}, with idle "
-            f"{_amount(energy['idle_charged'])}"
+            f"energy: equation {number(energy['equation'])}, active {number(energy['active'])}, with idle "
+            f"{number(energy['idle_charged'])}"
         )
     )
-    exchanged, disk = _bytes(costs["bytes_exchanged"]), _bytes(document["disk_bytes"])
+    exchanged, disk = size(costs["bytes_exchanged"]), size(document["disk_bytes"])
     again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
     lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
     left = document.get("compression_error")  # an older controller does not tell
@@ -252,9 +253,9 @@ def _metric_line(document: Mapping[str, Any]) -> Text:
     if target is not None:
         line.append(f", target {target:g}")
     others = [
-        f"{_printable(name)} {number:.4f}"
-        for name, number in (latest or {}).items()
-        if name not in ("version", "at", metric) and number is not None
+        f"{printable(name)} {other:.4f}"
+        for name, other in (latest or {}).items()
+        if name not in ("version", "at", metric) and other is not None
     ]
     if others:
         line.append(f"  [{', '.join(others)}]", style="dim")
@@ -264,7 +265,7 @@ def _metric_line(document: Mapping[str, Any]) -> Text:
 def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
     """A row for each learner, by name; what a narrow terminal has no room for is left out, not cut."""
     learners = sorted(learners, key=lambda learner: _by_number(learner["name"]))
-    names = [_printable(learner["name"]) for learner in learners]
+    names = [printable(learner["name"]) for learner in learners]
     columns = {heading: [show(learner) for learner in learners] for heading, show in _COLUMNS.items()}
     for heading in _DISPENSABLE:
         if _room_for_names(columns, width) < min(_NAME, max(map(len, names))):
@@ -302,10 +303,10 @@ def _progress(learner: Mapping[str, Any]) -> str:
 
 _NAME = 12  # letters of a name that must be seen
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "state": lambda learner: _printable(learner["state"]),
+    "state": lambda learner: printable(learner["state"]),
     "connected": lambda learner: "yes" if learner["connected"] else "no",
     "examples": lambda learner: f"{learner['examples']:,}",
-    "s/batch": lambda learner: _amount(learner["time_per_batch"]),
+    "s/batch": lambda learner: number(learner["time_per_batch"]),
     "task": _progress,
     "updates": lambda learner: f"{learner['updates']:,}",
     "refused": lambda learner: f"{learner['refused']:,}",
@@ -315,14 +316,8 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 _DISPENSABLE = ("connected", "examples", "heard", "refused")  # the state says much of the first
 
 
-def _amount(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "–"
+    return percent(part / whole) if whole > 0 else "–"
 
 
 def _lasting(seconds: float) -> str:
@@ -332,23 +327,6 @@ def _lasting(seconds: float) -> str:
     if hours == 0:
         return f"{minutes} min {int(seconds % 60):02d} s"
     return f"{hours} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.2f} TB"
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _printable(text: object) -> str:
-    """As it may be shown in a terminal: what comes from a learner must not steer it."""
-    return "".join(letter if letter.isprintable() else "�" for letter in str(text))
 
 
 def _local(moment: str) -> str:

@@ -32,11 +32,11 @@ from metis.experiments.config.load import (
     read_toml,
     resolve_config,
 )
-from metis.planning.forecast import names
 from metis.runs.run import CONFIG, EVENTS, SUMMARY, Setting
 from metis.runs.trace import measures_of, read_trace, to_record
 from metis.simulation.loop import Course
 from metis.simulation.recording import recorded_tasks, replay_otherwise
+from metis.text import listed
 
 HOUR = 3600.0
 _DAMAGED = (KeyError, TypeError, AssertionError)  # what folding events raises that cannot follow each other
@@ -344,10 +344,10 @@ def _notes(recording: Recording) -> list[str]:
     known = [name for name in silent if math.isfinite(recording.nominal.get(name, math.nan))]
     notes = []
     if known:
-        notes.append(f"{names(known)} handed nothing in; the time per batch of the file is used.")
+        notes.append(f"{listed(known, 3)} handed nothing in; the time per batch of the file is used.")
     unknown = [name for name in silent if name not in known]
     if unknown:
-        notes.append(f"{names(unknown)} handed nothing in, so its speed is not known: it ends no task here either.")
+        notes.append(f"{listed(unknown, 3)} handed nothing in, so its speed is not known: it ends no task here either.")
     failed = sum(task.invalid or type(task.answer).__name__ == "TaskFailed" for mine in tasks.values() for task in mine)
     if failed:
         notes.append(f"{failed} recorded tasks failed or were refused; another policy's tasks are taken to succeed.")

@@ -30,6 +30,7 @@ from metis.core.policies import Policy
 from metis.core.protocols import SemiSynchronous
 from metis.simulation.loop import ScheduledEvent, play
 from metis.simulation.speed import Speed
+from metis.text import listed, number, percent, seconds
 
 HOUR = 3600.0
 # Rounds that are played: the cold start and some that must be alike; more if they are not, say because a limit makes
@@ -376,30 +377,6 @@ def _rounded(value: float, how: Any) -> str:
     return f"{float(f'{how(round(value / unit, 6)) * unit:.3g}'):g}"
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def seconds(value: float) -> str:
-    """A time in words: 3 ms, 4.1 s, 12 min, 3.1 h."""
-    if value < 0.1:
-        return f"{value * 1000:.3g} ms"
-    if value < 90:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 5400 else f"{value / HOUR:.3g} h"
-
-
-def names(learners: Sequence[str], shown: int = 3) -> str:
-    """a, b and 4 others."""
-    if len(learners) > shown + 1:
-        return f"{', '.join(learners[:shown])} and {len(learners) - shown} others"
-    return " and ".join([", ".join(learners[:-1]), learners[-1]] if len(learners) > 1 else learners)
-
-
 def warnings(members: Sequence[Member], forecasts: Sequence[Forecast], reference: float) -> list[str]:
     """What is unfortunate about these learners, in words; `reference` is the lambda to speak of."""
     return [
@@ -434,7 +411,7 @@ def _waits(forecasts: Sequence[Forecast]) -> Iterator[str]:
     for found in forecasts:
         waiting = sorted((share for share in found.learners if share.idle > 0.5), key=lambda share: -share.idle)
         if waiting:
-            who, most = names([share.learner for share in waiting]), waiting[0].idle
+            who, most = listed([share.learner for share in waiting], 3), waiting[0].idle
             yield f"Under {found.policy.label}, {who} would wait more than half of the time (up to {percent(most)})."
 
 
@@ -449,8 +426,8 @@ def _transfers(forecasts: Sequence[Forecast]) -> Iterator[str]:
     if worst:
         who = sorted(worst, key=lambda name: -worst[name])
         yield (
-            f"Transfers take more than {percent(MOST_EXCHANGE)} of the time of {names(who)} under {names(where)} "
-            f"(up to {percent(worst[who[0]])})."
+            f"Transfers take more than {percent(MOST_EXCHANGE)} of the time of {listed(who, 3)} under "
+            f"{listed(where, 3)} (up to {percent(worst[who[0]])})."
         )
 
 
@@ -459,7 +436,7 @@ def _few_batches(members: Sequence[Member]) -> Iterator[str]:
     if few:
         least = min(few, key=lambda member: member.batches)
         yield (
-            f"{names([member.name for member in few])} hold{'s' if len(few) == 1 else ''} fewer than {FEW_BATCHES} "
+            f"{listed([member.name for member in few], 3)} hold{'s' if len(few) == 1 else ''} fewer than {FEW_BATCHES} "
             f"batches of examples ({least.name} {least.batches}): an epoch is hardly more than a step; a smaller "
             "batch_size there would make more of the data."
         )
@@ -477,7 +454,7 @@ def _drifts(members: Sequence[Member], forecasts: Sequence[Forecast], reference:
         if many:
             most, whose = many[0], "they hold; their models count" if len(many) > 1 else "it holds; its model counts"
             yield (
-                f"Under {found.policy.label}, {names([share.learner for share in many])} would run more than "
+                f"Under {found.policy.label}, {listed([share.learner for share in many], 3)} would run more than "
                 f"{MANY_EPOCHS:g} local epochs between two mixings ({most.learner} {number(most.local_epochs)}, on "
                 f"{batches[most.learner]} batch{'' if batches[most.learner] == 1 else 'es'}) and fit what "
                 f"{whose} {percent(math.fsum(share.weight for share in many))} of the mixture."

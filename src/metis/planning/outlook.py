@@ -41,13 +41,12 @@ from metis.planning.forecast import (
     Member,
     SensibleRange,
     forecast,
-    names,
-    seconds,
     sensible_range,
     warnings,
 )
 from metis.planning.timings import Timing, Timings
 from metis.reproduction.schedule import dry_assignments
+from metis.text import listed, seconds
 
 LAMBDAS = (0.5, 1.0, 2.0, 3.0, 4.0)  # those that the paper tried
 _DEFAULTS = ("sync_fedavg", "semisync_fedavg", "async_fedavg")
@@ -338,15 +337,15 @@ def _tell_timings(groups: Sequence[str], measured: Mapping[LearnerId, Timing], n
     known = [name for name in groups if name in measured]
     if not known:
         raise ConfigError(
-            f"the timings are of {names(list(measured))}, the file's learners are {names(list(groups))}: "
+            f"the timings are of {listed(list(measured), 3)}, the file's learners are {listed(list(groups), 3)}: "
             "none is the same"
         )
     missing = [name for name in groups if name not in measured]
     if missing:
-        notes.append(f"There are no timings of {names(missing)}; the file's are used.")
+        notes.append(f"There are no timings of {listed(missing, 3)}; the file's are used.")
     others = [name for name in measured if name not in groups]
     if others:
-        notes.append(f"There are timings of {names(others)}, who are not in the file; they are left out.")
+        notes.append(f"There are timings of {listed(others, 3)}, who are not in the file; they are left out.")
 
 
 def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str]:
@@ -369,7 +368,7 @@ def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str
         ):
             if told:
                 by_group.setdefault(words, []).append(group.name)
-    notes += [f"{names(groups)}: {words}." for words, groups in by_group.items()]
+    notes += [f"{listed(groups, 3)}: {words}." for words, groups in by_group.items()]
     longest = min((_longest(found) for found in semi), default=math.inf)
     capped = [found for found in semi if longest < math.inf and found.round is not None]
     if capped:

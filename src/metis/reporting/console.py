@@ -18,25 +18,10 @@ from rich.text import Text
 from metis.core.controller import StopRule
 from metis.core.costs import Costs
 from metis.runs.run import Run, RunFold
+from metis.text import about, factor, metric, number
 
 REFRESH_SECONDS = 0.1
 LINE_SECONDS = 60.0  # between two lines where there is no terminal
-
-
-def number(value: float | None) -> str:
-    """A number with about four digits that matter, thousands set apart."""
-    if value is None:
-        return "–"
-    if abs(value) >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
-
-
-def waiting(seconds: float) -> str:
-    """About how long, in words: 48 s, 12 min, 3.1 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # --- comparison -------------------------------------------------------------------------------
@@ -95,13 +80,13 @@ def _cost_table(comparison: Mapping[str, Any], title: str, columns: _Columns, *,
             name.append("\ndid not reach", style="red")
         cells: list[Text] = [name]
         for path, _ in columns:
-            value, factor = _value(row, path), row["factors"][path]
+            value, against = _value(row, path), row["factors"][path]
             cell = Text(number(value), style="green" if value is not None and value == best[path] else "")
-            if factor is not None:
-                cell.append(f"\n×{factor:.2f}", style="dim")
+            if against is not None:
+                cell.append(f"\n{factor(against)}", style="dim")
             cells.append(cell)
         if with_metric:
-            cells.append(Text(f"{_metric(row['final'])}\n{_metric(row['best'])}"))
+            cells.append(Text(f"{metric(row['final'], 3)}\n{metric(row['best'], 3)}"))
         table.add_row(*cells)
     return table
 
@@ -117,10 +102,6 @@ def _legend(comparison: Mapping[str, Any]) -> str:
     else:
         lines.append(f"× is {rows[0]['label']}'s cost over the row's: above 1 is cheaper.")
     return "\n".join(lines)
-
-
-def _metric(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _value(row: Mapping[str, Any], path: str) -> float | None:
@@ -273,7 +254,7 @@ class RunProgress:
             self._first = (now, done)
         began, before = self._first
         if done > before and now - began > 5:
-            state += f"  {waiting((now - began) * (1 - done) / (done - before))} left"
+            state += f"  {about((now - began) * (1 - done) / (done - before))} left"
         if self._live:
             self._progress.update(self._task, completed=done, state=state)
             self._progress.refresh()

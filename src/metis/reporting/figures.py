@@ -25,6 +25,7 @@ from metis.core.costs import Costs
 from metis.core.events import CommunityPublished
 from metis.errors import ConfigError
 from metis.runs.run import LearnerInfo, Run, Span
+from metis.text import percent, printable, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -323,14 +324,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def shares(costs: Costs) -> dict[Kind, float]:
     """How all learners together spent their time; adds up to 1."""
-    seconds = _seconds(costs)
-    total = sum(float(part.sum()) for part in seconds.values())
-    return {kind: float(part.sum()) / total if total else 0.0 for kind, part in seconds.items()}
-
-
-def percent(share: float) -> str:
-    """A share in words; a small one keeps a digit more."""
-    return f"{100 * share:.1f} %" if NOTHING <= share < 0.0995 else f"{100 * share:.0f} %"
+    spent = _seconds(costs)
+    total = sum(float(part.sum()) for part in spent.values())
+    return {kind: float(part.sum()) / total if total else 0.0 for kind, part in spent.items()}
 
 
 def by_speed(learners: Sequence[LearnerInfo]) -> list[LearnerInfo]:
@@ -406,17 +402,12 @@ def distribution_of(run: Run) -> tuple[NDArray[np.int64], list[str], list[str]]:
 
 def _shown(name: str, most: int = 40) -> str:
     """A name that fits and that an XML file can hold."""
-    clean = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    clean = printable(name)
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 
 
-def duration(seconds: float) -> str:
-    """A short time in the unit that suits it."""
-    return f"{1000 * seconds:.3g} ms" if 0 < seconds < 1 else f"{seconds:.4g} s"
-
-
 def _learner_label(learner: LearnerInfo) -> str:
-    return f"{_shown(learner.name, 16)}  ({duration(learner.time_per_batch)})"
+    return f"{_shown(learner.name, 16)}  ({seconds(learner.time_per_batch)})"
 
 
 # --- whole figures ----------------------------------------------------------------------------
@@ -600,12 +591,12 @@ def _draw_policy_bars(axes: Axes, runs: Sequence[Run]) -> None:
 def draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> None:
     learners = by_speed(run.setting.learners)
     position = {name: index for index, name in enumerate(run.costs.by_learner)}
-    seconds = _seconds(run.costs)
+    spent = _seconds(run.costs)
     # A learner that never joined was away all the time.
     order = [position.get(learner.name, -1) for learner in learners]
     absent = {"away": run.costs.parallel_time}
     stacked = {
-        kind: np.array([seconds[kind][index] if index >= 0 else absent.get(kind, 0.0) for index in order])
+        kind: np.array([spent[kind][index] if index >= 0 else absent.get(kind, 0.0) for index in order])
         for kind in KIND_COLOURS
     }
     many = len(learners) > MOST_ROWS

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metis.reporting import console
+from metis.text import number, percent, seconds, short_number, size
 
 WIDTH = 100
 _MOST_ROWS = 24  # of a table with a row a learner
@@ -24,13 +24,13 @@ Row = Mapping[str, Any]
 
 def plan_view(plan: Row, width: int = WIDTH) -> Group:
     """All of a plan: learners, policies, what each learner does under each, and advice."""
-    title = f"Learners of {plan['file']}; a model has {_bytes(plan['model_bytes'])}"  # may be wider than its table
+    title = f"Learners of {plan['file']}; a model has {size(plan['model_bytes'])}"  # may be wider than its table
     parts: list[RenderableType] = [Text(title, style="bold"), _learners(plan), ""]
     parts += [*_policies(plan, width), Text(_legend(plan), style="dim"), ""]
     for title, show in (
         ("B_k: batches between two mixings", lambda row: number(row["steps"])),
         ("Local epochs between two mixings", lambda row: number(row["local_epochs"])),
-        ("Idle share of the time", lambda row: _percent(row["idle_share"])),
+        ("Idle share of the time", lambda row: percent(row["idle_share"])),
     ):
         parts += [*_matrix(plan, title, show, width), ""]
     parts += _advice(plan)
@@ -71,9 +71,9 @@ def _learners(plan: Row) -> Table:
             f"{row['examples']:,}",
             number(row["batch_size"]),
             number(row["batches_per_epoch"]),
-            _seconds(row["time_per_batch"]),
-            _seconds(row["epoch_seconds"]),
-            _seconds(row["exchange_seconds"]),
+            seconds(row["time_per_batch"]),
+            seconds(row["epoch_seconds"]),
+            seconds(row["exchange_seconds"]),
             power,
         )
     return table
@@ -104,9 +104,9 @@ def _costs(title: str, columns: Sequence[_Column], rows: Sequence[Row]) -> Table
 def _energies(unit: str, key: str) -> list[_Column]:
     unit = "Wh" if unit == "watt hour" else "ε s"
     return [
-        (f"{unit}\nequation", lambda row: _short(row[key]["equation"])),
-        (f"{unit}\nactive", lambda row: _short(row[key]["active"])),
-        (f"{unit}\n+ idle", lambda row: _short(row[key]["idle_charged"])),
+        (f"{unit}\nequation", lambda row: short_number(row[key]["equation"])),
+        (f"{unit}\nactive", lambda row: short_number(row[key]["active"])),
+        (f"{unit}\n+ idle", lambda row: short_number(row[key]["idle_charged"])),
     ]
 
 
@@ -116,11 +116,11 @@ def _width(table: Table) -> int:
 
 def _policies(plan: Row, width: int) -> list[RenderableType]:
     work: list[_Column] = [
-        ("round", lambda row: "–" if row["round_seconds"] is None else _seconds(row["round_seconds"])),
-        ("idle", lambda row: _percent(row["idle_share"])),
-        ("trans-\nfer", lambda row: _percent(row["transfer_share"])),
+        ("round", lambda row: "–" if row["round_seconds"] is None else seconds(row["round_seconds"])),
+        ("idle", lambda row: percent(row["idle_share"])),
+        ("trans-\nfer", lambda row: percent(row["transfer_share"])),
         ("update\nrequests", lambda row: number(row["update_requests_per_hour"])),
-        ("bytes", lambda row: _bytes(row["bytes_per_hour"])),
+        ("bytes", lambda row: size(row["bytes_per_hour"])),
         ("local\nepochs", lambda row: number(row["mean_local_epochs"])),
         ("λ", lambda row: Text(*_JUDGED.get(row["lambda_is"], ("", "")))),
     ]
@@ -133,7 +133,7 @@ def _legend(plan: Row) -> str:
     lines = ["Local epochs between two mixings are averaged by what each model counts in the mixture."]
     cold = {row["first_round_seconds"] for row in plan["policies"]} - {None}
     if cold:
-        lines.append(f"The cold start, one epoch of everybody, comes before and takes {_seconds(max(cold))}.")
+        lines.append(f"The cold start, one epoch of everybody, comes before and takes {seconds(max(cold))}.")
     if any(row["protocol"] == "asynchronous" for row in plan["policies"]):
         lines.append("All asynchronous policies ask for the same work; they differ in how they mix.")
     return "\n".join(lines)
@@ -237,12 +237,12 @@ def replay_view(comparison: Row, width: int = WIDTH) -> Group:
         ("rounds", lambda row: number(row["rounds"])),
         ("update\nrequests", lambda row: number(row["update_requests"])),
         ("refused", lambda row: number(row["refused_updates"])),
-        ("bytes", lambda row: "–" if row["bytes_exchanged"] is None else _bytes(row["bytes_exchanged"])),
-        ("steps", lambda row: _short(row["steps"])),
-        ("idle", lambda row: _percent(row["idle_share"])),
-        ("trans-\nfer", lambda row: _percent(row["transfer_share"])),
+        ("bytes", lambda row: "–" if row["bytes_exchanged"] is None else size(row["bytes_exchanged"])),
+        ("steps", lambda row: short_number(row["steps"])),
+        ("idle", lambda row: percent(row["idle_share"])),
+        ("trans-\nfer", lambda row: percent(row["transfer_share"])),
     ]
-    title = f"{comparison['directory']}: the same {_seconds(comparison['seconds'])}, the same learners"
+    title = f"{comparison['directory']}: the same {seconds(comparison['seconds'])}, the same learners"
     parts = [*_apart(title, ("policy", name), work, _energies(comparison["energy_unit"], "energy"), rows, width), ""]
     parts += [_replayed_learners(rows, first) for first in range(1, len(rows), 2)]
     if comparison["recorded_course_reproduced"] is True:
@@ -287,7 +287,7 @@ def _replayed_learners(rows: Sequence[Row], first: int) -> Table:
 def _spent(learner: Row) -> tuple[str, str]:
     there = learner["active"] + learner["transfer"] + learner["idle"]
     epochs = learner["local_epochs"]
-    return "–" if epochs is None else number(epochs), _percent(learner["idle"] / there if there else 0.0)
+    return "–" if epochs is None else number(epochs), percent(learner["idle"] / there if there else 0.0)
 
 
 def probe_table(probe: Row) -> Table:
@@ -296,55 +296,14 @@ def probe_table(probe: Row) -> Table:
     table.add_column("")
     table.add_column("", justify="right")
     for name, value in (
-        ("time a batch", _seconds(probe["time_per_batch"])),
-        ("fastest, slowest", f"{_seconds(probe['fastest'])}, {_seconds(probe['slowest'])}"),
+        ("time a batch", seconds(probe["time_per_batch"])),
+        ("fastest, slowest", f"{seconds(probe['fastest'])}, {seconds(probe['slowest'])}"),
         ("examples", f"{probe['examples']:,}"),
         ("batch size", number(probe["batch_size"])),
         ("batches an epoch", number(probe["batches_per_epoch"])),
-        ("time an epoch", _seconds(probe["batches_per_epoch"] * probe["time_per_batch"])),
+        ("time an epoch", seconds(probe["batches_per_epoch"] * probe["time_per_batch"])),
         ("parameters", f"{probe['parameters']:,}"),
-        ("bytes of a model", _bytes(probe["model_bytes"])),
+        ("bytes of a model", size(probe["model_bytes"])),
     ):
         table.add_row(name, value)
     return table
-
-
-# --- numbers ----------------------------------------------------------------------------------------
-
-
-def number(value: float) -> str:
-    """As everywhere; a quotient that is a hair off a whole number is that number."""
-    return console.number(round(value, 6))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.0995 else f"{100 * share:.0f} %"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
-
-
-def _short(value: float) -> str:
-    """At most six characters."""
-    if abs(value) < 99_999.5:
-        return number(value)
-    for unit in ("k", "M", "G"):
-        value /= 1000
-        if abs(value) < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value:.3g}"
-
-
-def _seconds(value: float) -> str:
-    if value == 0:
-        return "0"
-    if value < 0.1:
-        return f"{value * 1000:.3g} ms"
-    if value < 90:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 5400 else f"{value / 3600:.3g} h"

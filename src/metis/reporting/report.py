@@ -18,6 +18,7 @@ from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.reporting import figures
 from metis.runs.run import CONFIG, Run, Span
+from metis.text import factor, listed, metric, number, percent, plural, seconds
 
 REPORT, MARKDOWN = "report.html", "report.md"
 
@@ -136,33 +137,9 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
 # --- numbers ------------------------------------------------------------------------------------
 
 
-def number(value: float | None) -> str:
-    """A number with about four digits that matter, thousands set apart."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else "infinite"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def metric(value: float | None) -> str:
-    """A value of the metric: four decimals, or four digits where it is large."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return number(value)
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.5g}"
-
-
 def energy_unit(run: Run) -> str:
     learners = run.setting.learners
     return "J" if learners and learners[0].power.unit == "watt" else "ε s"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _titled(name: str) -> str:
@@ -172,10 +149,6 @@ def _titled(name: str) -> str:
 
 def _colour(index: int) -> int:
     return index % len(figures.POLICY_COLOURS) + 1
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -190,7 +163,7 @@ def _lead(runs: list[Run]) -> str:
     examples = sum(learner.examples for learner in setting.learners)
     many = len(setting.learners)
     sentence = (
-        f"{_count(many, 'learner')} trained {network} together on {data}: each kept its own part of "
+        f"{plural(many, 'learner')} trained {network} together on {data}: each kept its own part of "
         f"{examples:,} training examples to itself and only models were exchanged."
     )
     if many == 1:
@@ -198,14 +171,14 @@ def _lead(runs: list[Run]) -> str:
     times = [learner.time_per_batch for learner in setting.learners if math.isfinite(learner.time_per_batch)]
     if times and max(times) >= 1.05 * min(times) > 0:  # what is measured is never quite the same
         sentence += (
-            f" They were not equally fast: a batch took between {figures.duration(min(times))} and "
-            f"{figures.duration(max(times))}, a ratio of {max(times) / min(times):.3g}."
+            f" They were not equally fast: a batch took between {seconds(min(times))} and "
+            f"{seconds(max(times))}, a ratio of {max(times) / min(times):.3g}."
         )
     if len(runs) > 1:
-        sentence += f" The page compares {_count(len(runs), 'training policy').replace('policys', 'policies')}."
+        sentence += f" The page compares {plural(len(runs), 'training policy', 'training policies')}."
     if differences := _differences(runs):
         sentence += (
-            f" The runs are not of one federation: their {_listed(differences)} differ, and what is said of the "
+            f" The runs are not of one federation: their {listed(differences)} differ, and what is said of the "
             "federation here is of the first. More than the policy makes them come out differently."
         )
     return sentence
@@ -230,7 +203,7 @@ def comparable(runs: Sequence[Run]) -> list[Run]:
     runs = list(runs)
     for what, of in (("metrics", lambda run: run.setting.metric), ("units of energy", energy_unit)):
         if len(told := list(dict.fromkeys(map(of, runs)))) > 1:
-            raise ConfigError(f"the runs have different {what}, {_listed(told)}: report them one by one")
+            raise ConfigError(f"the runs have different {what}, {listed(told)}: report them one by one")
     target = next((run.setting.target for run in runs if run.setting.target is not None), None)
     return [
         run
@@ -257,24 +230,24 @@ def findings(runs: list[Run], names: list[str]) -> list[str]:
             costs = reached[names[0]]
             said.append(
                 f"{names[0]} reached {goal} after {number(costs.parallel_time)} s of parallel time and "
-                f"{_count(costs.update_requests, 'update request')}."
+                f"{plural(costs.update_requests, 'update request')}."
             )
         missed = [name for name in names if name not in reached]
         if missed:
-            said.append(f"{_listed(missed)} did not reach {goal} before the run ended.")
+            said.append(f"{listed(missed)} did not reach {goal} before the run ended.")
         if len(runs) == 1:
             said.append(_ending(runs[0], names[0]))
     waiting = [(figures.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
     most, least = max(waiting)[0], min(waiting)[0]
     if len(runs) > 1 and most - least > 0.01:
-        told = {share: [name for other, name in waiting if figures.percent(other) == figures.percent(share)]
+        told = {share: [name for other, name in waiting if percent(other) == percent(share)]
                 for share in (most, least)}  # fmt: skip
         said.append(
-            f"Learners waited for others during {figures.percent(most)} of their time under {_listed(told[most])}, "
-            f"during {figures.percent(least)} under {_listed(told[least])}."
+            f"Learners waited for others during {percent(most)} of their time under {listed(told[most])}, "
+            f"during {percent(least)} under {listed(told[least])}."
         )
     elif len(runs) == 1:
-        said.append(f"Learners waited for others during {figures.percent(most)} of their time.")
+        said.append(f"Learners waited for others during {percent(most)} of their time.")
     return said
 
 
@@ -297,17 +270,17 @@ def _least_energy(reached: dict[str, Costs], goal: str) -> str:
     for words, value in definitions:
         lowest = min(value(costs.energy) for costs in reached.values())
         names = [name for name, costs in reached.items() if value(costs.energy) == lowest]
-        best.append((_listed(names), words))
+        best.append((listed(names), words))
     if len({names for names, _ in best}) == 1:
         return f"{best[0][0]} used the least energy to {goal}, by all three definitions."
-    return f"Least energy to {goal}: {_listed([f'{names} {words}' for names, words in best])}."
+    return f"Least energy to {goal}: {listed([f'{names} {words}' for names, words in best])}."
 
 
 def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: Callable[[Costs], float]) -> str:
     """Who has the smallest of a cost, and by how much it is below the first row's."""
     lowest = min(value(costs) for costs in reached.values())
     best = [name for name, costs in reached.items() if value(costs) == lowest]
-    sentence = f"{_listed(best)} {what} {number(lowest)}{' ' if unit else ''}{unit}"
+    sentence = f"{listed(best)} {what} {number(lowest)}{' ' if unit else ''}{unit}"
     if first in reached and first not in best and lowest > 0:
         against = value(reached[first])
         sentence += (
@@ -324,8 +297,8 @@ def _ending(run: Run, name: str) -> str:
         if run.best_metric is not None and run.best_metric != run.final_metric:
             came_out += f" (best {metric(run.best_metric)})"
     return (
-        f"{name} {came_out} after {_count(run.rounds, 'community model')}, {number(costs.parallel_time)} s of "
-        f"parallel time and {_count(costs.update_requests, 'update request')}."
+        f"{name} {came_out} after {plural(run.rounds, 'community model')}, {number(costs.parallel_time)} s of "
+        f"parallel time and {plural(costs.update_requests, 'update request')}."
     )
 
 
@@ -365,11 +338,11 @@ def _cost_table(runs: list[Run], names: list[str], bills: Sequence[Costs | None]
         cells = []
         for cost, least in zip(_COSTS, lowest, strict=True):
             value = cost(bill)
-            factor = ""
+            times = ""
             if first is not None and index > 0 and value > 0 and cost(first) > 0:
-                factor = f"×{cost(first) / value:.2f}"
-            cells.append(Cell(number(value), factor, best=len(runs) > 1 and value == least))
-        cells.append(Cell(figures.percent(figures.shares(bill)["idle"])))
+                times = factor(cost(first) / value)
+            cells.append(Cell(number(value), times, best=len(runs) > 1 and value == least))
+        cells.append(Cell(percent(figures.shares(bill)["idle"])))
         rows.append(Row(name, _colour(index), [*cells, *results]))
     return {"caption": caption, "rows": rows, "first": None if first is None or len(runs) == 1 else names[0]}
 
@@ -380,7 +353,7 @@ def _learners(runs: list[Run], names: list[str]) -> list[Section]:
         rows = []
         by_learner = run.costs.by_learner
         for learner in run.setting.learners[:_MOST_LEARNERS]:
-            row = [learner.name, f"{learner.examples:,}", figures.duration(learner.time_per_batch)]
+            row = [learner.name, f"{learner.examples:,}", seconds(learner.time_per_batch)]
             costs = by_learner.get(learner.name)
             if costs is None:
                 rows.append([*row, *["–"] * 7])
@@ -462,9 +435,7 @@ def _curves(runs: list[Run], names: list[str]) -> list[Chart]:
 
 def _told_shares(run: Run) -> str:
     return ", ".join(
-        f"{kind} {figures.percent(share)}"
-        for kind, share in figures.shares(run.costs).items()
-        if share > figures.NOTHING
+        f"{kind} {percent(share)}" for kind, share in figures.shares(run.costs).items() if share > figures.NOTHING
     )
 
 
@@ -488,7 +459,7 @@ def _alike(runs: list[Run], names: list[str]) -> list[tuple[Run, str, int]]:
                 break
         else:
             groups.append((run, spans, [name], _colour(index)))
-    return [(run, _listed(sharing), colour) for run, _, sharing, colour in groups]
+    return [(run, listed(sharing), colour) for run, _, sharing, colour in groups]
 
 
 def _bars(runs: list[Run], names: list[str]) -> list[Chart]:
@@ -497,7 +468,7 @@ def _bars(runs: list[Run], names: list[str]) -> list[Chart]:
         Chart(
             figures.active_idle_svg(run, until, f"bars-{index}"),
             f"Bar chart of how each learner spent its time under {name}. Together: {_told_shares(run)}.",
-            title=f"{name}: {figures.percent(figures.shares(run.costs)['idle'])} idle",
+            title=f"{name}: {percent(figures.shares(run.costs)['idle'])} idle",
             colour=colour,
         )
         for index, (run, name, colour) in enumerate(_alike(runs, names))
@@ -522,7 +493,7 @@ def _timelines(runs: list[Run], names: list[str], window: float) -> list[Chart]:
         charts.append(
             Chart(
                 figures.timeline_svg(run, window, f"timeline-{index}"),
-                f"Timeline of {_count(len(run.setting.learners), 'learner')} under {name} over the first "
+                f"Timeline of {plural(len(run.setting.learners), 'learner')} under {name} over the first "
                 f"{number(window)} seconds. Over the whole run: {_told_shares(run)}.",
                 " ".join(remarks),
                 name,
@@ -630,7 +601,7 @@ def _configurations(files: Sequence[Path | None], names: list[str]) -> list[tupl
     for file, name in zip(files, names, strict=True):
         if file is not None:
             texts.setdefault(file.read_text(encoding="utf-8", errors="replace"), []).append(name)
-    return [("all runs" if len(sharing) == len(names) else _listed(sharing), text) for text, sharing in texts.items()]
+    return [("all runs" if len(sharing) == len(names) else listed(sharing), text) for text, sharing in texts.items()]
 
 
 def _repeating(runs: Sequence[Run], files: Sequence[Path | None], folder: Path) -> str | None:

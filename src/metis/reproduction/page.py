@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metis.reporting.console import number
+from metis.text import factor, number
 
 REPORT = "report.html"
 ENERGIES = {"equation": "EC\nequation", "active": "EC\nactive", "idle_charged": "EC\n+ idle"}
@@ -115,9 +115,8 @@ def cost_sheet(table: Mapping[str, Any]) -> Sheet:
             )
             for kind in ENERGIES
         ]
-        factor = told.get("efficiency")
-        cells.append(Cell("–" if told.get("energy") is None else number(told["energy"]), _factor(factor)))
-        cells.append(Cell(_factor(row["efficiency"]["active"]) or "–"))
+        cells.append(Cell(number(told.get("energy")), factor(told.get("efficiency"))))
+        cells.append(Cell(factor(row["efficiency"]["active"]) or "–"))
         cells.append(Cell("–" if row["best"] is None else f"{row['best']:.3f}"))
         made.append(Row(row["label"], cells))
     target = f"{table['metric']} {table['target']:g}"
@@ -145,9 +144,9 @@ def ratio_sheet(table: Mapping[str, Any]) -> Sheet:
             row["policy"],
             [
                 Cell(
-                    _factor(row[key]["ours"]) or "–",
-                    f"nominal {_factor(row[key]['nominal']) or '–'}"
-                    + (f", paper {_factor(row[key]['published']) or '–'}" if key in _TOLD_RATIOS else ""),
+                    factor(row[key]["ours"]) or "–",
+                    f"nominal {factor(row[key]['nominal']) or '–'}"
+                    + (f", paper {factor(row[key]['published']) or '–'}" if key in _TOLD_RATIOS else ""),
                 )
                 for key in names
             ],
@@ -231,11 +230,11 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
                 Cell("–" if median is None else number(median), told, best=median is not None and median == least[key])
             )
         against = (row["against_best_fixed"] or {}).get("costs", {})
-        cells.append(Cell(_factor(against.get("parallel_time")) or "–"))
+        cells.append(Cell(factor(against.get("parallel_time")) or "–"))
         if capped:
-            cells.append(Cell(_factor(against.get("energy_active")) or "–"))
+            cells.append(Cell(factor(against.get("energy_active")) or "–"))
         if wider:
-            cells.append(Cell(_factor((row["against_best_of_all"] or {}).get("mean")) or "–"))
+            cells.append(Cell(factor((row["against_best_of_all"] or {}).get("mean")) or "–"))
         made.append(Row(row["label"], cells))
     reference = "PT over that\nwithout a cap" if capped else "PT over that of\nthe best fixed λ"
     best = table["best_fixed"] or "not known: none reached the target in every seed, or not all runs are made"
@@ -256,10 +255,6 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
 
 def _told(value: float | None) -> str:
     return "" if value is None else number(value)
-
-
-def _factor(value: float | None) -> str:
-    return "" if value is None else f"×{value:.2f}" if value < 10 else f"×{value:.0f}"
 
 
 def _given_up(row: Mapping[str, Any], key: str) -> str:

@@ -28,7 +28,7 @@ import socketserver
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from metis.errors import ConfigError
+from metis.text import json_text
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -142,14 +143,7 @@ class _Question:
 def _json(document: Document) -> bytes:
     from metis.runs.trace import plain_number  # numpy is slow to import, and the command line needs it not
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None  # JSON knows no infinity
-        if isinstance(value, Mapping):
-            return {str(key): plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(plain(document), ensure_ascii=False, default=plain_number).encode() + b"\n"
+    return json_text(document, indent=None, default=plain_number).encode() + b"\n"
 
 
 # --- HTTP -------------------------------------------------------------------------------------------

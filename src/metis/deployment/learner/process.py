@@ -38,6 +38,7 @@ from metis.deployment.wire.protocol import (
 )
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, beside, read_ahead
 from metis.errors import MetisError
+from metis.text import size
 
 Report = Callable[[str, str], None]  # kind and text
 _T = TypeVar("_T")
@@ -838,7 +839,7 @@ class LearnerProcess:
             case pb.Receipt.ALREADY:
                 self._report("handed_in", f"task {update.task}: the controller had the update already")
             case _:
-                self._report("handed_in", f"task {update.task}: handed in, {_size(update.bytes)} in {seconds:.1f} s")
+                self._report("handed_in", f"task {update.task}: handed in, {size(update.bytes)} in {seconds:.1f} s")
         self._forget(update)
 
     def _forget(self, update: Update) -> None:
@@ -914,10 +915,3 @@ def _reason(problem: grpc.aio.AioRpcError) -> str:
 def _left_out(update: Update) -> str:
     error = update.compression_error
     return "" if error is None else f"; {100 * error:.2g} % of it waits for the next update"
-
-
-def _size(count: int) -> str:
-    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
