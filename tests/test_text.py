@@ -15,7 +15,7 @@ from metis import text
     [
         (None, "–"), (0, "0"), (3.0, "3"), (-3.0, "-3"), (0.012345, "0.0123"), (1.2345, "1.23"), (12.345, "12.3"),
         (123.45, "123.5"), (1234.5, "1,234"), (1e7, "10,000,000"), (2.0000000001, "2"), (1e-7, "1e-07"),
-        (math.nan, "not a number"), (math.inf, "infinite"),
+        (88.03, "88"), (math.nan, "not a number"), (math.inf, "infinite"),
     ],
 )  # fmt: skip
 def test_number(value: float | None, shown: str) -> None:

@@ -12,14 +12,14 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 
 def number(value: float | None) -> str:
-    """About three significant digits, thousands separated; a quotient a hair off a whole number is that number."""
+    """Three significant digits, four from a hundred on, thousands separated; almost whole is shown as whole."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if abs(value) >= 1000 or math.isclose(value, round(value), rel_tol=1e-6):
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def short_number(value: float) -> str:

@@ -378,8 +378,8 @@ def test_transfers_few_batches_drift_and_staleness_are_told() -> None:
     text = warned([*good, small], *everything)
     assert "small holds fewer than 5 batches of examples (small 2)" in text
     assert "Under SemiSync (λ=2), small would run more than 50 local epochs between two mixings (small 240, on" in text
-    assert "and fit what it holds; its model counts 1 % of the mixture" in text
-    assert "Under FedRec, 121 updates of others come between two of b: its model is stale when it is mixed." in text
+    assert "and fit what it holds; its model counts 1.0 % of the mixture" in text
+    assert "Under FedRec, 121.2 updates of others come between two of b: its model is stale when it is mixed." in text
 
 
 def test_words() -> None:

@@ -226,18 +226,6 @@ def test_no_runs_are_no_report(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_numbers_have_about_four_digits() -> None:
-    """Thousands are set apart, what is no number is said."""
-    assert [number(value) for value in (1234567.8, 12.3456, 0.5, 300.0, None, math.nan)] == [
-        "1,234,568",
-        "12.35",
-        "0.5",
-        "300",
-        "–",
-        "not a number",
-    ]
-
-
 def test_runs_with_other_targets_are_held_against_one(written_run: Callable[..., Run], tmp_path: Path) -> None:
     """The page names one target; a run that was to reach more, or had none, is billed when it reached that one."""
     asked = written_run(values=(0.5, 0.7, 0.9), label="asked", target=0.6)

@@ -31,7 +31,6 @@ from metis.cli import status as cli_status
 from metis.cli import track as cli_track
 from metis.cli.report import COMPARISON, check_folder, planned
 from metis.errors import ConfigError, InternalError, MetisError, needs_package
-from metis.errors import ConfigError, InternalError, MetisError
 from metis.text import json_text
 
 if TYPE_CHECKING:
