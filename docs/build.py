@@ -2,9 +2,10 @@
 
     python docs/build.py
 
-Pages are the Markdown files of docs, some of the repository's own, the notebook, and the reference, which is made from
-docstrings, the configuration's schema and the commands. They are gathered in build/docs. Links are written as they are
-in the repository, and changed where a page stands elsewhere in the site.
+Pages are the Markdown files of docs, some of the repository's own, the notebook, and the reference, which is generated
+from docstrings, the configuration's schema and the commands. docs/architecture.md is brought up to date with the code
+first. The pages are gathered in build/docs. Links are written for the repository, and rewritten where a page has a
+different path in the site.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import architecture
 import reference
 import tomlkit
 
@@ -59,6 +61,7 @@ def page_of(path: Path) -> str:
 def gather() -> None:
     """Put all pages and what they show into build/docs."""
     shutil.rmtree(STAGED, ignore_errors=True)
+    architecture.write()
     sources = sorted(DOCS.glob("*.md")) + [ROOT / place for place in ELSEWHERE if place.endswith(".md")]
     made = reference.pages()
     if not (ROOT / RESULTS).is_file():  # it is written by measuring
@@ -224,7 +227,7 @@ def main() -> None:
             raise Fault(built.stdout + built.stderr)
         if found := faults():
             raise Fault("\n".join(found))
-    except Fault as fault:
+    except (Fault, architecture.Fault) as fault:
         sys.exit(f"{fault}\nerror: the documentation was not built")
     print(f"{len(list(SITE.rglob('*.html')))} pages in {(SITE / 'index.html').relative_to(ROOT)}")
 

@@ -198,6 +198,14 @@ def test_the_reference_names_everything(build: ModuleType, tmp_path: Path) -> No
     test_every_command_of_a_page_exists(file)
 
 
+def test_the_page_on_architecture_is_up_to_date(build: ModuleType) -> None:
+    """Its tree, its walk, its dependency rule and its picture are those of the code."""
+    architecture = build.architecture
+    again = "run: python docs/architecture.py"
+    assert architecture.PAGE.read_text("utf-8") == architecture.updated(architecture.PAGE.read_text("utf-8")), again
+    assert architecture.PICTURE.read_text("utf-8") == architecture.picture(), again
+
+
 def test_the_table_of_policies_lists_their_parameters() -> None:
     """Each row of docs/protocols.md has every parameter of its policy, and no other."""
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", (DOCS / "protocols.md").read_text("utf-8"), re.M)
