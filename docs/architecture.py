@@ -76,7 +76,7 @@ def described(path: Path) -> str:
     words = ast.get_docstring(module(path))
     if not words:
         raise Fault(f"{path.relative_to(ROOT)} has no docstring")
-    return " ".join(words.split("\n\n")[0].split()).rstrip(".").replace(" | ", "`, `")
+    return " ".join(words.split("\n\n")[0].split()).rstrip(".").replace(" | ", "`, `").replace(" ...`", "`")
 
 
 def modules() -> list[Path]:
