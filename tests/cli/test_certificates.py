@@ -103,8 +103,8 @@ def test_mistakes_are_told_in_a_line() -> None:
     assert "request.csr is missing" in refused("issue a --request request.csr")
     done("issue a")
     assert "what runs here is a controller" in refused("check a --role controller")
-    assert "'somewhere' is no HOST:PORT" in refused("check a --controller somewhere")
-    assert "is no HOST:PORT" in refused("check a --controller host:99999")
+    assert "'somewhere' is not a valid address; write HOST:PORT" in refused("check a --controller somewhere")
+    assert "is not a valid address; write HOST:PORT" in refused("check a --controller host:99999")
     assert metis("issue a --role king").exit_code == 2
     assert metis("issue a --days 0").exit_code == 2
 

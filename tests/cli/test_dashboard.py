@@ -83,7 +83,10 @@ def metis(*arguments: str) -> Result:
         (["127.0.0.1:1"], "there is no dashboard at http://127.0.0.1:1/: Connection refused; on that machine: metis"),
         (["127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for a directory; http://127.0.0.1:1/ is served"),
         (["two.toml"], "two.toml is a file; give the directory of a run"),
-        ([".", "--listen", "8484"], "'8484' is no address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464"),
+        (
+            [".", "--listen", "8484"],
+            "'8484' is not a valid address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464",
+        ),
         ([".", "--token-file", "none"], "the token file none cannot be read: No such file or directory"),
         ([".", "--token-file", "two.toml"], "the token in two.toml must be 16 or more letters, digits and signs"),
     ],

@@ -35,10 +35,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--controller nowhere --insecure --name a", "--controller is 'nowhere'; write HOST:PORT, as in "
+        ("--controller nowhere --insecure --name a", "'nowhere' is not a valid address; write HOST:PORT, as in "
          "federation.example.org:7443"),
-        ("--controller localhost:99999 --insecure --name a", "--controller is 'localhost:99999'; write HOST:PORT, as "
-         "in federation.example.org:7443"),
+        ("--controller localhost:99999 --insecure --name a", "'localhost:99999' is not a valid address; write "
+         "HOST:PORT, as in federation.example.org:7443"),
         ("--controller localhost:1", "a learner needs its certificate: --identity DIR (made by metis certificates "
          "issue), or --insecure --name NAME for a controller on this machine"),
         ("--controller localhost:1 --insecure", "with --insecure there is no certificate to say who this is: give "

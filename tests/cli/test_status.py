@@ -172,7 +172,7 @@ def test_not_a_state_folder(tmp_path: Path) -> None:
         ([tmp_path / "run"], "holds a run, not the state of a controller; see it with: metis report"),
         ([], "name either the state folder of a controller or its status address"),
         ([tmp_path, "--http", "127.0.0.1:1"], "name either the state folder"),
-        (["--http", "localhost"], "is no address; write HOST:PORT"),
+        (["--http", "localhost"], "is not a valid address; write HOST:PORT"),
         (["--http", "127.0.0.1:1", "--token-file", tmp_path / "none"], "the token file"),
     ):
         result = metis(*arguments)

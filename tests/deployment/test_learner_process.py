@@ -853,7 +853,7 @@ def test_two_learners_cannot_work_in_one_folder(play: Play, tmp_path: Path) -> N
         async with learner(counterpart, tmp_path / "work"):
             await counterpart.stream()
             second = Site(counterpart, tmp_path / "work")
-            with pytest.raises(ConfigError, match=rf"another learner \(process {os.getpid()}\) works in .*/work"):
+            with pytest.raises(ConfigError, match=rf"another learner \(process id {os.getpid()} on .*\) uses .*/work"):
                 await second.running
 
     play(story)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deployment.consortium import DAY, Consortium, serving
-from metis.deployment.preflight import Unreachable, is_loopback, preflight, serving_problem
+from metis.deployment.preflight import Unreachable, preflight, serving_problem
 from metis.deployment.security.identity import Kit, load_kit, now_utc
 from metis.errors import ConfigError
 
@@ -215,7 +215,7 @@ def test_a_controller_that_hangs(ours: Consortium) -> None:
     with listening(None) as port:
         for kit in (None, ours.kit("a")):
             problem = failing(port, kit, timeout=0.3)
-            assert isinstance(problem, Unreachable) and "then says nothing" in str(problem)
+            assert isinstance(problem, Unreachable) and "then sends nothing" in str(problem)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH\r\n"])
@@ -303,9 +303,3 @@ def test_a_controller_that_cannot_serve(ours: Consortium, theirs: Consortium) ->
     assert "the certificate of controller 'main' expired on" in str(serving_problem(expired, "127.0.0.1"))
     shutil.copy(theirs.folder / "ca" / "revoked.pem", controller.folder / "revoked.pem")
     assert "revoked.pem is not signed by" in str(serving_problem(controller, "127.0.0.1"))
-
-
-def test_loopback_is_this_machine_by_its_name() -> None:
-    assert all(map(is_loopback, ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1", "[::1]"]))
-    others = ["0.0.0.0", "::", "", "10.0.0.1", "localhost.example.org", "example.org", "127.0.0.1.example.org"]
-    assert not any(map(is_loopback, others))

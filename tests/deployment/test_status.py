@@ -540,7 +540,7 @@ def test_a_port_that_is_taken(quiet: Any) -> None:
 @pytest.mark.parametrize("address", ["9464", ":9464", "localhost", "localhost:http", "localhost:99999", "::1:9464"])
 def test_an_address_that_is_none(quiet: Any, address: str) -> None:
     """Told before anything is opened."""
-    with pytest.raises(ConfigError, match="is no address; write HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not a valid address; write HOST:PORT"):
         quiet(address)
 
 

@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from metis.errors import ConfigError, needs_package
+from metis.net import host_and_port
 
 if TYPE_CHECKING:
     from metis.deployment.security.authority import Authority
@@ -253,7 +254,7 @@ def check(
     from metis.deployment.preflight import preflight
     from metis.deployment.security.identity import Revocations, check_kit, fingerprint, load_kit, moment, warnings
 
-    place = None if controller is None else _address(controller)
+    place = None if controller is None else host_and_port(controller, "federation.example.org:7443")
     held = load_kit(kit)
     check_kit(held, None if role is None else role.value)
     if held.role == "controller" and (reason := Revocations(held).reason(held.serial)):
@@ -334,10 +335,3 @@ def _check_controller(kit: Path, authority: Authority) -> None:
     held = load_kit(kit)
     if held.role != "controller" or not signed_by(held.certificate, authority.certificate):
         raise ConfigError(f"{kit} is the kit of {held}, not of a controller of this CA")
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ConfigError(f"'{text}' is no HOST:PORT; write it as in federation.example.org:8443")
-    return host, int(port)

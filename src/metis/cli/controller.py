@@ -22,7 +22,7 @@ from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.service import Context, identify_by_certificate, identify_by_name
 from metis.deployment.controller.state import State
 from metis.deployment.controller.status import StatusServer, announce, withdraw
-from metis.deployment.preflight import is_loopback, serving_problem
+from metis.deployment.preflight import serving_problem
 from metis.deployment.security.identity import Revocations, check_kit, load_kit, server_credentials, warnings
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire.protocol import model_parts, read_model
@@ -30,6 +30,7 @@ from metis.errors import ConfigError, LearnerError
 from metis.experiments.build import build_stop
 from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document
 from metis.kernels import use_all_processors
+from metis.net import host_and_port, is_loopback
 from metis.reporting.console import RunProgress
 from metis.runs.run import CONFIG, Run, RunFold
 
@@ -83,13 +84,6 @@ class _ChildEvaluator:
         return dict((await self._child.call("evaluate", model=str(model)))["metrics"])
 
 
-def _host_and_port(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"'{listen}' is no address to listen on; write HOST:PORT, as in 0.0.0.0:7443")
-    return host, int(port)
-
-
 def run_controller(
     config: ExperimentConfig,
     folder: Path,
@@ -107,7 +101,7 @@ def run_controller(
     check_deployment(config)
     listen = listen or config.deployment.listen
     http = config.deployment.http if http is None else http
-    host, port = _host_and_port(listen)
+    host, port = host_and_port(listen, "0.0.0.0:7443", listen=True)
     credentials: Any = None  # of gRPC, which is known in deployment only
     if insecure:
         if not is_loopback(host):
@@ -131,7 +125,9 @@ def run_controller(
         identify = identify_by_certificate(Revocations(kit))
         problem = serving_problem(kit, host, port)
     if problem is None and http:
-        problem = serving_problem(None, *_host_and_port(http))  # before minutes are spent on the initial model
+        problem = serving_problem(
+            None, *host_and_port(http, listen=True)
+        )  # before minutes are spent on the initial model
     if problem is not None:
         raise ConfigError(problem)
     use_all_processors(in_service=True)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from metis.errors import ConfigError, needs_package
+from metis.net import is_served_locally
 
 DashboardOption = Annotated[
     bool, typer.Option("--dashboard", help="Serve the live dashboard on this machine meanwhile; prints its address.")
@@ -95,17 +96,17 @@ def dashboard(
         raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}{served}")
     _check_installed()
     from metis.deployment.controller.status import read_token
-    from metis.reporting.dashboard.listening import bind, is_loopback, new_token
+    from metis.reporting.dashboard.listening import bind, new_token
     from metis.reporting.dashboard.server import DashboardServer
 
     token = None if token_file is None else read_token(token_file)
     bound = bind(listen)
-    if token is None and not is_loopback(bound):
+    if token is None and not is_served_locally(bound):
         token = new_token()
     out, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     with DashboardServer(folder, bound, token) as server:
         out.print(server.url, markup=False)
-        if not is_loopback(bound):
+        if not is_served_locally(bound):
             notes.print(
                 "note: the connection is not encrypted; over a network that you do not trust, use an SSH tunnel or a "
                 "proxy with TLS"

@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from metis import __version__
 from metis.errors import ConfigError, needs_package
+from metis.net import host_and_port, is_loopback
 
 EXAMPLES = (
     "[bold]metis learner --controller federation.example.org:7443 --identity kits/hospital-a --site site.py[/]\n\n"
@@ -74,7 +75,7 @@ def learner(
     acknowledged is handed in first. Exit codes: 0 the federation has ended or a signal came, 2 the controller refuses
     or something must be mended here, 1 the rest.
     """
-    host, port = _address(controller)
+    host, port = host_and_port(controller, "federation.example.org:7443")
     if pace is not None and not 0 <= pace < float("inf"):
         raise ConfigError(f"--pace is {pace:g}; it must be 0 seconds or more")
     if site is not None and not site.is_file():
@@ -144,20 +145,13 @@ def _deployment(module: str) -> Any:
         raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
 
 
-def _address(controller: str) -> tuple[str, int]:
-    host, _, port = controller.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ConfigError(f"--controller is '{controller}'; write HOST:PORT, as in federation.example.org:7443")
-    return host.strip("[]"), int(port)
-
-
 def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> dict[str, Any]:
     preflight = _deployment("metis.deployment.preflight")
     if identity is not None:
         raise ConfigError("--insecure and --identity exclude each other: with certificates nothing is plain text")
     if name is None:
         raise ConfigError("with --insecure there is no certificate to say who this is: give --name NAME")
-    if not preflight.is_loopback(host):
+    if not is_loopback(host):
         raise ConfigError(
             f"--insecure is for a controller on this machine, but {host} is not it; give --identity DIR, or dial "
             f"127.0.0.1:{port}"

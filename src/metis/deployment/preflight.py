@@ -7,8 +7,6 @@ hands first, with the same kit, and what it meets is said in words.
 from __future__ import annotations
 
 import contextlib
-import errno
-import ipaddress
 import queue
 import socket
 import ssl
@@ -33,17 +31,9 @@ from metis.deployment.security.identity import (
     signers,
 )
 from metis.errors import ConfigError
+from metis.net import is_loopback, join_address, listening_problem
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # HTTP/2, then empty settings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its very name, so that plain text may be spoken with it."""
-    host = host.strip("[]").lower()
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str | None:
@@ -61,12 +51,8 @@ def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str 
     except ConfigError as problem:
         return str(problem)
     except OSError as problem:
-        causes = {
-            errno.EADDRINUSE: "the port is in use; is a controller running already?",
-            errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
-            errno.EADDRNOTAVAIL: "this machine has no such address",
-        }
-        return f"cannot listen on {host}:{port or 0}: {causes.get(problem.errno or 0, problem.strerror)}"
+        cause = listening_problem(problem, "is a controller running already?")
+        return f"cannot listen on {join_address(host.strip('[]'), port or 0)}: {cause}"
     return None
 
 
@@ -94,7 +80,7 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
     """Say within `timeout` seconds why a controller cannot be dialled: Unreachable if it is worth trying again,
     another ConfigError if it is not; without a kit it is dialled in plain text."""
     deadline, host = time.monotonic() + timeout, host.strip("[]")
-    where = _place(host, port)
+    where = join_address(host, port)
     if kit is None:
         answer = _greet(host, port, None, deadline)
         if not answer and _shown_certificate(host, port, deadline):
@@ -121,10 +107,6 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
             f"{AUTHORITY} is not ours, or its clock is off; its terminal says which"
         )
     _check_answer(answer, where)
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_answer(answer: bytes, where: str) -> None:
@@ -214,7 +196,8 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float
             return b""
     except TimeoutError:
         raise Unreachable(
-            f"{_place(host, port)} takes the connection and then says nothing; is the controller overloaded or stopped?"
+            f"{join_address(host, port)} accepts the connection and then sends nothing; is the controller overloaded "
+            "or stopped?"
         ) from None
     finally:
         connection.close()
@@ -235,10 +218,14 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
             connection.settimeout(_left(deadline))
             return connection
     if any(isinstance(problem, ConnectionRefusedError) for problem in problems):
-        raise Unreachable(f"nothing listens at {_place(host, port)}; is the controller running, and is the port right?")
+        raise Unreachable(
+            f"nothing listens at {join_address(host, port)}; is the controller running, and is the port right?"
+        )
     if any(isinstance(problem, TimeoutError) for problem in problems):
-        raise Unreachable(f"{_place(host, port)} does not answer; is there a firewall between, or is the machine off?")
-    raise Unreachable(f"{_place(host, port)} cannot be reached: {problems[-1].strerror or problems[-1]}")
+        raise Unreachable(
+            f"{join_address(host, port)} does not answer; is there a firewall between, or is the machine off?"
+        )
+    raise Unreachable(f"{join_address(host, port)} cannot be reached: {problems[-1].strerror or problems[-1]}")
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, str, tuple[str, int]]]:

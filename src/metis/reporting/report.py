@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
+from metis.files import write_text
 from metis.reporting import figures
 from metis.runs.run import CONFIG, Run, Span
 from metis.text import factor, listed, metric, number, percent, plural, seconds
@@ -85,16 +86,8 @@ def write_report(runs: Sequence[Run], folder: Path, title: str, command: str | N
     )
     environment.filters["svg"] = Markup  # only for pictures of our own making; their texts are escaped
     page = environment.get_template("report.html.jinja").render(_contents(list(runs), folder, title, command))
-    return _write(folder / REPORT, page)
-
-
-def _write(path: Path, text: str) -> Path:
-    """As a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
-    return path
+    write_text(folder / REPORT, page)
+    return folder / REPORT
 
 
 def _contents(runs: list[Run], folder: Path, title: str, command: str | None) -> dict[str, Any]:
@@ -661,7 +654,8 @@ def write_markdown(
     lines += [
         f"- {_plain(name)}: {_plain(value)}" for name, value in [*_facts(runs[0]), ("versions", _versions(runs[0]))]
     ]
-    return _write(folder / MARKDOWN, "\n".join(lines) + "\n")
+    write_text(folder / MARKDOWN, "\n".join(lines) + "\n")
+    return folder / MARKDOWN
 
 
 def _cells(row: Row) -> tuple[str, list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from metis.errors import ConfigError, needs_package
+from metis.files import replacing
 from metis.reporting.figures import labels
 from metis.runs.run import Run
 
@@ -25,9 +26,8 @@ def write_tables(runs: Sequence[Run], folder: Path, kind: str) -> list[Path]:
     paths = []
     for name, rows in tables.items():
         path = folder / f"{name}.{kind}"
-        fresh = path.with_name(path.name + ".new")
-        write(rows, fresh)
-        fresh.replace(path)
+        with replacing(path) as new:
+            write(rows, new)
         paths.append(path)
     return paths
 

@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metis.files import write_text
 from metis.text import factor, number
 
 REPORT = "report.html"
@@ -356,11 +357,8 @@ def write_paper_report(document: Mapping[str, Any], pictures: Mapping[str, str],
         f"Python {platform.python_version()}, torch {_version('torch')}, numpy {_version('numpy')}.",
         version=_version("metis-federated"),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    path, fresh = folder / REPORT, folder / (REPORT + ".new")
-    fresh.write_text(page, encoding="utf-8")
-    fresh.replace(path)
-    return path
+    write_text(folder / REPORT, page)
+    return folder / REPORT
 
 
 def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:

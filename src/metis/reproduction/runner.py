@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.experiments.build import Division, build_federation, build_policy, build_solver, build_stop, divide
 from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_toml, resolve_config
+from metis.files import LockHeld, take_lock
 from metis.reproduction.environments import Cell
 from metis.reproduction.schedule import dry_assignments, dry_run
 from metis.runs.run import CONFIG, EVENTS, SUMMARY, Run, RunFold
@@ -400,22 +400,14 @@ def _run_cell(
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Two processes that write one run would spoil it: wait a while for the other one, which may be about to end."""
-    if sys.platform == "win32":  # without such locks it is up to the user
+    try:
+        lock = take_lock(folder / _LOCK, wait=_LOCK_PATIENCE)
+    except LockHeld:
+        raise ConfigError(f"another process is at work in {folder}; wait for it or end it") from None
+    try:
         yield
-        return
-    import fcntl
-
-    with (folder / _LOCK).open("w") as lock:
-        end = time.monotonic() + _LOCK_PATIENCE
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    raise ConfigError(f"another process is at work in {folder}; wait for it or end it") from None
-                time.sleep(0.1)
-        yield
+    finally:
+        os.close(lock)
 
 
 class _Divisions:

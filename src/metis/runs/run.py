@@ -31,6 +31,7 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.errors import DataError
+from metis.files import write_text
 from metis.runs.storage import load_model, save_model
 from metis.runs.trace import plain_number, read_trace
 
@@ -561,8 +562,5 @@ class TimelineFold:
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:
-    """As a whole or not at all."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=plain_number)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_text(path, text + "\n")

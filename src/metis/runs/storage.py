@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, Vector
 from metis.errors import DataError
+from metis.files import replacing
 
 _DIGEST = "metis_digest"  # of all arrays: safetensors itself does not notice a flipped bit
 
@@ -35,10 +36,8 @@ class DiskStore:
 
     def put(self, learner: LearnerId, vector: Vector) -> None:
         # A new file under the same name: an old mapping that somebody still reads stays intact.
-        path = self._path(learner)
-        fresh = path.with_suffix(".new")
-        vector.tofile(fresh)
-        fresh.replace(path)
+        with replacing(self._path(learner)) as new:
+            vector.tofile(new)
 
     def get(self, learner: LearnerId) -> Vector:
         path = self._path(learner)
@@ -53,11 +52,10 @@ class DiskStore:
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Write named arrays as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
     # Not ascontiguousarray, which would make a list of one out of a single number.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    save_file(contiguous, fresh, {**metadata, _DIGEST: _digest(contiguous)})
-    fresh.replace(path)
+    with replacing(path) as new:
+        save_file(contiguous, new, {**metadata, _DIGEST: _digest(contiguous)})
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -29,7 +29,7 @@ MISTAKES: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("site file with an error", ["--set", "site.file=broken.py"], ("broken.py:2", "no_such_thing")),
     ("port in use", [], ("the port is in use",)),
     ("status port in use", [], ("the port is in use",)),
-    ("not an address", ["--listen", "here"], ("'here' is no address", "HOST:PORT")),
+    ("not an address", ["--listen", "here"], ("'here' is not a valid address", "HOST:PORT")),
     ("open to others without certificates", ["--listen", "0.0.0.0:0"], ("--insecure is for one machine only",)),
     ("state folder is a file", [], ("cannot be opened",)),
     (

@@ -25,9 +25,10 @@ pytest.importorskip("uvicorn")
 from metis.core.events import UpdateRefused
 from metis.deployment.controller.status import announce
 from metis.errors import ConfigError
+from metis.net import is_served_locally
 from metis.reporting.dashboard import server as server_module
 from metis.reporting.dashboard.follow import setting_of
-from metis.reporting.dashboard.listening import DashboardProcess, address_of, bind, is_loopback, means_loopback
+from metis.reporting.dashboard.listening import DashboardProcess, address_of, bind
 from metis.reporting.dashboard.server import STATIC, DashboardServer, Hub
 from metis.reporting.dashboard.view import COLUMNS, RunView
 from reporting.dashboard.pages import (
@@ -398,11 +399,6 @@ def test_another_name_that_leads_here_is_refused(served: DashboardServer, host: 
         assert ask(served.url, path, Host=host)[0].status == 403
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8484", "127.9.9.9", "[::1]:8484", "[::1]"])
-def test_this_machine_has_several_names(host: str) -> None:
-    assert means_loopback(host)
-
-
 # --- the token --------------------------------------------------------------------------------------
 
 
@@ -456,7 +452,7 @@ def test_programs_may_send_it_as_a_bearer_token(locked: DashboardServer) -> None
 
 def test_other_machines_cannot_look_without_a_token(folder: Path) -> None:
     bound = bind("0.0.0.0:0")
-    assert not is_loopback(bound)
+    assert not is_served_locally(bound)
     with pytest.raises(ConfigError, match="needs a token"):
         DashboardServer(folder, bound)
     assert socket.gethostname() in address_of(bound, TOKEN)
@@ -478,7 +474,7 @@ def test_a_port_in_use_is_told_unless_it_was_not_asked_for() -> None:
         with pytest.raises(ConfigError, match=r"the port is in use; port 0 takes a free one"):
             bind(f"127.0.0.1:{port}")
     with bind(None) as usual, bind(None) as another:
-        assert is_loopback(usual) and is_loopback(another)
+        assert is_served_locally(usual) and is_served_locally(another)
         assert usual.getsockname() != another.getsockname()
 
 

@@ -16,13 +16,11 @@ and asking again is answered wrongly, so the process ends; the next one reads wh
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
-import socket
 import sqlite3
 import statistics
 import threading
@@ -35,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, c
 
 from metis.deployment.wire.transfer import beside
 from metis.errors import ConfigError, DataError, LearnerError, MetisError
+from metis.files import LockHeld, sync, take_lock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,14 +145,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise StateError(f"{path} cannot be written: {problem}; {RESTORE}") from problem
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class State:
     """A controller's durable memory. Any thread may call anything; changes happen one after the other."""
 
@@ -187,7 +178,7 @@ class State:
             state._recover()
             if durability == "power":
                 for path in (folder / "ACKNOWLEDGED", folder, *(made.parent for made in missing)):
-                    _sync(path)
+                    sync(path)
         except (OSError, sqlite3.Error, DiskFull) as problem:
             state._release()
             raise StateError(f"the state folder {folder} cannot be opened: {problem}") from problem
@@ -197,18 +188,13 @@ class State:
         return state
 
     def _take_lock(self) -> None:
-        path = self.folder / "LOCK"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._descriptors.append(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
+            self._descriptors.append(take_lock(self.folder / "LOCK"))
+        except LockHeld as held:
             raise StateError(
-                f"{self.folder} is in use by a controller{' with ' * bool(holder)}{holder}; "
+                f"{self.folder} is in use by a controller{' with ' * bool(held.holder)}{held.holder}; "
                 "stop that one first, or give this one another folder"
-            ) from problem
-        os.pwrite(descriptor, f"process id {os.getpid()} on {socket.gethostname()}\n".ljust(300).encode(), 0)
+            ) from held
 
     def _recover(self) -> None:
         acknowledged = self.folder / "ACKNOWLEDGED"
@@ -458,7 +444,7 @@ class State:
         target = self._blobs / sha256
         with self._lock, _writing(path):
             if self._durable and not durable and target.exists():
-                _sync(path)  # the old one may be durable, and promised
+                sync(path)  # the old one may be durable, and promised
                 durable = True
             self._fresh.add(sha256)
             if held:
@@ -469,7 +455,7 @@ class State:
 
     def _sync_folder(self, folder: Path) -> None:
         try:
-            _sync(folder)
+            sync(folder)
         except OSError as problem:  # a full disk too: the new name is there already
             _end_process(folder, problem.strerror)
 
@@ -478,7 +464,7 @@ class State:
         if self._durable:
             path = self.blob_path(sha256)
             with _writing(path):
-                _sync(path)
+                sync(path)
             self._sync_folder(self._blobs)
 
     def blob_path(self, sha256: str) -> Path:
@@ -569,8 +555,8 @@ class State:
                     code = re.search(r"os error (\d+)", str(problem))
                     raise OSError(int(code[1]) if code else errno.EIO, str(problem)) from problem
                 if self._durable:
-                    _sync(path)
-                    _sync(self._snapshots)
+                    sync(path)
+                    sync(self._snapshots)
             with self._lock:
                 number = self._marks[2] + 1
                 seal = _seal("snapshot", number, seq, path.name, text, needed)

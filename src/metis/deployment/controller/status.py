@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import errno
 import hmac
 import http.client
 import io
-import ipaddress
 import json
 import math
 import os
@@ -36,6 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from metis.errors import ConfigError
+from metis.files import write_text
+from metis.net import header_is_loopback, host_and_port, is_loopback, join_address, listening_problem
 from metis.text import json_text
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ _MOST_ANSWER = 1 << 28
 _PATIENCE = 5.0  # seconds for a request to come, and for its answer to be taken
 _FRESH = 1.0  # seconds for which an answer is given again
 _LEAST_TOKEN = 16
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The two of HOST:PORT, where HOST may be an IPv6 address in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535 or (":" in host and host[0] != "["):
-        raise ConfigError(f"'{address}' is no address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464")
-    return host.strip("[]"), int(port)
 
 
 def read_token(path: Path) -> str:
@@ -167,7 +159,7 @@ class StatusServer:
         self._question: _Question | None = None
         self._lock = threading.Lock()
         family, place = _resolve(listen)
-        self.loopback = ipaddress.ip_address(place[0].partition("%")[0]).is_loopback
+        self.loopback = is_loopback(place[0])
         if token is None and not self.loopback:
             raise ConfigError(
                 f"the status on {listen} could be read from other machines, so it needs a token; give one, or listen "
@@ -177,15 +169,10 @@ class StatusServer:
         try:
             self._server = _Server(self, family, place)
         except OSError as problem:
-            causes = {
-                errno.EADDRINUSE: "the port is in use; is another controller running? Port 0 takes a free one",
-                errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
-                errno.EADDRNOTAVAIL: "this machine has no such address",
-            }
-            cause = causes.get(problem.errno or 0, problem.strerror or str(problem))
+            cause = listening_problem(problem, "is another controller running? Port 0 takes a free one")
             raise ConfigError(f"the status cannot be served on {listen}: {cause}") from problem
         host, port = self._server.server_address[:2]
-        self.address = f"[{host!s}]:{port}" if family == socket.AF_INET6 else f"{host!s}:{port}"
+        self.address = join_address(str(host), port)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="metis-status", daemon=True
         )
@@ -224,7 +211,7 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _resolve(listen: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    host, port = host_and_port(listen)
+    host, port = host_and_port(listen, listen=True)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as problem:
@@ -323,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) > 1 or (not hosts and self.request_version != "HTTP/1.0"):
             raise _BadRequest(400, "a request must have one Host header")
         # A page in a browser on this machine can have its own name lead here, and would read what is not its own.
-        if hosts and status.loopback and status.token is None and not _means_loopback(hosts[0]):
+        if hosts and status.loopback and status.token is None and not header_is_loopback(hosts[0]):
             raise _BadRequest(403, "the Host header must name this machine: localhost, 127.0.0.1 or [::1]")
         if status.token is not None:
             given = self.headers.get("Authorization", "").encode("latin-1", "replace")
@@ -368,15 +355,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Who asks is not news."""
-
-
-def _means_loopback(host: str) -> bool:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").lower()
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 # --- Prometheus -------------------------------------------------------------------------------------
@@ -557,9 +535,7 @@ def announce(folder: Path, *, listen: str, http: str | None, run: str) -> None:
     """Write down in the state folder where this controller is found."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     content = Announcement(os.getpid(), socket.gethostname(), _born(os.getpid()), listen, http, run, started)
-    fresh = folder / f"{ANNOUNCEMENT}.new"
-    fresh.write_text(json.dumps(asdict(content), indent=2) + "\n", encoding="utf-8")
-    fresh.replace(folder / ANNOUNCEMENT)
+    write_text(folder / ANNOUNCEMENT, json.dumps(asdict(content), indent=2) + "\n")
 
 
 def withdraw(folder: Path) -> None:

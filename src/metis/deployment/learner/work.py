@@ -10,7 +10,6 @@ memory/           what the learner keeps between tasks; the trainer's
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 from metis.deployment.wire.protocol import checker
 from metis.errors import ConfigError
+from metis.files import LockHeld, sync, sync_file, take_lock, write_durable
 
 _PIECE = 1 << 20
 
@@ -53,20 +53,14 @@ class WorkFolder:
         try:
             for name in ("spool", "models", "memory"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = take_lock(self.folder / "LOCK")
+        except LockHeld as held:
+            raise ConfigError(
+                f"another learner ({held.holder or 'an unknown process'}) uses {self.folder}; give each learner its "
+                "own --work folder"
+            ) from None
         except OSError as problem:
             raise ConfigError(f"the work folder {self.folder} cannot be used: {problem.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
-            os.close(self._lock)
-            raise ConfigError(
-                f"another learner (process {holder or 'unknown'}) works in {self.folder}; give each its own --work "
-                "folder"
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
             known = json.loads((self.folder / "membership.json").read_text("utf-8"))
             self.run, self.learner, self.layout = known["run"], known["learner"], known["layout"]
@@ -111,12 +105,14 @@ class WorkFolder:
         """
         path = self.folder / "spool" / f"{update.task}.json"
         try:
-            _write_synced(path, json.dumps(asdict(update)).encode())
+            with path.open("wb") as file:
+                file.write(json.dumps(asdict(update)).encode())
+                sync_file(file)
         except OSError:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        _sync_folder(path.parent)
+        sync(path.parent)
 
     def updates(self) -> list[Update]:
         """What waits for an acknowledgement, in the order of the tasks; leavings without a whole model are removed."""
@@ -216,34 +212,6 @@ def file_sha256(path: Path) -> str:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def write_durable(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, so that it survives a loss of power."""
-    fresh = path.with_name(f"{path.name}.new")
-    try:
-        _write_synced(fresh, content)
-        fresh.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def update_of(run: str, answer: Mapping[str, Any]) -> Update:

@@ -7,10 +7,9 @@ revoked, and the revocation list is made from it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import json
-import os
+import math
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from metis.deployment.security.identity import (
     read_file,
 )
 from metis.errors import ConfigError
+from metis.files import locked, write_durable
 
 AUTHORITY_KEY, REGISTER = "ca-key.pem", "issued.json"
 SKEW = timedelta(minutes=5)  # a site whose clock is a little slow can use its certificate at once
@@ -102,8 +102,8 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(sign=True), critical=True)
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / AUTHORITY_KEY, _key_pem(key), secret=True)
-        write_file(folder / AUTHORITY, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        write_durable(folder / AUTHORITY_KEY, _key_pem(key), private=True)
+        write_durable(folder / AUTHORITY, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
         authority = cls(folder)
         authority._write(authority.folder / REGISTER, [])
         authority._write_revoked([], now)
@@ -192,15 +192,15 @@ class Authority:
         """Write the files of a kit; a key that is there stays unless a new one is given."""
         folder.mkdir(parents=True, exist_ok=True)
         if key is not None:
-            write_file(folder / KEY, _key_pem(key), secret=True)
-        write_file(folder / AUTHORITY, read_file(self.folder / AUTHORITY))
-        write_file(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+            write_durable(folder / KEY, _key_pem(key), private=True)
+        write_durable(folder / AUTHORITY, read_file(self.folder / AUTHORITY))
+        write_durable(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
         if identity_of(certificate, CERTIFICATE)[0] == "controller":
             self.write_revoked(folder)
 
     def write_revoked(self, folder: Path) -> None:
         """Put the revocation list into a controller's kit."""
-        write_file(folder / REVOKED, read_file(self.folder / REVOKED))
+        write_durable(folder / REVOKED, read_file(self.folder / REVOKED))
 
     def _of(self, name: str, entries: list[Entry]) -> list[Entry]:
         found = [entry for entry in entries if entry.name == name]
@@ -257,15 +257,14 @@ class Authority:
     @contextlib.contextmanager
     def _register(self) -> Iterator[list[Entry]]:
         """The register, to be changed; two administrators at once do not lose each other's entries."""
-        with (self.folder / AUTHORITY_KEY).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / AUTHORITY_KEY, wait=math.inf, note=False):
             entries = self.entries()
             yield entries
             self._write(self.folder / REGISTER, entries)
 
     @staticmethod
     def _write(path: Path, entries: Sequence[Entry]) -> None:
-        write_file(path, json.dumps([asdict(entry) for entry in entries], indent=1).encode() + b"\n")
+        write_durable(path, json.dumps([asdict(entry) for entry in entries], indent=1).encode() + b"\n")
 
     def _write_revoked(self, entries: Sequence[Entry], now: datetime) -> None:
         # It never goes out of date by itself: a federation must not stop because nobody copied an unchanged list.
@@ -283,7 +282,7 @@ class Authority:
             x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
         )
         content = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        write_file(self.folder / REVOKED, content)
+        write_durable(self.folder / REVOKED, content)
 
 
 def state(entry: Entry, entries: Sequence[Entry], now: datetime) -> str:
@@ -302,8 +301,8 @@ def make_request(name: str, folder: Path) -> SiteKey:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / KEY, _key_pem(key), secret=True)
-    write_file(folder / REQUEST, request.public_bytes(serialization.Encoding.PEM))
+    write_durable(folder / KEY, _key_pem(key), private=True)
+    write_durable(folder / REQUEST, request.public_bytes(serialization.Encoding.PEM))
     return key.public_key()
 
 
@@ -327,20 +326,6 @@ def read_request(path: Path, name: str) -> SiteKey:
             f"{path} has a key that is not used here; allowed are ECDSA P-256 or P-384, RSA from 2048 bit"
         )
     return key  # type: ignore[return-value]
-
-
-def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write all or nothing: who reads a kit while it is renewed sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _serial() -> int:

@@ -72,6 +72,7 @@ from metis.deployment.trainer.followers import Followers, own_device
 from metis.deployment.wire.protocol import model_bytes, model_parts, read_model
 from metis.deployment.wire.transfer import beside
 from metis.errors import ConfigError, DataError, MetisError, told
+from metis.files import durable_file
 from metis.runs.storage import load_arrays, save_arrays, save_model
 
 if TYPE_CHECKING:
@@ -188,33 +189,17 @@ def write_model(path: Path, model: Model) -> tuple[str, int]:
 def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
     """Write these bytes, durable, whole or not at all; returns their SHA-256 and their number."""
     digest, length = hashlib.sha256(), 0
-    fresh = path.with_name(f"{path.name}.new")
     try:
-        with fresh.open("wb") as file:
+        with durable_file(path) as file:
             for part in parts:
                 hashing = beside(digest.update, part)  # while it is written
                 for start in range(0, len(part), _PIECE):
                     file.write(part[start : start + _PIECE])
                 hashing.result()
                 length += len(part)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         raise DataError(f"the model cannot be written to {path.parent}: {problem.strerror}") from problem
-    sync_folder(path.parent)
     return digest.hexdigest(), length
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Memories:

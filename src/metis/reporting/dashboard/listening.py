@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
 import ipaddress
 import secrets
@@ -14,65 +13,25 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from metis.deployment.controller.status import host_and_port
 from metis.errors import ConfigError
+from metis.net import join_address, listen_on
 
 
 def bind(listen: str | None) -> socket.socket:
-    """A socket at HOST:PORT; without one at the usual port of loopback, or any free one."""
-    address = listen or "127.0.0.1:8484"
-    host, port = host_and_port(address)
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as problem:
-        raise ConfigError(f"the dashboard cannot be served on {address}: {problem.strerror}") from problem
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind(place)
-        except OSError as problem:
-            if listen is not None or problem.errno != errno.EADDRINUSE:
-                raise
-            bound.bind((host, 0))
-        bound.listen(64)
-    except OSError as problem:
-        bound.close()
-        causes = {
-            errno.EADDRINUSE: "the port is in use; port 0 takes a free one",
-            errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
-            errno.EADDRNOTAVAIL: "this machine has no such address",
-        }
-        cause = causes.get(problem.errno or 0, problem.strerror or str(problem))
-        raise ConfigError(f"the dashboard cannot be served on {address}: {cause}") from problem
-    return bound
-
-
-def is_loopback(bound: socket.socket) -> bool:
-    return ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
+    """A socket at HOST:PORT; by default at port 8484 of loopback, or any free one."""
+    return listen_on(listen or "127.0.0.1:8484", "the dashboard", or_any_port=listen is None)
 
 
 def address_of(bound: socket.socket, token: str | None) -> str:
     """What to type into a browser; only the first visit needs the token in it."""
     host, port = bound.getsockname()[:2]
-    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+    if ipaddress.ip_address(host).is_unspecified:
         host = socket.gethostname()
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+    return f"http://{join_address(host, port)}/" + ("" if token is None else f"?token={token}")
 
 
 def new_token() -> str:
     return secrets.token_urlsafe(24)
-
-
-def means_loopback(host: str) -> bool:
-    """Whether a Host header names this machine and no other."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").lower()
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def visit(url: str, token: str | None) -> str:

@@ -31,8 +31,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from metis.errors import ConfigError
+from metis.net import header_is_loopback, is_served_locally
 from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
-from metis.reporting.dashboard.listening import address_of, is_loopback, means_loopback
+from metis.reporting.dashboard.listening import address_of
 from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, Increment, RunView
 from metis.runs.run import EVENTS
 
@@ -296,7 +297,7 @@ class _Guard:
         if request.method not in ("GET", "HEAD"):
             return _text(405, "the dashboard can be read, and nothing else", Allow="GET, HEAD")
         # A page in a browser on this machine can have its own name lead here, and would read what is not its own.
-        if self._loopback and self._token is None and not means_loopback(request.headers.get("host", "")):
+        if self._loopback and self._token is None and not header_is_loopback(request.headers.get("host", "")):
             return _text(403, "the Host header must name this machine: localhost, 127.0.0.1 or [::1]")
         if self._token is None:
             return None
@@ -360,11 +361,11 @@ class DashboardServer:
     """Serves the dashboard of a folder from a thread until it is closed."""
 
     def __init__(self, folder: Path, bound: socket.socket, token: str | None = None) -> None:
-        if token is None and not is_loopback(bound):
+        if token is None and not is_served_locally(bound):
             raise ConfigError("a dashboard that other machines can read needs a token")
         self.url = address_of(bound, token)
         self._hub = Hub(folder)
-        guard = {"token": token, "loopback": is_loopback(bound), "cookie": f"metis-{bound.getsockname()[1]}"}
+        guard = {"token": token, "loopback": is_served_locally(bound), "cookie": f"metis-{bound.getsockname()[1]}"}
         config = uvicorn.Config(
             _application(self._hub, guard),
             loop="asyncio",

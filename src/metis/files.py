@@ -1,0 +1,125 @@
+"""Files that are written whole or not at all, durable where it matters, and locks between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from metis.errors import ConfigError
+
+_NOTE_BYTES = 300  # of a lock file; a fixed size, so that a shorter note leaves nothing of a longer one
+
+
+class LockHeld(ConfigError):
+    """Another process holds the lock."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(f"{path} is locked by another process{f' ({holder})' if holder else ''}")
+        self.holder = holder  # "process id 123 on HOST", or empty if it left no note
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Wait until everything written to an open file is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which replaces `path` at the end of the block; if the block fails, `path` stays as it was."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        yield new
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def durable_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces `path` at the end of the block and then survives a loss of power.
+
+    A private file can be read by its owner only, also while it is being written.
+    """
+    with replacing(path) as new:
+        if private:
+            new.unlink(missing_ok=True)  # a leftover would keep its permissions
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if private else os.O_TRUNC)
+        with os.fdopen(os.open(new, flags, 0o600 if private else 0o666), "wb") as file:
+            yield file
+            sync_file(file)
+    sync(path.parent)
+
+
+def write_durable(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replace a file so that it survives a loss of power."""
+    with durable_file(path, private=private) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file; its folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def take_lock(path: Path, *, wait: float = 0.0, note: bool = True) -> int:
+    """Lock a file for this process and return its descriptor; closing it, or the end of the process, frees the lock.
+
+    Raises `LockHeld` if another process holds it for longer than `wait` seconds. The holder leaves a note in the file
+    unless `note` is false.
+    """
+    descriptor = os.open(path, (os.O_RDWR if note else os.O_RDONLY) | os.O_CREAT, 0o600)
+    try:
+        end = time.monotonic() + wait
+        while not _lock(descriptor):
+            if time.monotonic() >= end:
+                raise LockHeld(path, os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace").strip())
+            time.sleep(0.1)
+        if note:
+            text = f"process id {os.getpid()} on {socket.gethostname()}\n"
+            os.pwrite(descriptor, text.ljust(_NOTE_BYTES).encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: float = 0.0, note: bool = True) -> Iterator[None]:
+    """Hold the lock of a file during the block."""
+    descriptor = take_lock(path, wait=wait, note=note)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    if sys.platform == "win32":  # without such locks it is up to the user not to use a folder twice
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
