@@ -7,12 +7,13 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 RESULTS ?= all
+ROUNDS ?= 5
 
 # One torch thread a process: more than there are cores is many times slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test test-ray chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test test-random test-ray chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,14 @@ reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; dat
 
 test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+
+test-random: $(STAMP)  ## what hypothesis checks, with other examples (ROUNDS=20, or SEED=4 to repeat one)
+	@for round in $$(seq $(if $(SEED),1,$(ROUNDS))); do \
+		seed=$(or $(SEED),$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')); \
+		echo "make: examples of SEED=$$seed"; \
+		$(BIN)/python -m pytest -n 2 -m hypothesis -o timeout=900 tests \
+			--hypothesis-profile=random --hypothesis-seed=$$seed $(ARGS) || exit 1; \
+	done
 
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 	@$(PIP) install -c constraints.txt -e '.[ray]'

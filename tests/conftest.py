@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 # Before numpy and torch are imported: thread pools of several test processes only get in each other's way.
@@ -21,10 +23,11 @@ except ImportError:  # the tests of core and data run without it
 else:
     torch.set_num_threads(1)
 
-# No deadline: a test never depends on how busy the machine is. In CI the examples are the same every time.
-settings.register_profile("metis", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "metis")
+# No deadline: a test never depends on how busy the machine is. The examples are the same every time, so that a failure
+# is the fault of a change; `make test-random` looks for others with --hypothesis-profile=random.
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +40,30 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"METIS_DATA names {folder}, which is not a folder")
     return folder
+
+
+# What a reason to skip says -> what is missing, and how to have it.
+_MISSING = {
+    "Chromium|playwright": "of the page in a browser (install chromium)",
+    "METIS_DATA": "with real data sets (set METIS_DATA)",
+    "test-ray": "with Ray clusters (make test-ray)",
+    "faketime": "with another clock (install faketime)",
+    "mounted": "with a small disk (run as root)",
+    "could not import '(.+?)'": r"without \1 (make venv)",
+}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line at the end: what did not run, and how to run it."""
+    counts = Counter(_missing(report) for report in terminalreporter.stats.get("skipped", []))
+    if counts:
+        parts = [f"{count} {what}" for what, count in counts.most_common()]
+        terminalreporter.write_line(f"skipped tests: {', '.join(parts)}")
+
+
+def _missing(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    for pattern, what in _MISSING.items():
+        if found := re.search(pattern, reason):
+            return found.expand(what)
+    return f"({reason.removeprefix('Skipped: ')})"

@@ -675,12 +675,14 @@ class Federation(RuleBasedStateMachine):
 MACHINE = settings(max_examples=40, stateful_step_count=40, phases=(Phase.generate, Phase.shrink), deadline=None)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("policy", POLICIES)
 def test_invariants_hold_whatever_happens(policy: str):
     """No order of events breaks an invariant, stalls the federation or aborts it."""
     run_state_machine_as_test(lambda: Federation(POLICIES[policy]), settings=MACHINE)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("policy", ["semisync", "fedrec"])
 def test_invariants_hold_up_to_and_after_the_end(policy: str):
     """The same with an end after a few update requests: it comes once, and nobody is sent on."""

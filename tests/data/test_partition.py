@@ -28,8 +28,7 @@ CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
 SIZE_FUNCTIONS = [uniform_sizes, skewed_sizes, power_law_sizes, zipf_sizes]
 
-# The test runs are the same every time, on any machine.
-fixed = settings(derandomize=True, deadline=None, max_examples=200)
+many = settings(max_examples=200)
 
 
 def generator(seed=1990):
@@ -108,7 +107,7 @@ def test_uniform_sizes_differ_by_at_most_one():
     assert uniform_sizes(11, 4) == [3, 3, 3, 2]
 
 
-@fixed
+@many
 @given(st.sampled_from(SIZE_FUNCTIONS), st.integers(1, 300), st.integers(0, 2000))
 def test_sizes_descend_and_sum_to_the_examples(sizes_of, learners, surplus):
     """For any numbers: every learner has at least one example, none is lost, larger ones come first."""
@@ -156,21 +155,21 @@ def test_impossible_sizes_are_refused_with_the_numbers(call, message):
 # --- the contract of every partitioner ------------------------------------------------------------
 
 
-@fixed
+@many
 @given(labels_and_sizes())
 def test_iid_contract(case):
     """Disjoint, complete and reproducible for any labels and sizes."""
     assert_contract(iid, *case)
 
 
-@fixed
+@many
 @given(labels_and_sizes(), st.sampled_from([1e-9, 0.01, 0.1, 0.5, 1.0, 100.0, 1e9]))
 def test_dirichlet_contract(case, alpha):
     """Disjoint, complete and reproducible for any labels, sizes and alpha."""
     assert_contract(lambda labels, sizes, rng: dirichlet(labels, sizes, alpha, rng), *case)
 
 
-@fixed
+@many
 @given(labels_and_sizes())
 def test_target_ranges_contract(case):
     """Disjoint, complete and reproducible for any targets and sizes."""
@@ -178,7 +177,7 @@ def test_target_ranges_contract(case):
     assert_contract(target_ranges, labels / 3, sizes)
 
 
-@fixed
+@many
 @given(labels_and_sizes(), st.integers(1, 7))
 def test_non_iid_contract(case, x):
     """Either the partition is as asked, each learner with exactly its number of classes, or a DataError."""
@@ -206,7 +205,7 @@ def exists(sizes, numbers, counts):
     )
 
 
-@settings(fixed, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_non_iid_finds_a_partition_exactly_if_one_exists(data):
     """For small cases, of which all divisions can be tried, success and refusal are both right."""

@@ -138,6 +138,7 @@ def misfits(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], int, bool]:
     return announced, list(zip(offsets, lengths, strict=True)), draw(st.integers(0, 2**64 - 1)), draw(st.booleans())
 
 
+@pytest.mark.hypothesis
 def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
     """C1 row 12: too short, too long, announced otherwise, in chunks that do not fit: nothing of it stays."""
     with Stage(tmp_path) as stage:
@@ -203,6 +204,7 @@ def _changed(draw: st.DrawFn) -> Layout:
     return Layout(tuple(tensors))
 
 
+@pytest.mark.hypothesis
 def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
     """C1 row 12: wrong shape, dtype, name, order, extra or missing tensors: told at once, before any model travels."""
     with Stage(tmp_path) as stage:

@@ -106,6 +106,7 @@ def _anything(kind: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     return kind | damaged | more | not_text | st.binary(max_size=200)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("method", KINDS)
 def test_any_messages_in_any_order_are_answered(method: str, tmp_path: Path) -> None:
     """C1 row 14: malformed, unknown, empty, huge, out of order, on each of the three calls; then a learner trains."""

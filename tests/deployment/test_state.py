@@ -768,6 +768,7 @@ class Histories(RuleBasedStateMachine):
             shutil.rmtree(self.base)
 
 
+@pytest.mark.hypothesis
 def test_any_history(tmp_path: Path) -> None:
     """Against a model in memory."""
     Histories.root = tmp_path
