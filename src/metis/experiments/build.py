@@ -10,7 +10,6 @@ import functools
 import importlib.metadata
 import math
 import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from metis import __version__
 from metis.core.controller import StopRule, Target
 from metis.core.costs import Power
 from metis.core.policies import Policy
@@ -543,7 +543,7 @@ def _facts(config: ExperimentConfig, setup: TrainingSetup) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of Metis and of what its results depend on, here and now."""
     return {
-        "metis": sys.modules["metis"].__version__,
+        "metis": __version__,
         "Python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("numpy", "torch")},
     }

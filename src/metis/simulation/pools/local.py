@@ -435,6 +435,9 @@ def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Conn
             connection.send(InternalError(f"a worker process failed: {outcome!r}"))
 
 
+before_processes: list[Callable[[], None]] = []  # called before processes are forked: to end what would not survive it
+
+
 def make_pool(workplace: Workplace, places: PoolSettings) -> Pool:
     """A place to train; no more workers than learners."""
     pool = _make_pool(workplace, places)
@@ -449,9 +452,8 @@ def _make_pool(workplace: Workplace, places: PoolSettings) -> RealPool:
     if places.kind == "inline":
         return InlinePool(workplace)
     if places.kind == "processes":
-        on_ray = sys.modules.get("metis.simulation.pools.ray")
-        if on_ray is not None:
-            on_ray.leave()
+        for leave in before_processes:
+            leave()
         return ProcessPool(workplace, min(places.workers or os.cpu_count() or 1, len(workplace.learners)))
     from metis.simulation.pools.ray import RayPool
 

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from metis import __version__
 from metis.core.model import Model
 from metis.errors import ConfigError, InternalError, needs_package
 from metis.learning import Trained
-from metis.simulation.pools.local import Fetch, Job, WorkerPool, Workplace, outcome_of
+from metis.simulation.pools.local import Fetch, Job, WorkerPool, Workplace, before_processes, outcome_of
 from metis.simulation.pools.settings import PoolSettings
 
 try:
@@ -227,6 +228,9 @@ def leave() -> None:
         ray.shutdown()
 
 
+before_processes.append(leave)
+
+
 def _room(places: PoolSettings) -> int:
     """How many workers the cluster has room for, as it is now."""
     there = ray.cluster_resources()
@@ -244,7 +248,7 @@ def _room(places: PoolSettings) -> int:
 def _versions() -> dict[str, str]:
     """What must be the same everywhere for the same bits; which build of torch it is may differ."""
     versions = {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "numpy")}
-    return {"metis": sys.modules["metis"].__version__, **versions}
+    return {"metis": __version__, **versions}
 
 
 def _own(trained: Any) -> Any:
