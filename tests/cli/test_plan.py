@@ -187,22 +187,22 @@ def test_what_a_plan_leaves_out_is_said() -> None:
     notes = " ".join(
         document("plan", "semi.toml", *(part for change in changes for part in ("--set", change)))["notes"]
     )
-    assert "fast: jitter is left out" in notes
-    assert "slow: drift is left out" in notes
-    assert "slow: absences are left out" in notes
+    assert "fast: jitter is ignored" in notes
+    assert "slow: drift is ignored" in notes
+    assert "slow: absences are ignored" in notes
 
 
-def test_a_plan_says_what_of_a_policy_it_does_not_foresee(workplace: Path) -> None:
-    """Compression and periods that are no fixed number of epochs; a cap is foreseen, and no lambda is too large."""
+def test_a_plan_says_what_of_a_policy_it_does_not_forecast(workplace: Path) -> None:
+    """Compression and periods that are no fixed number of epochs; a cap is forecast, and no lambda is too large."""
     plain = document("plan", "semi.toml")
     assert not any(word in " ".join(plain["notes"]) for word in ("Compression", "adapt"))
     assert plain["lambda"]["highest"] > 0
     compressed = document("plan", "semi.toml", "--set", "policy.compression={kind='int8'}")
-    assert "Compression is left out: updates count as whole models" in " ".join(compressed["notes"])
+    assert "Compression is ignored: updates count as whole models" in " ".join(compressed["notes"])
     adaptive = FILE.format(policies='[policy]\nname = "semisync_fedavg"\nadaptive = {}', stop="rounds = 4")
     (workplace / "paced.toml").write_text(adaptive, encoding="utf-8")
     paced = document("plan", "paced.toml")
-    assert "Periods that adapt or follow a schedule are not foreseen" in " ".join(paced["notes"])
+    assert "Periods that adapt or follow a schedule are not forecast" in " ".join(paced["notes"])
     cap = ("--set", "policy.max_local_epochs=5")
     assert document("plan", "semi.toml", *cap)["lambda"]["highest"] is None
     small = ("--set", "policy.slowest_learner_epochs=0.001", "--lambda", "0.001")
@@ -242,20 +242,20 @@ def test_the_arithmetic_needs_no_torch(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("semi.toml", "--lambda", "1,two"), "--lambda is '1,two'; write numbers with commas between, as in 0.5,1,2"),
-        (("semi.toml", "--lambda", "0"), "--lambda is '0'; every number must be greater than 0"),
+        (("semi.toml", "--lambda", "1,two"), "--lambda is '1,two'; it must be a comma-separated list of numbers, as in 0.5,1,2"),
+        (("semi.toml", "--lambda", "0"), "--lambda is '0'; every number must be finite and greater than 0"),
         (
             ("semi.toml", "--policy", "fedrek"),
-            "semi.toml has no policy 'fedrek' and Metis knows none; did you mean 'fedrec'?",
+            "there is no policy 'fedrek' in semi.toml or in Metis; did you mean 'fedrec'?",
         ),
         (
             ("semi.toml", "--policy", "fedrec", "--lambda", "1"),
-            "--lambda is given, but no semi-synchronous policy is asked for",
+            "--lambda needs a semi-synchronous policy, and none is asked for",
         ),
         (("none.toml",), "there is no file none.toml; write an example with: metis init none.toml"),
-        (("semi.toml", "--timings", "nowhere"), "there is no file or directory nowhere to take timings from"),
-        (("semi.toml", "--timings", "semi.toml"), "semi.toml is not what metis probe --json prints"),
-        (("semi.toml", "--out", "semi.toml"), "semi.toml is a file; choose another --out"),
+        (("semi.toml", "--timings", "nowhere"), "there is no file or directory nowhere to read timings from"),
+        (("semi.toml", "--timings", "semi.toml"), "semi.toml is not a file that metis probe --json printed"),
+        (("semi.toml", "--out", "semi.toml"), "--out is semi.toml, which is a file; choose a directory"),
     ],
 )
 def test_a_plan_refuses_with_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -292,25 +292,25 @@ def test_a_state_folder_holds_its_run(workplace: Path) -> None:
 
 
 def test_timings_of_some_learners_are_mixed_with_the_file(workplace: Path) -> None:
-    """Whoever was not measured is as the file says, and that is told; strangers are left out."""
+    """A learner without timings has those of the file, timings of unknown learners are ignored, and notes say so."""
     simulated()
     changes = ("--set", "learners.1.name=other", "--set", "learners.1.time_per_batch=0.4")
     plan = document("plan", "semi.toml", *changes, "--timings", "run")
     assert [row["time_per_batch"] for row in plan["learners"]] == pytest.approx([0.03, 0.4, 0.03, 0.4])
     notes = " ".join(plan["notes"])
-    assert "There are no timings of other-1 and other-2; the file's are used." in notes
-    assert "There are timings of slow-1 and slow-2, who are not in the file; they are left out." in notes
+    assert "There are no timings of other-1 and other-2; those of the file are used." in notes
+    assert "The timings of slow-1 and slow-2 are ignored: the file has no such learner." in notes
     strangers = ("--set", "learners.0.name=a", "--set", "learners.1.name=b")
-    assert "none is the same" in refused("plan", "semi.toml", *strangers, "--timings", "run")
+    assert "but the learners of the file are a-1" in refused("plan", "semi.toml", *strangers, "--timings", "run")
 
 
 def test_a_folder_without_timings_is_refused(workplace: Path) -> None:
     """Neither a run nor probes; a run in which nobody handed anything in."""
     (workplace / "empty").mkdir()
-    assert refused("plan", "semi.toml", "--timings", "empty").startswith("empty holds no timings: it must be the")
+    assert refused("plan", "semi.toml", "--timings", "empty").startswith("empty has no timings: it must be the")
     (workplace / "empty" / "events.jsonl").write_text("", encoding="utf-8")
     assert refused("plan", "semi.toml", "--timings", "empty") == (
-        "empty tells no timings: no learner handed in an update there"
+        "empty has no timings: no learner sent an update in that run"
     )
 
 
@@ -321,7 +321,7 @@ def test_a_probe_of_the_digits(workplace: Path) -> None:
     """The learner's own examples, the network's size, a time, and a snippet that the file takes as it is."""
     found = document("probe", "semi.toml", "--name", "fast-2", "--batches", "5")
     outlook = make_outlook(load_config("semi.toml"), "semi.toml")
-    member = next(member for member in outlook.members if member.name == "fast-2")
+    member = next(member for member in outlook.learners if member.name == "fast-2")
     assert (found["examples"], found["batches_per_epoch"]) == (member.examples, member.batches)
     assert (found["batch_size"], found["batches"], found["parameters"]) == (10, 5, 650)
     assert found["model_bytes"] == outlook.model_bytes == 4 * 650
@@ -366,7 +366,7 @@ def test_a_site_file_alone_can_be_probed(workplace: Path) -> None:
     result = metis("probe", "--site", "site.py", "--batches", "2", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["learner"] == "site"
-    assert result.stderr == "note: site.py is asked for the data of 'site'; --name says another\n"
+    assert result.stderr == "note: using the data that site.py has for 'site'; choose another learner with --name\n"
 
 
 def test_a_probe_with_the_experiments_file_and_its_site(workplace: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_probe_with_the_experiments_file_and_its_site(workplace: Path) -> None
     ("arguments", "sentence"),
     [
         ((), "give a FILE, or a site file with --site"),
-        (("semi.toml",), "say which learner this machine is: --name NAME"),
+        (("semi.toml",), "give the name of the learner that this machine is: --name NAME"),
         (("semi.toml", "--name", "fats-1"), "the experiment has no learner 'fats-1'; did you mean 'fast-1'?"),
     ],
 )
@@ -433,7 +433,7 @@ def test_the_recorded_policy_gives_the_recorded_bill(workplace: Path) -> None:
 def test_a_replay_says_that_another_compression_is_left_out(workplace: Path) -> None:
     simulated("semi.toml", "run", "policy.compression={kind='int8'}")
     told, as_it_was = document("replay", "run", "compression={kind='top_k'}"), document("replay", "run")
-    assert any(note.startswith("Another compression is left out") for note in told["notes"])
+    assert any(note.startswith("A different compression is ignored") for note in told["notes"])
     assert as_it_was["notes"] == []
     assert told["what_if"][0]["bytes_exchanged"] == as_it_was["recorded"]["bytes_exchanged"]
 
@@ -490,9 +490,9 @@ def test_a_run_that_has_not_ended_can_be_replayed(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nowhere",), "there is no directory nowhere; give that of a run, or a controller's state folder"),
-        (("run", "--policy", "fedrek"), "there is neither a policy nor a file 'fedrek'; did you mean 'fedrec'?"),
-        (("run", "local_epochs"), "'local_epochs' is no parameter of a policy; write KEY=VALUE, as in local_epochs=4"),
+        (("nowhere",), "there is no directory nowhere; give the directory of a run, or a controller's state folder"),
+        (("run", "--policy", "fedrek"), "there is no policy and no file 'fedrek'; did you mean 'fedrec'?"),
+        (("run", "local_epochs"), "'local_epochs' is not a parameter of a policy; write KEY=VALUE, as in local_epochs=4"),
         (
             ("run", "--policy", "fedrec", "lambda=2"),
             "lambda: unknown key; known are local_epochs, rebuild_every",
@@ -512,11 +512,11 @@ def test_a_folder_that_is_no_run_is_not_replayed(workplace: Path) -> None:
     folder.mkdir()
     assert refused("replay", "folder") == "folder has no events.jsonl: it is not the directory of a run"
     (folder / "comparison.json").write_text("{}", encoding="utf-8")
-    assert refused("replay", "folder").endswith("it holds a comparison: give one of its runs")
+    assert refused("replay", "folder").endswith("it is a comparison: give one of its runs")
     (folder / "events.jsonl").write_text("{}\n", encoding="utf-8")
     assert "line 1 is not an event of a run" in refused("replay", "folder")
     (folder / "events.jsonl").write_text("", encoding="utf-8")
-    assert refused("replay", "folder") == "folder cannot be replayed: no task was sent in it"
+    assert refused("replay", "folder") == "folder cannot be replayed: no task was sent in that run"
 
 
 # --- the documentation ------------------------------------------------------------------------------------

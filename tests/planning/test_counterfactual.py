@@ -25,7 +25,14 @@ from metis.core.model import Model
 from metis.core.policies import Policy
 from metis.deployment.controller.process import DeploymentSettings
 from metis.errors import DataError
-from metis.planning.counterfactual import Recording, bill, compare_policies, decisions, load_recording, what_if
+from metis.planning.counterfactual import (
+    Recording,
+    compare_policies,
+    counterfactual_trace,
+    decisions,
+    load_recording,
+    trace_costs,
+)
 from metis.planning.timings import read_timings
 from metis.simulation.loop import Course
 
@@ -49,15 +56,15 @@ def test_a_deployment_is_replayed_from_its_state_folder(name: str, tmp_path: Pat
     recording = load_recording(tmp_path)
     assert recording.folder == tmp_path / "run"
 
-    course = what_if(recording, policy)
+    course = counterfactual_trace(recording, policy)
     assert decisions(course, recording.end) == decisions(recording.events, recording.end)
     fills = policy.protocol.fills_the_period
-    again, recorded = (bill(recording, events, "any", fills) for events in (course, recording.events))
+    again, recorded = (trace_costs(recording, events, "any", fills) for events in (course, recording.events))
     assert again == recorded
 
     other = compare_policies(recording, [metis.sync_fedavg(1)])
     assert other.reproduced is None  # nobody wrote down with which parameters it was run
-    synchronous = other.bills[1]
+    synchronous = other.costs[1]
     assert synchronous.rounds > 0
     assert synchronous.costs.update_requests <= 3 * (synchronous.rounds + 1)
     assert all(math.isclose(epochs, 1.0) for epochs in synchronous.local_epochs.values())
@@ -83,10 +90,10 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
     """Two came at seconds 0 and 1, a third was waited for until second 5: another policy begins then as well."""
     from metis.core.controller import Controller
     from metis.core.model import Model
-    from metis.planning.forecast import Member
+    from metis.planning.forecast import PlannedLearner
     from metis.simulation.loop import ScheduledEvent, play
 
-    crew = {name: Member(name, 10, 2, 0.1) for name in ("a", "b")}
+    crew = {name: PlannedLearner(name, 10, 2, 0.1) for name in ("a", "b")}
     events: list[Event] = [LearnerJoined(name, 10, 2) for name in crew]
     scheduled = [ScheduledEvent(float(k), event) for k, event in enumerate(events)]
     controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(seconds=9), learners_expected=None)
@@ -98,9 +105,9 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
         )
     )
     for policy in (metis.sync_fedavg(1), metis.fedrec(2)):
-        again = what_if(recording(course), policy)
+        again = counterfactual_trace(recording(course), policy)
         assert min(at for at, item in again if isinstance(item, SendTask)) == 5.0
-    assert decisions(what_if(recording(course), metis.sync_fedavg(1)), 9.0) == decisions(course, 9.0)
+    assert decisions(counterfactual_trace(recording(course), metis.sync_fedavg(1)), 9.0) == decisions(course, 9.0)
 
 
 def test_events_that_cannot_follow_each_other_are_no_recording() -> None:
@@ -110,5 +117,5 @@ def test_events_that_cannot_follow_each_other_are_no_recording() -> None:
     early = (1.0, UpdateRequest("a", 1, 1, 1.0, 1.0, Model.empty()))
     wrong = (6.0, UpdateRequest("a", 1, None, [], 1.0, Model.empty()))  # type: ignore[arg-type]
     for events in ([joined, sent, early], [joined, early, sent], [joined, sent, wrong]):
-        with pytest.raises(DataError, match=r"events.jsonl is damaged: its events cannot follow each other"):
+        with pytest.raises(DataError, match=r"events.jsonl is damaged: its events contradict each other"):
             compare_policies(recording(list(events)), [metis.sync_fedavg(1)])

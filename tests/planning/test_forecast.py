@@ -11,26 +11,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metis
+from metis.core.community import CachedAverage
 from metis.core.controller import Controller, StopRule
 from metis.core.costs import CostLedger, Costs, Energy, LearnerCosts, Power
-from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
+from metis.core.events import (
+    Action,
+    Budget,
+    CommunityPublished,
+    CommunityStamp,
+    Event,
+    LearnerId,
+    SendTask,
+    UpdateRequest,
+)
 from metis.core.model import Model
 from metis.core.policies import Policy
-from metis.planning.forecast import (
-    FEWEST_BATCHES,
-    HOUR,
-    MOST_EPOCHS,
-    MOST_EXCHANGE,
-    Forecast,
-    Member,
-    down,
-    forecast,
+from metis.core.roster import LearnerRecord, Roster
+from metis.core.timing import steps_of_epochs
+from metis.experiments.build import dry_assignments
+from metis.planning.advice import (
+    MAX_EPOCHS,
+    MAX_EXCHANGE,
+    MIN_BATCHES,
+    rounded_down,
+    rounded_up,
     sensible_range,
-    up,
     warnings,
 )
+from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
 from metis.reproduction.environments import load_environments
-from metis.reproduction.schedule import dry_assignments
 from metis.simulation.pools.dry import DryPool
 from metis.simulation.simulator import Machine, Simulator
 
@@ -50,9 +59,9 @@ LINKS = {
 POWERS = [Power(2.0, 0.5), Power(1.0)]
 
 
-def crew(batches: Sequence[int], speeds: Sequence[float], links: Sequence[metis.Link]) -> list[Member]:
+def crew(batches: Sequence[int], speeds: Sequence[float], links: Sequence[metis.Link]) -> list[PlannedLearner]:
     return [
-        Member(
+        PlannedLearner(
             f"learner{k}",
             2 * count,
             2,
@@ -88,7 +97,7 @@ def simulated(
     def record(now: float, item: Event | Action) -> None:
         events.append((now, item))
         ledger.record(now, item)
-        if isinstance(item, CommunityPublished) and not policy.protocol.accepts_stale:
+        if isinstance(item, CommunityPublished) and policy.protocol.has_rounds:
             bills[item.stamp.version] = ledger.costs(now)
 
     controller = Controller(policy, Model.empty(), stop=stop, learners_expected=len(machines))
@@ -153,7 +162,7 @@ def test_rounds_of_the_papers_environments(environment: str, links: str) -> None
     members = crew(batches, speeds, way)
     for policy in [metis.sync_fedavg(4), *(metis.semisync_fedavg(value) for value in (0.5, 1, 2, 3, 4))]:
         found = forecast(policy, members)
-        whole = found.slowest_learner_epochs in (None, 2)
+        whole = policy in (metis.sync_fedavg(4), metis.semisync_fedavg(2))
         run = simulated(policy, batches, speeds, way, StopRule(rounds=50 if whole else 4))
         check_rounds(policy, found, run, first=2)
         if whole:
@@ -252,9 +261,68 @@ def test_rhythms_of_any_federation(learners: list[tuple[int, float, metis.Link]]
         assert run.costs.by_learner[share.learner].update_requests == pytest.approx(long / share.seconds, abs=1.01)
 
 
+@dataclass
+class Quorum:
+    """The protocol of docs/extend.md: a round ends when `share` of the learners have answered."""
+
+    share: float = 0.5
+    local_epochs: float = 1.0
+    accepts_stale = True
+    has_rounds = True
+    fills_the_period = False
+    deadline = math.inf
+
+    def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
+        waiting = roster.waiting
+        if len(waiting) < self.share * len(roster.available):
+            return {}
+        return {
+            record.learner: Budget(steps=steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in waiting
+        }
+
+
+def by_freshness(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    return learner.examples / (1 + current.version - based_on.version)
+
+
+def quorum(share: float) -> Policy:
+    return Policy("quorum", Quorum(share), by_freshness, CachedAverage, f"Quorum ({share:g})")
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("environment", PAPER)
+def test_a_quorum_of_all_costs_what_sync_costs(environment: str, links: str) -> None:
+    """A protocol that accepts stale updates and yet has rounds: to the digit the forecast of Sync."""
+    learners = crew(*paper(environment, links))
+    sync = metis.sync_fedavg(1)
+    found = forecast(quorum(1.0), learners)
+    assert replace(found, policy=sync) == forecast(sync, learners)
+    assert found.kind == "synchronous"
+    assert found.idle > 0.1 and found.first_round is None
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_rounds_that_recur_only_after_a_while(links: str) -> None:
+    """A quorum of half: the slow learners answer in every tenth round or so, and the costs are those of a long run."""
+    batches, speeds, way = paper("uniform", links)
+    policy = quorum(0.5)
+    found = forecast(policy, crew(batches, speeds, way))
+    run = simulated(policy, batches, speeds, way, StopRule(rounds=1000))
+    assert found.round is not None
+    assert found.round * 1000 == pytest.approx(run.costs.parallel_time, rel=TWO_PERCENT)
+    check(found, run.costs.parallel_time, nothing(run.costs), run.costs, TWO_PERCENT)
+    slow = found.learners[1]
+    tasks = run.costs.by_learner[slow.learner].update_requests
+    assert slow.seconds == pytest.approx(run.costs.parallel_time / tasks, rel=TWO_PERCENT)
+    assert slow.local_epochs == 1
+    assert slow.overtaken > 15 and found.learners[0].overtaken < 5
+
+
 def test_somebody_late_at_first_is_in_time_later() -> None:
     """A limit of the cold start that transfers alone exceed: the steady state comes after some rounds without it."""
-    members = [Member("near", 100, 10, 0.1), Member("far", 100, 10, 0.1, 3.0, 3.0)]
+    members = [PlannedLearner("near", 100, 10, 0.1), PlannedLearner("far", 100, 10, 0.1, 3.0, 3.0)]
     found = forecast(metis.semisync_fedavg(1, cold_start_limit=1.0), members)
     assert found.refused == 0
     assert found.round == pytest.approx(7.0)
@@ -267,7 +335,7 @@ def test_somebody_late_at_first_is_in_time_later() -> None:
 def test_the_papers_choice_is_sensible() -> None:
     """Lambda = 2, the paper's best on CIFAR-10, is in the range of all three environments; 4 is beyond two of them."""
     judged = {
-        name: [sensible_range(crew(*paper(name, "without links"))).evaluator(value) for value in (0.05, 2.0, 4.0, 9.0)]
+        name: [sensible_range(crew(*paper(name, "without links"))).assess(value) for value in (0.05, 2.0, 4.0, 9.0)]
         for name in PAPER
     }
     assert judged == {
@@ -286,7 +354,7 @@ def test_every_lambda_that_the_paper_chose_is_sensible() -> None:
         for cell in environment.cells:
             if cell.role == "policy" and cell.policy.name == "semisync_fedavg":
                 members = [
-                    Member(
+                    PlannedLearner(
                         assignment.name,
                         len(assignment.indices),
                         assignment.group.batch_size,
@@ -295,7 +363,7 @@ def test_every_lambda_that_the_paper_chose_is_sensible() -> None:
                     for assignment in dry_assignments(cell.config)
                 ]
                 chosen = cell.policy.parameters["slowest_learner_epochs"]
-                judged[environment.name, chosen] = sensible_range(members).evaluator(chosen)
+                judged[environment.name, chosen] = sensible_range(members).assess(chosen)
     assert len(judged) == 16
     assert set(judged.values()) == {"sensible"}
 
@@ -313,23 +381,23 @@ def test_the_edges_of_the_range_are_what_they_say(
     found = sensible_range(members, weights)
     epoch = max(member.epoch_time for member in members)
     low = found.lowest * epoch
-    worst = max(*(member.exchange / low / MOST_EXCHANGE for member in members), 0.0)
-    coarsest = max(member.time_per_batch * FEWEST_BATCHES / low for member in members)
+    worst = max(*(member.exchange / low / MAX_EXCHANGE for member in members), 0.0)
+    coarsest = max(member.time_per_batch * MIN_BATCHES / low for member in members)
     assert max(worst, coarsest) == pytest.approx(1.0)
     at_the_top = forecast(metis.semisync_fedavg(found.highest), members)
     # Whole batches are at most one fewer than the period has room for.
-    assert at_the_top.local_epochs <= MOST_EPOCHS * (1 + 1e-6)
-    assert at_the_top.local_epochs >= MOST_EPOCHS - 1.0
+    assert at_the_top.local_epochs <= MAX_EPOCHS * (1 + 1e-6)
+    assert at_the_top.local_epochs >= MAX_EPOCHS - 1.0
     assert ("No lambda is sensible" in found.why) == (not found.exists)
 
 
 def test_why_names_what_limits_it() -> None:
     """Transfers, batches or drift, with the learner and the number."""
-    near = [Member("a", 1000, 10, 0.1), Member("b", 500, 10, 0.1)]
+    near = [PlannedLearner("a", 1000, 10, 0.1), PlannedLearner("b", 500, 10, 0.1)]
     assert sensible_range(near).why == (
-        "Below 0.1 a period has fewer than 10 batches of a (0.1 s each), and whole batches do not fill it; above 18 "
-        "learners run more than 25 local epochs between two mixings, weighted by what their models count (b 37.5), so "
-        "that they drift apart."
+        "Below 0.1 a period has fewer than 10 batches of a (0.1 s each), and rounding to whole batches leaves part of "
+        "it unused; above 18 learners run more than 25 local epochs between two mixings, averaged by the weights of "
+        "their models (b 37.5), and drift apart."
     )
     far = [replace(near[0], download=1.0, upload=4.0), near[1]]
     assert sensible_range(far).why.startswith("Below 5 the transfers of a (5 s) take more than 10 % of a period; above")
@@ -340,49 +408,49 @@ def test_why_names_what_limits_it() -> None:
 
 def test_with_a_cap_on_local_epochs_no_lambda_is_too_large() -> None:
     """Unless the cap lies above the rule of thumb itself."""
-    members = [Member("a", 1000, 10, 0.1), Member("b", 500, 10, 0.1)]
-    assert sensible_range(members).evaluator(1000) == "too large"
+    members = [PlannedLearner("a", 1000, 10, 0.1), PlannedLearner("b", 500, 10, 0.1)]
+    assert sensible_range(members).assess(1000) == "too large"
     capped = sensible_range(members, max_local_epochs=5)
-    assert (capped.evaluator(1000), capped.evaluator(0.01)) == ("sensible", "too small")
-    assert capped.why.endswith("; however large it is, nobody runs more than 5 local epochs in a period.")
+    assert (capped.assess(1000), capped.assess(0.01)) == ("sensible", "too small")
+    assert capped.why.endswith("; none is too large, since no learner runs more than 5 local epochs in a period.")
     assert sensible_range(members, max_local_epochs=26) == sensible_range(members)
 
 
 # --- warnings ----------------------------------------------------------------------------------------
 
 
-def warned(members: list[Member], *policies: Policy, reference: float = 2.0) -> str:
+def warned(members: list[PlannedLearner], *policies: Policy, reference: float | None = 2.0) -> str:
     return "\n".join(warnings(members, [forecast(policy, members) for policy in policies], reference))
 
 
 def test_a_slow_learner_is_named_with_the_period_without_it() -> None:
     """One that alone is slow dictates the period; two that are slow do not."""
-    fast = [Member(f"fast-{k}", 1000, 10, 0.1) for k in range(3)]
-    slow = Member("slow", 1000, 10, 1.0)
+    fast = [PlannedLearner(f"fast-{k}", 1000, 10, 0.1) for k in range(3)]
+    slow = PlannedLearner("slow", 1000, 10, 1.0)
     text = warned([*fast, slow], metis.semisync_fedavg(2), metis.sync_fedavg(4))
-    assert "slow is so slow that it alone dictates the period: an epoch takes it 1.67 min, 10 times as long as" in text
-    assert "Without it a period at lambda = 2 would be 20 s instead of 3.33 min" in text
+    assert "slow alone determines how long a round takes: its epoch lasts 1.67 min, 10 times that of fast-" in text
+    assert "Without it a period at lambda = 2 would last 20 s instead of 3.33 min" in text
     assert "Under Sync, fast-0, fast-1 and fast-2 would wait more than half of the time (up to 90 %)" in text
-    assert "dictates" not in warned([*fast, slow, replace(slow, name="other")], metis.semisync_fedavg(2))
-    assert "instead of" not in warned([*fast, slow], metis.sync_fedavg(4))
+    assert "determines" not in warned([*fast, slow, replace(slow, name="other")], metis.semisync_fedavg(2))
+    assert "instead of" not in warned([*fast, slow], metis.sync_fedavg(4), reference=None)
 
 
 def test_transfers_few_batches_drift_and_staleness_are_told() -> None:
     """Each in a sentence with the learner and the number; nothing where nothing is wrong."""
-    good = [Member("a", 1000, 10, 0.1), Member("b", 1000, 10, 0.12)]
+    good = [PlannedLearner("a", 1000, 10, 0.1), PlannedLearner("b", 1000, 10, 0.12)]
     everything = metis.sync_fedavg(4), metis.semisync_fedavg(2), metis.fedrec(4)
     assert warned(good, *everything) == ""
     text = warned([good[0], replace(good[1], upload=10.0)], *everything)
     assert "Transfers take more than 10 % of the time of b under Sync, SemiSync (λ=2) and FedRec (up to 29 %)." in text
-    small = Member("small", 20, 10, 0.05)
+    small = PlannedLearner("small", 20, 10, 0.05)
     text = warned([*good, small], *everything)
     assert "small holds fewer than 5 batches of examples (small 2)" in text
     assert "Under SemiSync (λ=2), small would run more than 50 local epochs between two mixings (small 240, on" in text
-    assert "and fit what it holds; its model counts 1.0 % of the mixture" in text
-    assert "Under FedRec, 121.2 updates of others come between two of b: its model is stale when it is mixed." in text
+    assert "and overfit its own data; its model has 1.0 % of the weight" in text
+    assert "Under FedRec, 121.2 updates of others are mixed between two of b: its model is stale when it arrives." in text
 
 
 def test_words() -> None:
     """Edges as they are read."""
-    assert (up(0.12821), down(0.12821), up(2.0), down(4.5454), up(0.0)) == ("0.13", "0.12", "2", "4.5", "0")
-    assert (up(123.4), down(123.4)) == ("130", "120")
+    assert (rounded_up(0.12821), rounded_down(0.12821), rounded_up(2.0), rounded_up(0.0)) == ("0.13", "0.12", "2", "0")
+    assert (rounded_up(123.4), rounded_down(123.4), rounded_down(4.5454)) == ("130", "120", "4.5")

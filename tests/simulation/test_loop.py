@@ -14,7 +14,7 @@ import metis
 from metis.core.controller import Controller, StopRule
 from metis.core.events import Budget, LearnerJoined, LearnerLeft, LearnersExpected, SendTask, UpdateRequest
 from metis.core.model import Model
-from metis.planning.forecast import Member
+from metis.planning.forecast import PlannedLearner
 from metis.runs.trace import to_record
 from metis.simulation.loop import Pace, ScheduledEvent, Stretch, play
 from simulation.federations import POLICIES, still
@@ -24,10 +24,12 @@ MODEL_BYTES = 1000  # of `still`
 BATCHES, SPEEDS = [7, 5, 3, 9], [0.1, 0.4, 0.03, 0.2]
 
 
-def members() -> list[Member]:
+def members() -> list[PlannedLearner]:
     links = [metis.Link(), LINK, metis.Link(), LINK]
     return [
-        Member(f"learner{k}", 2 * count, 2, speed, link.download_time(MODEL_BYTES), link.upload_time(MODEL_BYTES))
+        PlannedLearner(
+            f"learner{k}", 2 * count, 2, speed, link.download_time(MODEL_BYTES), link.upload_time(MODEL_BYTES)
+        )
         for k, (count, speed, link) in enumerate(zip(BATCHES, SPEEDS, links, strict=True))
     ]
 

@@ -23,7 +23,7 @@ from metis.core.events import (
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
 from metis.planning.counterfactual import decisions
-from metis.planning.forecast import Member
+from metis.planning.forecast import PlannedLearner
 from metis.runs.trace import without_weights
 from metis.simulation.loop import Course, ScheduledEvent, play
 from metis.simulation.recording import RecordedLearners, recorded_tasks, replay_otherwise
@@ -122,7 +122,7 @@ def test_a_learner_that_handed_nothing_in_works_as_the_file_says_or_not_at_all()
 def test_an_invalid_update_is_refused_again() -> None:
     """Its weights are not in the record, but that they were unfit is; three in a row set the learner aside."""
     unfit = Model(Layout((TensorSpec("w", (1,)),)), np.zeros(1, np.float32))
-    crew = {name: Member(name, 6, 2, pace) for name, pace in (("good", 0.1), ("bad", 0.15))}
+    crew = {name: PlannedLearner(name, 6, 2, pace) for name, pace in (("good", 0.1), ("bad", 0.15))}
 
     def work(action: SendTask, now: float) -> ScheduledEvent:
         answer = crew[action.learner].work(action, now)

@@ -1,4 +1,4 @@
-"""`metis plan | probe | replay`: what policies cost before anything is trained, and what another would have cost.
+"""`metis plan | probe | replay`: what policies will cost, how fast a machine is, what another policy would have cost.
 
 Registered by `metis.cli.app`, whose guard and consoles it uses; what takes long to load is loaded when a command runs.
 """
@@ -23,7 +23,8 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the file. May be repeated."),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Also write it there, as text and as JSON.")
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Also write the output to this directory, as text and as JSON."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
 
@@ -54,30 +55,35 @@ def plan(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="One of the file's policies, or any that Metis knows. May be repeated; by default one of each kind.",
+            help="A policy of the file, or any that Metis knows. May be repeated; by default one of each kind.",
         ),
     ] = [],  # noqa: B006  # typer wants a list
     lambdas: Annotated[
         str | None,
-        typer.Option("--lambda", metavar="LIST", help="Epochs of the slowest learner to try; 0.5,1,2,3,4."),
+        typer.Option(
+            "--lambda",
+            metavar="LIST",
+            help="Values of lambda, the epochs of the slowest learner, to try; by default 0.5,1,2,3,4.",
+        ),
     ] = None,
     timings: Annotated[
         list[Path],
         typer.Option(
             "--timings",
             metavar="DIR",
-            help="A run, a state folder, or what [bold]metis probe --json[/] printed, instead of the file's timings.",
+            help="Measured timings to use instead of the file's: a run, a state folder, or the output of "
+            "[bold]metis probe --json[/]. May be repeated.",
         ),
     ] = [],  # noqa: B006
     set_: SetOption = [],  # noqa: B006
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> None:
-    """Foresee what policies cost, before anything is trained.
+    """Forecast what policies cost, before anything is trained.
 
-    For synchronous, semi-synchronous (over a range of lambda) and asynchronous training: how long a round takes, who
-    waits how long, batches and local epochs of each learner between two mixings, update requests, bytes and energy an
-    hour. Says which lambda is sensible, and warns of what is unfortunate.
+    For synchronous, semi-synchronous (for several lambdas) and asynchronous training: how long a round takes, how long
+    each learner waits, its batches and local epochs between two mixings, and update requests, bytes and energy per
+    hour. Recommends a lambda and warns about slow learners, slow links and stale models.
     """
     from metis.cli import app as cli
     from metis.planning.outlook import make_outlook
@@ -88,44 +94,44 @@ def plan(
     config = cli._load(file, set_)
     measured = read_timings(timings) if timings else None
     outlook = make_outlook(config, file.name, wanted=policy, lambdas=wanted, timings=measured)
-    _tell("plan", outlook.to_json(), plan_view, as_json, out)
+    _show("plan", outlook.to_json(), plan_view, as_json, out)
 
 
 def probe(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The experiment; not needed with a site file.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The experiment; not needed with --site.")] = None,
     name: Annotated[
-        str | None, typer.Option("--name", "--learner", metavar="NAME", help="Which learner this machine is.")
+        str | None, typer.Option("--name", "--learner", metavar="NAME", help="The learner that this machine is to be.")
     ] = None,
     site: Annotated[
-        Path | None, typer.Option("--site", metavar="FILE", help="The site file, if the experiment names none.")
+        Path | None, typer.Option("--site", metavar="FILE", help="The site file, if the experiment does not name one.")
     ] = None,
-    batches: Annotated[int, typer.Option("--batches", min=2, help="How many to time, after warming up.")] = 20,
+    batches: Annotated[int, typer.Option("--batches", min=2, help="Number of batches to time, after a warm-up.")] = 20,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Examples in a batch; by default the experiment's, or 32.")
+        int | None,
+        typer.Option("--batch-size", min=1, help="Examples per batch; by default as in the experiment, or 32."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="To train on, as in cuda:0.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device to train on, such as cuda:0.")] = None,
     set_: SetOption = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
     """Time a few batches on this machine, with the real network and data of one learner.
 
-    Prints the time per batch without warming up, and what to write into the experiment's file. What --json prints can
-    be given to [bold]metis plan --timings[/].
+    Prints the time per batch, without the warm-up, and the lines to add to the experiment's file. The output of --json
+    can be passed to [bold]metis plan --timings[/].
     """
     from metis.cli import app as cli
-    from metis.planning.timings import probe as measure
-    from metis.planning.timings import probe_config
+    from metis.planning.probe import probe_config, run_probe
     from metis.reporting.planning import probe_table
 
     if file is None and site is None:
         raise ConfigError("give a FILE, or a site file with --site")
     if name is None and file is None:
         name = "site"
-        cli._stderr().print(f"note: {site} is asked for the data of '{name}'; --name says another", markup=False)
+        cli._stderr().print(
+            f"note: using the data that {site} has for '{name}'; choose another learner with --name", markup=False
+        )
     if name is None:
-        raise ConfigError("say which learner this machine is: --name NAME")
+        raise ConfigError("give the name of the learner that this machine is: --name NAME")
     if file is None:
         assert site is not None
         config = probe_config(site, name, batch_size or 32)
@@ -134,30 +140,36 @@ def probe(
         if batch_size is not None:
             groups = [group.model_copy(update={"batch_size": batch_size}) for group in config.learners]
             config = config.model_copy(update={"learners": groups})
-    found = measure(config, site, name, batches, device)
+    found = run_probe(config, site, name, batches, device)
     if as_json:
         cli._print_json(found.to_json())
         return
     console = cli._stdout()
     console.print(probe_table(found.to_json()))
-    console.print("\nfor the experiment's file:\n", style="dim")
+    console.print("\nlines for the experiment's file:\n", style="dim")
     console.print(found.snippet(), soft_wrap=True, markup=False)
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run, or a controller's state folder.")],
-    changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Parameters of the policy.")] = [],  # noqa: B006
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory of a run, or a controller's state folder.")
+    ],
+    changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Parameters of the policy to change.")] = [],  # noqa: B006
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="NAME|FILE", help="Another policy, or a file with some; else the recorded."),
+        typer.Option(
+            "--policy",
+            metavar="NAME|FILE",
+            help="Another policy, or a file with policies; by default the recorded policy.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> None:
-    """What would another policy have cost in a run that there was?
+    """Compute what another policy would have cost in a recorded run.
 
-    Takes the recorded timings and who was there and plays the policy on them in virtual time, without weights: rounds,
-    update requests, bytes, idle time and energy over the same time. It does not predict accuracy.
+    Plays the policy in virtual time with the recorded timings and presence of the learners, without weights, and shows
+    rounds, update requests, bytes, idle time and energy over the same time. Accuracy is not predicted.
     """
     from metis.planning.counterfactual import compare_policies, load_recording, policies_named
     from metis.reporting.planning import replay_view
@@ -165,42 +177,44 @@ def replay(
 
     for change in changes:
         if not all(change.partition("=")):
-            raise ConfigError(f"'{change}' is no parameter of a policy; write KEY=VALUE, as in local_epochs=4")
+            raise ConfigError(f"'{change}' is not a parameter of a policy; write KEY=VALUE, as in local_epochs=4")
     recording = load_recording(folder)
     comparison = compare_policies(recording, policies_named(recording, policy, changes))
-    _tell("replay", comparison.to_json(), replay_view, as_json, out)
-    for number, course in enumerate(comparison.courses if out is not None else (), start=1):
-        assert out is not None
-        name = "events.jsonl" if len(comparison.courses) == 1 else f"events-{number}.jsonl"
-        (out / name).write_text("".join(to_line(*event) + "\n" for event in course), encoding="utf-8")
+    _show("replay", comparison.to_json(), replay_view, as_json, out)
+    if out is not None:
+        for number, trace in enumerate(comparison.traces, start=1):
+            name = "events.jsonl" if len(comparison.traces) == 1 else f"events-{number}.jsonl"
+            (out / name).write_text("".join(to_line(*event) + "\n" for event in trace), encoding="utf-8")
 
 
 def _numbers(text: str | None) -> list[float] | None:
-    """The numbers of a list with commas."""
+    """The numbers of a comma-separated list."""
     if text is None:
         return None
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--lambda is '{text}'; write numbers with commas between, as in 0.5,1,2") from None
+        raise ConfigError(
+            f"--lambda is '{text}'; it must be a comma-separated list of numbers, as in 0.5,1,2"
+        ) from None
     if not all(0 < value < math.inf for value in found):
-        raise ConfigError(f"--lambda is '{text}'; every number must be greater than 0")
+        raise ConfigError(f"--lambda is '{text}'; every number must be finite and greater than 0")
     return found
 
 
-def _tell(
+def _show(
     name: str,
     document: dict[str, Any],
     view: Callable[[dict[str, Any], int], RenderableType],
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Print it for people or for programs; with --out write both down."""
+    """Print a document as tables or as JSON; with --out write both to files."""
     from metis.cli import app as cli
 
     if out is not None:
         if out.exists() and not out.is_dir():
-            raise ConfigError(f"{out} is a file; choose another --out")
+            raise ConfigError(f"--out is {out}, which is a file; choose a directory")
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.json").write_text(json_text(document) + "\n", encoding="utf-8")
         text = StringIO()

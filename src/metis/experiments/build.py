@@ -23,7 +23,7 @@ from metis.core.controller import StopRule, Target
 from metis.core.costs import Power
 from metis.core.policies import Policy
 from metis.data import partition as divisions
-from metis.data.datasets import Dataset, load_dataset
+from metis.data.datasets import DATASETS, Dataset, load_dataset
 from metis.errors import ConfigError, DataError
 from metis.experiments.compose import compose
 from metis.experiments.config.load import (
@@ -178,6 +178,16 @@ def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tupl
         Assignment(group.learner_names[number], group, part)
         for (group, number), part in zip(chairs, parts, strict=True)
     )
+
+
+def dry_assignments(config: ExperimentConfig) -> tuple[Assignment, ...]:
+    """How many examples each learner holds, but not which ones, so that the data set need not be there."""
+    if config.partition.sizes == "natural":
+        return divide(config).assignments
+    examples = DATASETS[config.data.dataset].train
+    sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
+    ends = np.cumsum(sizes)
+    return assign(config, [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
 
 
 def _channel_statistics(images: NDArray[Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What another policy would have cost in a run that there was: its timings and who was there, without weights."""
+"""What another policy would have cost in a recorded run: the same learners and timings, without weights."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from metis.experiments.config.load import (
     read_toml,
     resolve_config,
 )
+from metis.planning.advice import names
+from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, EVENTS, SUMMARY, Setting
 from metis.runs.trace import measures_of, read_trace, to_record
 from metis.simulation.loop import Course
 from metis.simulation.recording import recorded_tasks, replay_otherwise
-from metis.text import listed
 
-HOUR = 3600.0
-_DAMAGED = (KeyError, TypeError, AssertionError)  # what folding events raises that cannot follow each other
+_CONTRADICTIONS = (KeyError, TypeError, AssertionError)  # raised when events contradict each other
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A run as it went, and what is known of its learners besides."""
+    """A recorded run, and what is known about its learners."""
 
     folder: Path
     events: Course
     label: str
-    policy: Policy | None  # None if the folder does not say with which parameters it was run
+    policy: Policy | None  # None if its parameters are not recorded
     fills_the_period: bool
     powers: dict[LearnerId, Power]
-    nominal: dict[LearnerId, float]  # time per batch as the file has it
+    nominal: dict[LearnerId, float]  # time per batch according to the file
     model_bytes: int | None
     refusals_allowed: int
     quorum: int
-    update_bytes: int | None = None  # of what was handed in, if it was compressed: other policies would do the same
+    update_bytes: int | None = None  # of an update, if updates were compressed; other policies compress likewise
 
     @property
     def end(self) -> float:
@@ -67,21 +67,23 @@ class Recording:
         return any(power.unit == "watt" for power in self.powers.values())
 
 
-def load_recording(place: Path) -> Recording:
+def load_recording(directory: Path) -> Recording:
     """Read the directory of a run, simulated or deployed; a deployment's state folder has it in `run`."""
-    if not place.is_dir():
-        raise ConfigError(f"there is no directory {place}; give that of a run, or a controller's state folder")
-    folder = next((path for path in (place, place / "run") if (path / EVENTS).is_file()), None)
+    if not directory.is_dir():
+        raise ConfigError(
+            f"there is no directory {directory}; give the directory of a run, or a controller's state folder"
+        )
+    folder = next((path for path in (directory, directory / "run") if (path / EVENTS).is_file()), None)
     if folder is None:
-        hint = "; it holds a comparison: give one of its runs" if (place / "comparison.json").is_file() else ""
-        raise ConfigError(f"{place} has no {EVENTS}: it is not the directory of a run{hint}")
+        hint = "; it is a comparison: give one of its runs" if (directory / "comparison.json").is_file() else ""
+        raise ConfigError(f"{directory} has no {EVENTS}: it is not the directory of a run{hint}")
     events: Course = list(read_trace(folder / EVENTS))
     if not any(isinstance(item, SendTask) for _, item in events):
-        raise ConfigError(f"{folder} cannot be replayed: no task was sent in it")
+        raise ConfigError(f"{folder} cannot be replayed: no task was sent in that run")
     config = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None
     setting = _setting(folder)
     if config is None and setting is None:
-        raise ConfigError(f"{folder} has neither {CONFIG} nor {SUMMARY}: what its learners are is not known")
+        raise ConfigError(f"{folder} has neither {CONFIG} nor {SUMMARY}, so nothing is known about its learners")
     chosen = None if config is None else build_policy(config.policy[0])
     powers = {} if setting is None else {info.name: info.power for info in setting.learners}
     nominal = {} if setting is None else {info.name: info.time_per_batch for info in setting.learners}
@@ -113,7 +115,7 @@ def _setting(folder: Path) -> Setting | None:
 
 
 def policies_named(recording: Recording, wanted: str | None, changes: Sequence[str]) -> list[Policy]:
-    """The policies of a file, one by name, or without either the recorded one; with `key=value` changes."""
+    """A policy by name, those of a file, or without either the recorded one; with `key=value` changes."""
     table: Any
     if wanted is None:
         config = _config_of(recording)
@@ -129,10 +131,10 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
         if table is None:
             raise ConfigError(f"{source} has no [policy]; choose one of {', '.join(POLICIES)}")
         if changes and isinstance(table, list) and len(table) > 1:
-            raise ConfigError(f"{source} has {len(table)} policies; {changes[0]} would be of which?")
+            raise ConfigError(f"{source} has {len(table)} policies, so it is not clear which one {changes[0]} changes")
         table = table[0] if isinstance(table, list) and len(table) == 1 else table
     else:
-        raise ConfigError(f"there is neither a policy nor a file '{wanted}'; {did_you_mean(wanted, POLICIES)}")
+        raise ConfigError(f"there is no policy and no file '{wanted}'; {did_you_mean(wanted, POLICIES)}")
     tables = {
         "learners": [{"name": "any", "batch_size": 1, "time_per_batch": 1.0}],
         "policy": table,
@@ -141,12 +143,12 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
     try:
         resolved = resolve_config(tables, source, [f"policy.{change}" for change in changes])
     except ConfigError as problem:
-        raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as it was written here
+        raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as the user wrote it
     for policy in resolved.policy:
         if policy.adaptive is not None:
             raise ConfigError(
-                f"{policy.label} cannot be replayed: it chooses its periods from the models, and a record holds none; "
-                "take a fixed slowest_learner_epochs, or simulate it"
+                f"{policy.label} cannot be replayed: it chooses its periods from the models, which are not recorded; "
+                "use a fixed slowest_learner_epochs, or simulate it"
             )
     return [build_policy(policy) for policy in resolved.policy]
 
@@ -154,13 +156,13 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
 def _config_of(recording: Recording) -> ExperimentConfig:
     if not (recording.folder / CONFIG).is_file():
         raise ConfigError(
-            f"{recording.folder} has no {CONFIG}: the parameters of {recording.label} are not known; give --policy"
+            f"{recording.folder} has no {CONFIG}, so the parameters of {recording.label} are not known; give --policy"
         )
     return load_config(recording.folder / CONFIG)
 
 
-def what_if(recording: Recording, policy: Policy) -> Course:
-    """The course of this policy on the recorded timings, over the recorded time."""
+def counterfactual_trace(recording: Recording, policy: Policy) -> Course:
+    """The trace of this policy with the recorded timings, over the recorded time."""
     controller = Controller(
         policy,
         Model.empty(),
@@ -170,33 +172,33 @@ def what_if(recording: Recording, policy: Policy) -> Course:
         refusals_allowed=recording.refusals_allowed,
     )
     if recording.policy is not None and _settings(policy) == _settings(recording.policy):
-        controller.measures = measures_of(recording.events)  # there are no weights to measure again
+        controller.measures = measures_of(recording.events)  # without weights nothing can be measured again
     try:
         return replay_otherwise(recording.events, controller, recording.nominal)
-    except (*_DAMAGED, UnexpectedUpdate) as problem:
-        raise _damage(recording) from problem
+    except (*_CONTRADICTIONS, UnexpectedUpdate) as problem:
+        raise _damaged(recording) from problem
 
 
-def _damage(recording: Recording) -> DataError:
-    return DataError(f"{recording.folder / EVENTS} is damaged: its events cannot follow each other")
+def _damaged(recording: Recording) -> DataError:
+    return DataError(f"{recording.folder / EVENTS} is damaged: its events contradict each other")
 
 
-# --- what it cost ---------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Bill:
-    """A course up to the end of the recording."""
+class TraceCosts:
+    """What a trace cost until the end of the recording."""
 
     label: str
     rounds: int
     costs: Costs
-    local_epochs: dict[LearnerId, float]  # mean of what each learner handed in
+    local_epochs: dict[LearnerId, float]  # mean over each learner's updates
     bytes_exchanged: int | None
 
     @property
     def idle(self) -> float:
-        """Share of the time that learners were there."""
+        """Share of the time that learners were present."""
         return self._share(math.fsum(learner.idle for learner in self.costs.by_learner.values()))
 
     @property
@@ -204,8 +206,8 @@ class Bill:
         return self._share(math.fsum(learner.transfer for learner in self.costs.by_learner.values()))
 
     def _share(self, part: float) -> float:
-        there = math.fsum(item.active + item.transfer + item.idle for item in self.costs.by_learner.values())
-        return part / there if there else 0.0
+        present = math.fsum(item.active + item.transfer + item.idle for item in self.costs.by_learner.values())
+        return part / present if present else 0.0
 
     def to_json(self, watts: bool) -> dict[str, Any]:
         energy, factor = self.costs.energy, 1 / HOUR if watts else 1.0
@@ -240,13 +242,13 @@ class Bill:
         }
 
 
-def bill(recording: Recording, course: Course, label: str, fills_the_period: bool) -> Bill:
-    """Fold a course; a task sent at the very end is left out, since nobody worked on it."""
+def trace_costs(recording: Recording, trace: Course, label: str, fills_the_period: bool) -> TraceCosts:
+    """Add up the costs; a task sent at the very end is left out, since nobody worked on it."""
     ledger = CostLedger(recording.powers, recording.model_bytes or 0, fills_the_period, recording.update_bytes)
     batches: dict[LearnerId, int] = {}
-    handed_in: dict[LearnerId, list[int]] = {}
+    updates: dict[LearnerId, list[int]] = {}
     rounds = 0
-    for now, item in course:
+    for now, item in trace:
         if isinstance(item, SendTask) and now >= recording.end:
             continue
         ledger.record(now, item)
@@ -254,29 +256,29 @@ def bill(recording: Recording, course: Course, label: str, fills_the_period: boo
             case LearnerJoined():
                 batches[item.learner] = -(-item.examples // item.batch_size)
             case UpdateRequest():
-                handed_in.setdefault(item.learner, []).append(item.steps)
+                updates.setdefault(item.learner, []).append(item.steps)
             case CommunityPublished():
                 rounds = item.stamp.version
             case _:
                 pass
     costs = ledger.costs(recording.end)
-    return Bill(
+    return TraceCosts(
         label,
         rounds,
         costs,
-        {name: sum(steps) / len(steps) / batches[name] for name, steps in handed_in.items()},
+        {name: sum(steps) / len(steps) / batches[name] for name, steps in updates.items()},
         None if recording.model_bytes is None else costs.bytes_exchanged,
     )
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The recorded run against what other policies would have made of the same time."""
+class Counterfactual:
+    """The recorded run compared with what other policies would have done in the same time."""
 
     recording: Recording
-    bills: tuple[Bill, ...]  # the recorded one first
-    courses: tuple[Course, ...]  # of the others
-    reproduced: bool | None  # whether the recorded policy gave the recorded course again; None if it was not asked
+    costs: tuple[TraceCosts, ...]  # the recorded one first
+    traces: tuple[Course, ...]  # of the other policies
+    reproduced: bool | None  # whether the recorded policy gave the recorded trace; None if it was not replayed
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -284,41 +286,41 @@ class Comparison:
             "directory": self.recording.folder.as_posix(),
             "seconds": self.recording.end,
             "energy_unit": "watt hour" if self.recording.watts else "epsilon second",
-            "recorded": self.bills[0].to_json(self.recording.watts),
-            "what_if": [found.to_json(self.recording.watts) for found in self.bills[1:]],
+            "recorded": self.costs[0].to_json(self.recording.watts),
+            "what_if": [found.to_json(self.recording.watts) for found in self.costs[1:]],
             "recorded_course_reproduced": self.reproduced,
             "notes": list(self.notes),
             "accuracy": "not predicted",
         }
 
 
-def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Comparison:
-    """Replay each policy and fold all courses alike."""
+def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Counterfactual:
+    """Replay each policy and add up the costs of all traces in the same way."""
     try:
-        bills = [bill(recording, recording.events, recording.label, recording.fills_the_period)]
-    except _DAMAGED as problem:
-        raise _damage(recording) from problem
-    courses = []
+        costs = [trace_costs(recording, recording.events, recording.label, recording.fills_the_period)]
+    except _CONTRADICTIONS as problem:
+        raise _damaged(recording) from problem
+    traces = []
     reproduced: bool | None = None
     for policy in policies:
-        course = what_if(recording, policy)
-        courses.append(course)
-        bills.append(bill(recording, course, policy.label, policy.protocol.fills_the_period))
+        trace = counterfactual_trace(recording, policy)
+        traces.append(trace)
+        costs.append(trace_costs(recording, trace, policy.label, policy.protocol.fills_the_period))
         if recording.policy is not None and _settings(policy) == _settings(recording.policy):
-            reproduced = decisions(course, recording.end) == decisions(recording.events, recording.end)
+            reproduced = decisions(trace, recording.end) == decisions(recording.events, recording.end)
     notes = _notes(recording)
     recorded = None if recording.policy is None else recording.policy.compression
     if any(policy.compression not in (None, recorded) for policy in policies):
-        notes.append("Another compression is left out: bytes and transfers are those of the recorded updates.")
-    return Comparison(recording, tuple(bills), tuple(courses), reproduced, tuple(notes))
+        notes.append("A different compression is ignored: bytes and transfers are those of the recorded updates.")
+    return Counterfactual(recording, tuple(costs), tuple(traces), reproduced, tuple(notes))
 
 
-def decisions(course: Course, end: float) -> list[dict[str, Any]]:
-    """What happened and was decided, without what a replay cannot know: weights, measurements and the end itself."""
+def decisions(trace: Course, end: float) -> list[dict[str, Any]]:
+    """Events and actions, without what a replay cannot know: weights, measurements and the end itself."""
     left_out = (Evaluated, Finish)
     kept = [
         to_record(at, item)
-        for at, item in course
+        for at, item in trace
         if not isinstance(item, left_out) and not (isinstance(item, SendTask) and at >= end)
     ]
     hidden = ("at", "loss", "reason", "contribution_value")
@@ -330,8 +332,8 @@ def decisions(course: Course, end: float) -> list[dict[str, Any]]:
 
 
 def _settings(policy: Policy) -> tuple[Any, ...]:
-    # Communities are functions with their arguments bound; what they are is in their representation.
-    # Of FedNova only what was chosen: the rest is the solver's, which a replay does not know, and changes no course.
+    # Communities are functions with bound arguments, which only their representation shows.
+    # Of FedNova only the user's choice: the rest comes from the solver, unknown here, and does not change the trace.
     nova = None if policy.nova is None else policy.nova.largest_amplification
     parts = (policy.protocol, policy.community, policy.contribution, nova, policy.server, policy.rate)
     return policy.name, *(repr(part) for part in parts)
@@ -344,11 +346,11 @@ def _notes(recording: Recording) -> list[str]:
     known = [name for name in silent if math.isfinite(recording.nominal.get(name, math.nan))]
     notes = []
     if known:
-        notes.append(f"{listed(known, 3)} handed nothing in; the time per batch of the file is used.")
+        notes.append(f"{names(known)} sent no updates; the time per batch of the file is used.")
     unknown = [name for name in silent if name not in known]
     if unknown:
-        notes.append(f"{listed(unknown, 3)} handed nothing in, so its speed is not known: it ends no task here either.")
+        notes.append(f"{names(unknown)} sent no updates, so the speed is not known: no task is completed here either.")
     failed = sum(task.invalid or type(task.answer).__name__ == "TaskFailed" for mine in tasks.values() for task in mine)
     if failed:
-        notes.append(f"{failed} recorded tasks failed or were refused; another policy's tasks are taken to succeed.")
+        notes.append(f"{failed} recorded tasks failed or were refused; tasks of another policy are assumed to succeed.")
     return notes

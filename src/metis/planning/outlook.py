@@ -1,29 +1,28 @@
-"""From an experiment's file to a plan: who the learners are, which policies to foresee, and what to make of it."""
+"""A plan from an experiment's file: its learners, the policies to forecast, and advice about both."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
-from metis.core.policies import Policy
-from metis.core.protocols import SemiSynchronous
 from metis.data.datasets import DATASETS
 from metis.errors import ConfigError
 from metis.experiments.build import (
-    Assignment,
     build_augmentation,
     build_link,
     build_policy,
     build_power,
     build_solver,
     build_speed,
+    dry_assignments,
 )
 from metis.experiments.config.load import (
     POLICIES,
@@ -35,21 +34,27 @@ from metis.experiments.config.load import (
     slug,
     task_of,
 )
-from metis.planning.forecast import (
-    HOUR,
-    Forecast,
-    Member,
-    SensibleRange,
-    forecast,
-    sensible_range,
-    warnings,
-)
-from metis.planning.timings import Timing, Timings
-from metis.reproduction.schedule import dry_assignments
-from metis.text import listed, seconds
+from metis.planning.advice import LambdaRange, names, sensible_range, warnings
+from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
+from metis.planning.timings import LearnerTiming, Timings
+from metis.text import seconds
 
 LAMBDAS = (0.5, 1.0, 2.0, 3.0, 4.0)  # those that the paper tried
-_DEFAULTS = ("sync_fedavg", "semisync_fedavg", "async_fedavg")
+_DEFAULTS = ("sync_fedavg", "semisync_fedavg", "async_fedavg")  # one of each kind
+# Labels of a plan leave out how a policy mixes, on which its costs do not depend.
+_SHORT_LABELS = {
+    "sync_fedavg": "Sync",
+    "semisync_fedavg": "SemiSync",
+    **dict.fromkeys(("async_fedavg", "fedrec", "fedasync", "fedbuff"), "Async"),
+}
+
+
+@dataclass(frozen=True)
+class PolicyOutlook:
+    """One policy of a plan."""
+
+    parameters: Mapping[str, Any]  # as in a file, with the defaults
+    forecast: Forecast
 
 
 @dataclass(frozen=True)
@@ -57,28 +62,21 @@ class Outlook:
     """What the policies will cost, and which lambda is sensible."""
 
     source: str
-    members: tuple[Member, ...]
+    learners: tuple[PlannedLearner, ...]
     model_bytes: int
-    forecasts: tuple[Forecast, ...]
-    sensible: SensibleRange | None  # None without a semi-synchronous policy
+    policies: tuple[PolicyOutlook, ...]
+    sensible: LambdaRange | None  # None if no policy has a lambda
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def watts(self) -> bool:
-        return self.members[0].power.unit == "watt"
+        return self.learners[0].power.unit == "watt"
 
     def energy(self, found: Forecast) -> Energy:
-        """An hour, in watt hours or epsilon-seconds."""
+        """Per hour, in watt hours or epsilon-seconds."""
         energy, factor = found.energy, 1 / HOUR if self.watts else 1.0
         return Energy(energy.equation * factor, energy.active * factor, energy.idle_charged * factor)
-
-    def evaluator(self, found: Forecast) -> str | None:
-        """Whether its lambda is too small, sensible or too large."""
-        slowest_learner_epochs = found.slowest_learner_epochs
-        if self.sensible is None or slowest_learner_epochs is None:
-            return None
-        return self.sensible.evaluator(slowest_learner_epochs)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,19 +85,19 @@ class Outlook:
             "energy_unit": "watt hour" if self.watts else "epsilon second",
             "learners": [
                 {
-                    "name": member.name,
-                    "examples": member.examples,
-                    "batch_size": member.batch_size,
-                    "batches_per_epoch": member.batches,
-                    "time_per_batch": member.time_per_batch,
-                    "epoch_seconds": member.epoch_time,
-                    "exchange_seconds": member.exchange,
-                    "power": [member.power.active, member.power.idle, member.power.unit],
-                    "timing": member.source,
+                    "name": learner.name,
+                    "examples": learner.examples,
+                    "batch_size": learner.batch_size,
+                    "batches_per_epoch": learner.batches,
+                    "time_per_batch": learner.time_per_batch,
+                    "epoch_seconds": learner.epoch_time,
+                    "exchange_seconds": learner.exchange,
+                    "power": [learner.power.active, learner.power.idle, learner.power.unit],
+                    "timing": learner.source,
                 }
-                for member in self.members
+                for learner in self.learners
             ],
-            "policies": [self._policy_json(found) for found in self.forecasts],
+            "policies": [self._policy_json(policy) for policy in self.policies],
             "lambda": None
             if self.sensible is None
             else {
@@ -112,15 +110,19 @@ class Outlook:
             "accuracy": "not predicted",
         }
 
-    def _policy_json(self, found: Forecast) -> dict[str, Any]:
-        energy = self.energy(found)
+    def _policy_json(self, policy: PolicyOutlook) -> dict[str, Any]:
+        found = policy.forecast
+        energy, slowest_learner_epochs = self.energy(found), found.slowest_learner_epochs
+        assessment = None
+        if self.sensible is not None and slowest_learner_epochs is not None:
+            assessment = self.sensible.assess(slowest_learner_epochs)
         return {
             "policy": found.policy.name,
             "label": found.policy.label,
             "protocol": found.kind,
-            "slowest_learner_epochs": found.slowest_learner_epochs,
-            "local_epochs": getattr(found.policy.protocol, "local_epochs", None),
-            "lambda_is": self.evaluator(found),
+            "slowest_learner_epochs": slowest_learner_epochs,
+            "local_epochs": policy.parameters.get("local_epochs"),
+            "lambda_is": assessment,
             "first_round_seconds": found.first_round,
             "round_seconds": found.round,
             "idle_share": found.idle,
@@ -136,17 +138,17 @@ class Outlook:
             },
             "learners": [
                 {
-                    "learner": share.learner,
-                    "steps": share.steps,
-                    "local_epochs": share.local_epochs,
-                    "seconds": share.seconds,
-                    "active_share": share.active,
-                    "transfer_share": share.transfer,
-                    "idle_share": share.idle,
-                    "weight": share.weight,
-                    "updates_of_others_meanwhile": share.overtaken,
+                    "learner": one.learner,
+                    "steps": one.steps,
+                    "local_epochs": one.local_epochs,
+                    "seconds": one.seconds,
+                    "active_share": one.active,
+                    "transfer_share": one.transfer,
+                    "idle_share": one.idle,
+                    "weight": one.weight,
+                    "updates_of_others_meanwhile": one.overtaken,
                 }
-                for share in found.learners
+                for one in found.learners
             ],
         }
 
@@ -159,25 +161,29 @@ def make_outlook(
     lambdas: Sequence[float] | None = None,
     timings: Timings | None = None,
 ) -> Outlook:
-    """Foresee the policies of a file, or those named, with the file's learners or as they were measured."""
+    """Forecast the policies of a file, or those named, with the learners as the file has them or as measured."""
     chosen = _policies(config, source, wanted, lambdas)
     notes: list[str] = []
     size = timings.model_bytes if timings is not None else None
     model_bytes = network_bytes(config, source) if size is None else size
-    members = _members(config, model_bytes, timings, notes)
-    forecasts = tuple(forecast(policy, members) for policy in chosen)
-    semi = [found for found in forecasts if found.slowest_learner_epochs is not None]
-    cap = max((_most_local_epochs(found) for found in semi), default=math.inf)
-    sensible = sensible_range(members, [share.weight for share in semi[0].learners], cap) if semi else None
-    reference = _reference(config, semi)
-    notes += _assumptions(config, semi)
+    learners = _learners(config, model_bytes, timings, notes)
+    policies = _forecasts(chosen, learners)
+    forecasts = [policy.forecast for policy in policies]
+    with_lambda = [policy for policy in policies if policy.forecast.slowest_learner_epochs is not None]
+    sensible = None
+    if with_lambda:
+        caps = [policy.parameters.get("max_local_epochs") or math.inf for policy in with_lambda]
+        weights = [one.weight for one in with_lambda[0].forecast.learners]
+        sensible = sensible_range(learners, weights, max(caps))
+    reference = _reference(config, with_lambda)
+    notes += _assumptions(config, with_lambda)
     return Outlook(
         source,
-        members,
+        learners,
         model_bytes,
-        forecasts,
+        tuple(policies),
         sensible,
-        tuple(warnings(members, forecasts, reference)),
+        tuple(warnings(learners, forecasts, reference)),
         tuple(notes),
     )
 
@@ -187,63 +193,79 @@ def make_outlook(
 
 def _policies(
     config: ExperimentConfig, source: str, wanted: Sequence[str], lambdas: Sequence[float] | None
-) -> list[Policy]:
-    """What is asked for, else a policy of each kind, with the file's settings where it has one; sorted by kind."""
+) -> list[PolicyConfig]:
+    """The policies asked for, else one of each kind, the file's own where it has one; sorted by kind, each lambda."""
     given = [_named(config, source, name) for name in wanted] if wanted else list(config.policy)
     if not wanted:
         kinds = {_kind(policy) for policy in given}
         given += [PolicyConfig(name=name) for name in _DEFAULTS if _kind(PolicyConfig(name=name)) not in kinds]
-    made: list[Policy] = []
+    chosen: list[PolicyConfig] = []
     for policy in sorted(given, key=_kind):
-        built = build_policy(policy)
-        if isinstance(built.protocol, SemiSynchronous):
-            own = built.protocol.slowest_learner_epochs
-            made += [_with_lambda(policy, value) for value in sorted({own, *(lambdas or LAMBDAS)})]
+        own = _parameters(policy).get("slowest_learner_epochs")
+        if own is None:
+            chosen.append(policy)
         else:
-            what = "Sync" if _kind(policy) == 0 else "Async"
-            epochs = getattr(built.protocol, "local_epochs", 1.0)
-            made.append(replace(built, label=f"{what} {epochs:g} epoch{'' if epochs == 1 else 's'}"))
-    if lambdas is not None and not any(isinstance(policy.protocol, SemiSynchronous) for policy in made):
-        raise ConfigError("--lambda is given, but no semi-synchronous policy is asked for")
-    distinct = {_schedule(policy): policy for policy in reversed(made)}
-    return _told_apart(list(reversed(distinct.values())))
+            chosen += [_with_lambda(policy, value) for value in sorted({own, *(lambdas or LAMBDAS)})]
+    if lambdas is not None and not any("slowest_learner_epochs" in _parameters(policy) for policy in chosen):
+        raise ConfigError("--lambda needs a semi-synchronous policy, and none is asked for")
+    return chosen
 
 
-def _told_apart(policies: Sequence[Policy]) -> list[Policy]:
-    """Settings besides lambda and epochs, such as a limit, may make two of one label: those are numbered."""
-    labels = [policy.label for policy in policies]
+def _forecasts(policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearner]) -> list[PolicyOutlook]:
+    """One for each policy; of those with the same label and costs the first, of those with the same label a number."""
+    distinct: list[PolicyOutlook] = []
+    for policy in policies:
+        parameters = _parameters(policy)
+        named = replace(build_policy(policy), label=_label(policy))
+        found = forecast(named, learners, parameters.get("slowest_learner_epochs"))
+        if not any(
+            replace(found, policy=other.forecast.policy) == other.forecast
+            and named.label == other.forecast.policy.label
+            for other in distinct
+        ):
+            distinct.append(PolicyOutlook(parameters, found))
+    labels = [outlook.forecast.policy.label for outlook in distinct]
     return [
-        policy if labels.count(policy.label) == 1 else replace(policy, label=f"{policy.label} #{number}")
-        for policy, number in zip(
-            policies, (labels[: place + 1].count(label) for place, label in enumerate(labels)), strict=True
-        )
+        outlook if labels.count(label) == 1 else _numbered(outlook, labels[: index + 1].count(label))
+        for index, (outlook, label) in enumerate(zip(distinct, labels, strict=True))
     ]
+
+
+def _numbered(outlook: PolicyOutlook, count: int) -> PolicyOutlook:
+    policy = outlook.forecast.policy
+    labelled = replace(policy, label=f"{policy.label} #{count}")
+    return replace(outlook, forecast=replace(outlook.forecast, policy=labelled))
+
+
+def _label(policy: PolicyConfig) -> str:
+    """The kind of policy with its lambda or local epochs; the label of its own for a policy of somebody else's."""
+    parameters = _parameters(policy)
+    label = _SHORT_LABELS.get(policy.name) or POLICIES[policy.name](**policy.parameters).label
+    slowest_learner_epochs, epochs = parameters.get("slowest_learner_epochs"), parameters.get("local_epochs")
+    if slowest_learner_epochs is not None:
+        return f"{label} λ={slowest_learner_epochs:g}"
+    return label if epochs is None else f"{label} {epochs:g} epoch{'' if epochs == 1 else 's'}"
+
+
+def _parameters(policy: PolicyConfig) -> dict[str, Any]:
+    """All parameters of a policy, with the defaults."""
+    defaults = inspect.signature(POLICIES[policy.name]).parameters.values()
+    return {parameter.name: parameter.default for parameter in defaults} | policy.parameters
 
 
 def _kind(policy: PolicyConfig) -> int:
-    protocol = build_policy(policy).protocol
-    return 2 if protocol.accepts_stale else 1 if isinstance(protocol, SemiSynchronous) else 0
+    """Synchronous, semi-synchronous and asynchronous policies in this order."""
+    if "slowest_learner_epochs" in _parameters(policy):
+        return 1
+    return 0 if build_policy(policy).protocol.has_rounds else 2
 
 
-def _schedule(policy: Policy) -> tuple[Any, ...]:
-    """What decides when and how long learners train; policies that agree in it cost the same."""
-    protocol = policy.protocol
-    settings = [
-        (item.name, getattr(protocol, item.name))
-        for item in fields(protocol)  # type: ignore[arg-type]
-        if item.init and item.name != "timings"  # of constant speeds every measurement is the same
-    ]
-    return type(protocol).__name__, *settings
-
-
-def _with_lambda(policy: PolicyConfig, value: float) -> Policy:
-    fixed = {"slowest_learner_epochs": value, "schedule": None, "adaptive": None}
-    made = build_policy(policy.model_copy(update=fixed))
-    return replace(made, label=f"SemiSync λ={value:g}")
+def _with_lambda(policy: PolicyConfig, value: float) -> PolicyConfig:
+    return policy.model_copy(update={"slowest_learner_epochs": value, "schedule": None, "adaptive": None})
 
 
 def _named(config: ExperimentConfig, source: str, wanted: str) -> PolicyConfig:
-    """A policy of the file by its label or name, else one that Metis knows, as it is by default."""
+    """A policy of the file by its label or name, else one that Metis knows, with its defaults."""
     for policy in config.policy:
         label = policy.label or policy.name
         if wanted.lower() in (label.lower(), slug(label), policy.name):
@@ -251,66 +273,61 @@ def _named(config: ExperimentConfig, source: str, wanted: str) -> PolicyConfig:
     if wanted in POLICIES:
         return PolicyConfig(name=wanted)
     known = [*(policy.label or policy.name for policy in config.policy), *POLICIES]
-    raise ConfigError(f"{source} has no policy '{wanted}' and Metis knows none; {did_you_mean(wanted, known)}")
+    raise ConfigError(f"there is no policy '{wanted}' in {source} or in Metis; {did_you_mean(wanted, known)}")
 
 
-def _reference(config: ExperimentConfig, semi: Sequence[Forecast]) -> float:
-    """The lambda to speak of: the file's, else the middle one."""
-    tried = [found.slowest_learner_epochs or 0.0 for found in semi]
+def _reference(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook]) -> float | None:
+    """The lambda to speak about: the file's, else the middle one; None without any."""
+    tried = sorted(policy.parameters["slowest_learner_epochs"] for policy in with_lambda)
     for policy in config.policy:
         own = policy.parameters.get("slowest_learner_epochs")
-        if own in tried:
+        if own is not None and own in tried:
             return float(own)
-    return sorted(tried)[len(tried) // 2] if tried else 2.0
+    return tried[len(tried) // 2] if tried else None
 
 
 # --- learners -------------------------------------------------------------------------------------
 
 
-def _members(
+def _learners(
     config: ExperimentConfig, model_bytes: int, timings: Timings | None, notes: list[str]
-) -> tuple[Member, ...]:
-    measured: Mapping[LearnerId, Timing] = {} if timings is None else timings.learners
-    groups, examples = _seated(config, measured)
-    members = tuple(
-        _member(name, group, examples[name], model_bytes, measured.get(name)) for name, group in groups.items()
-    )
+) -> tuple[PlannedLearner, ...]:
+    measured: Mapping[LearnerId, LearnerTiming] = {} if timings is None else timings.learners
+    held = _held(config, measured)
     if timings is not None:
-        _tell_timings(list(groups), measured, notes)
-    return members
+        _compare_names(list(held), list(measured), notes)
+    return tuple(
+        _learner(name, group, examples, model_bytes, measured.get(name)) for name, (group, examples) in held.items()
+    )
 
 
-def _seated(
-    config: ExperimentConfig, measured: Mapping[LearnerId, Timing]
-) -> tuple[dict[LearnerId, LearnerGroup], dict[LearnerId, int]]:
-    """Who is in which group and holds how many examples."""
+def _held(
+    config: ExperimentConfig, measured: Mapping[LearnerId, LearnerTiming]
+) -> dict[LearnerId, tuple[LearnerGroup, int]]:
+    """Each learner with its group and the number of examples it holds."""
     if config.site is None:
-        assignments: Sequence[Assignment] = dry_assignments(config)
-        return {assignment.name: assignment.group for assignment in assignments}, {
-            assignment.name: len(assignment.indices) for assignment in assignments
-        }
+        return {one.name: (one.group, len(one.indices)) for one in dry_assignments(config)}
     from metis.experiments.site import examples_of, load_site
 
     site = load_site(config.site.file)
-    groups = {name: group for group in config.learners for name in group.learner_names}
-    examples = {}
-    for name in groups:
-        if name in measured:
-            examples[name] = measured[name].examples
-            continue
-        try:
-            examples[name] = examples_of(site, name)
-        except ConfigError as problem:
-            raise ConfigError(
-                f"how many examples '{name}' has is not known here: {problem}; take it from there with "
-                f"metis probe --site FILE --name {name} --json, and give that file with --timings"
-            ) from None
-    return groups, examples
+    held = {}
+    for group in config.learners:
+        for name in group.learner_names:
+            try:
+                held[name] = group, measured[name].examples if name in measured else examples_of(site, name)
+            except ConfigError as problem:
+                raise ConfigError(
+                    f"the number of examples of '{name}' is not known here: {problem}; measure it there with "
+                    f"metis probe --site FILE --name {name} --json, and pass that file with --timings"
+                ) from None
+    return held
 
 
-def _member(name: LearnerId, group: LearnerGroup, examples: int, model_bytes: int, timing: Timing | None) -> Member:
+def _learner(
+    name: LearnerId, group: LearnerGroup, examples: int, model_bytes: int, timing: LearnerTiming | None
+) -> PlannedLearner:
     link = build_link(group)
-    member = Member(
+    learner = PlannedLearner(
         name,
         examples,
         group.batch_size,
@@ -320,71 +337,56 @@ def _member(name: LearnerId, group: LearnerGroup, examples: int, model_bytes: in
         build_power(group),
     )
     if timing is None:
-        return member
-    member = replace(
-        member,
+        return learner
+    learner = replace(
+        learner,
         examples=timing.examples,
         batch_size=timing.batch_size,
         time_per_batch=timing.time_per_batch,
         source=timing.source,
     )
     if timing.exchange is None:
-        return member
-    return replace(member, download=timing.exchange / 2, upload=timing.exchange / 2)
+        return learner
+    return replace(learner, download=timing.exchange / 2, upload=timing.exchange / 2)
 
 
-def _tell_timings(groups: Sequence[str], measured: Mapping[LearnerId, Timing], notes: list[str]) -> None:
-    known = [name for name in groups if name in measured]
-    if not known:
+def _compare_names(learners: Sequence[LearnerId], measured: Sequence[LearnerId], notes: list[str]) -> None:
+    """Refuse timings of other learners; note those that are missing or not needed."""
+    if not set(learners) & set(measured):
         raise ConfigError(
-            f"the timings are of {listed(list(measured), 3)}, the file's learners are {listed(list(groups), 3)}: "
-            "none is the same"
+            f"the timings are those of {names(measured)}, but the learners of the file are {names(learners)}"
         )
-    missing = [name for name in groups if name not in measured]
-    if missing:
-        notes.append(f"There are no timings of {listed(missing, 3)}; the file's are used.")
-    others = [name for name in measured if name not in groups]
-    if others:
-        notes.append(f"There are timings of {listed(others, 3)}, who are not in the file; they are left out.")
+    if missing := [name for name in learners if name not in measured]:
+        notes.append(f"There are no timings of {names(missing)}; those of the file are used.")
+    if others := [name for name in measured if name not in learners]:
+        notes.append(f"The timings of {names(others)} are ignored: the file has no such learner.")
 
 
-def _assumptions(config: ExperimentConfig, semi: Sequence[Forecast]) -> list[str]:
-    """What the file says and a plan of constant speeds leaves out."""
+def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook]) -> list[str]:
+    """What the file has that a forecast with constant speeds ignores."""
     notes = []
-    with_controls = [policy.training.solver == "scaffold" for policy in config.policy]
-    if any(with_controls) and not all(with_controls):
-        notes.append("All models are as large as those of scaffold; those of the other solvers have half the bytes.")
+    with_control_variates = [policy.training.solver == "scaffold" for policy in config.policy]
+    if any(with_control_variates) and not all(with_control_variates):
+        notes.append("All models count as large as those of scaffold; those of the other solvers have half the bytes.")
     if any(policy.compression is not None for policy in config.policy):
-        notes.append("Compression is left out: updates count as whole models, in bytes and in the time of transfers.")
+        notes.append("Compression is ignored: updates count as whole models, in bytes and in transfer times.")
     if any(policy.adaptive is not None or policy.schedule is not None for policy in config.policy):
-        notes.append("Periods that adapt or follow a schedule are not foreseen; fixed lambdas are shown instead.")
-    by_group: dict[str, list[str]] = {}
+        notes.append("Periods that adapt or follow a schedule are not forecast; fixed lambdas are shown instead.")
+    by_assumption: dict[str, list[str]] = {}
     for group in config.learners:
-        for told, words in (
-            (group.jitter > 0, "jitter is left out: the mean counts"),
-            (bool(group.drift), "drift is left out: batches take time_per_batch all the time"),
-            (group.speed_trace is not None, "of the speed_trace only the first row counts"),
-            (group.availability.kind != "always", "absences are left out: everybody is there all the time"),
+        for present, assumption in (
+            (group.jitter > 0, "jitter is ignored: every batch takes time_per_batch"),
+            (bool(group.drift), "drift is ignored: batches take time_per_batch all the time"),
+            (group.speed_trace is not None, "only the first row of the speed_trace is used"),
+            (group.availability.kind != "always", "absences are ignored: every learner is present all the time"),
         ):
-            if told:
-                by_group.setdefault(words, []).append(group.name)
-    notes += [f"{listed(groups, 3)}: {words}." for words, groups in by_group.items()]
-    longest = min((_longest(found) for found in semi), default=math.inf)
-    capped = [found for found in semi if longest < math.inf and found.round is not None]
-    if capped:
-        notes.append(f"No period is longer than {seconds(longest)}, which is longest_period.")
+            if present:
+                by_assumption.setdefault(assumption, []).append(group.name)
+    notes += [f"{names(groups)}: {assumption}." for assumption, groups in by_assumption.items()]
+    longest = min((policy.parameters.get("longest_period", math.inf) for policy in with_lambda), default=math.inf)
+    if longest < math.inf:
+        notes.append(f"longest_period limits periods to {seconds(longest)}.")
     return notes
-
-
-def _most_local_epochs(found: Forecast) -> float:
-    protocol = found.policy.protocol
-    most = protocol.max_local_epochs if isinstance(protocol, SemiSynchronous) else None
-    return math.inf if most is None else most
-
-
-def _longest(found: Forecast) -> float:
-    protocol = found.policy.protocol
-    return protocol.longest_period if isinstance(protocol, SemiSynchronous) else math.inf
 
 
 # --- the network ------------------------------------------------------------------------------------

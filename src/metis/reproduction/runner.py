@@ -19,11 +19,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.experiments.build import Division, build_federation, build_policy, build_solver, build_stop, divide
+from metis.experiments.build import (
+    Division,
+    build_federation,
+    build_policy,
+    build_solver,
+    build_stop,
+    divide,
+    dry_assignments,
+)
 from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_toml, resolve_config
 from metis.files import LockHeld, take_lock
 from metis.reproduction.environments import Cell
-from metis.reproduction.schedule import dry_assignments, dry_run
+from metis.reproduction.schedule import dry_run
 from metis.runs.run import CONFIG, EVENTS, SUMMARY, Run, RunFold
 
 _CHECKPOINT, _LOCK = "checkpoint.safetensors", "lock"

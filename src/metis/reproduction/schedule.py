@@ -6,38 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from metis.core.controller import Controller, StopRule, Target
 from metis.core.costs import Costs
 from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
 from metis.core.model import Model
-from metis.data.datasets import DATASETS
 from metis.experiments.build import (
     Assignment,
-    assign,
     build_availability,
     build_link,
     build_policy,
     build_power,
     build_speed,
     build_stop,
-    divide,
-    learner_sizes,
+    dry_assignments,
 )
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.reproduction.environments import Cell
 from metis.runs.run import LearnerInfo, Run, Setting
-
-
-def dry_assignments(config: ExperimentConfig) -> tuple[Assignment, ...]:
-    """Who holds how many examples; which ones is left open, so the data set need not be there."""
-    if config.partition.sizes == "natural":
-        return divide(config).assignments
-    examples = DATASETS[config.data.dataset].train
-    sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
-    ends = np.cumsum(sizes)
-    return assign(config, [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
 
 
 def dry_run(

@@ -16,6 +16,7 @@ class Asynchronous:
 
     local_epochs: float = 4.0
     accepts_stale = True
+    has_rounds = False
     fills_the_period = False
     deadline = math.inf
 

@@ -18,6 +18,7 @@ class CommunicationProtocol(Protocol):
     """
 
     accepts_stale: bool  # may an update be based on an older community model than the current one?
+    has_rounds: bool  # is a community model published only when learners have waited for each other?
 
     @property
     def fills_the_period(self) -> bool:

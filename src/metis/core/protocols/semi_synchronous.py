@@ -38,6 +38,7 @@ class SemiSynchronous:
     sample: Sample | None = None  # who takes part in a round; None for everybody
     exchange: Literal["inside"] | None = None  # "inside": a period has room for download, training and upload
     accepts_stale = False
+    has_rounds = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
     _rounds: int = field(default=0, init=False, repr=False)

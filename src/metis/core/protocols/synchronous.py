@@ -21,6 +21,7 @@ class Synchronous:
     grace: float = 0.1  # share of the round limit that the barrier waits longer
     sample: Sample | None = None  # who takes part in a round; None for everybody
     accepts_stale = False
+    has_rounds = True
     fills_the_period = False
     _rounds: int = field(default=0, init=False, repr=False)
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
