@@ -242,7 +242,10 @@ def test_the_arithmetic_needs_no_torch(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("semi.toml", "--lambda", "1,two"), "--lambda is '1,two'; it must be a comma-separated list of numbers, as in 0.5,1,2"),
+        (
+            ("semi.toml", "--lambda", "1,two"),
+            "--lambda is '1,two'; it must be a comma-separated list of numbers, as in 0.5,1,2",
+        ),
         (("semi.toml", "--lambda", "0"), "--lambda is '0'; every number must be finite and greater than 0"),
         (
             ("semi.toml", "--policy", "fedrek"),
@@ -492,7 +495,10 @@ def test_a_run_that_has_not_ended_can_be_replayed(workplace: Path) -> None:
     [
         (("nowhere",), "there is no directory nowhere; give the directory of a run, or a controller's state folder"),
         (("run", "--policy", "fedrek"), "there is no policy and no file 'fedrek'; did you mean 'fedrec'?"),
-        (("run", "local_epochs"), "'local_epochs' is not a parameter of a policy; write KEY=VALUE, as in local_epochs=4"),
+        (
+            ("run", "local_epochs"),
+            "'local_epochs' is not a parameter of a policy; write KEY=VALUE, as in local_epochs=4",
+        ),
         (
             ("run", "--policy", "fedrec", "lambda=2"),
             "lambda: unknown key; known are local_epochs, rebuild_every",

@@ -447,7 +447,9 @@ def test_transfers_few_batches_drift_and_staleness_are_told() -> None:
     assert "small holds fewer than 5 batches of examples (small 2)" in text
     assert "Under SemiSync (λ=2), small would run more than 50 local epochs between two mixings (small 240, on" in text
     assert "and overfit its own data; its model has 1.0 % of the weight" in text
-    assert "Under FedRec, 121.2 updates of others are mixed between two of b: its model is stale when it arrives." in text
+    assert (
+        "Under FedRec, 121.2 updates of others are mixed between two of b: its model is stale when it arrives." in text
+    )
 
 
 def test_words() -> None:
