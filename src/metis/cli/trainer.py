@@ -1,4 +1,4 @@
-"""The child process of a learner or of the controller: `python -m metis.cli.trainer`; see `deployment/trainer.py`."""
+"""The child process of a learner or of the controller: `python -m metis.cli.trainer`; see `deployment/trainer/`."""
 
 from __future__ import annotations
 
