@@ -166,8 +166,9 @@ def test_every_target_of_make_exists(path: Path) -> None:
 def test_every_module_of_a_page_exists(path: Path) -> None:
     """`core/timing.py: steps_within` on a page is a file of the package that has this name in it."""
     for file, name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)(?:: (\w+))?`", path.read_text("utf-8")):
-        places = [folder / file for folder in (ROOT, path.parent, ROOT / "src", ROOT / "src" / "metis") if (folder / file).is_file()]
-        assert places and (name in places[0].read_text("utf-8")), f"{file}: {name}"
+        folders = (ROOT, path.parent, ROOT / "src", ROOT / "src" / "metis")
+        found = [folder / file for folder in folders if (folder / file).is_file()]
+        assert found and name in found[0].read_text("utf-8"), f"{file}: {name}"
 
 
 # --- the site ---------------------------------------------------------------------------------
