@@ -52,7 +52,7 @@ from metis.deployment.wire.protocol import (
     read_model,
 )
 from metis.kernels import use_all_processors
-from metis.runs.run import Setting
+from metis.runs.setting import Setting
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
 _FOR_GOOD = {
@@ -113,10 +113,7 @@ async def _serve(spec: Spec) -> None:
         initial = read_model(state.blob_path(facts["initial"]), layout)
         policy = getattr(policies, spec.policy)(**spec.settings)
         terms = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
-        setting = Setting(
-            policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
-            fills_the_period=policy.protocol.fills_the_period, metric="accuracy",
-        )  # fmt: skip
+        setting = Setting.of(policy, initial, (), seed=1, metric="accuracy")
         plan = Plan(make_core(policy, StopRule(rounds=spec.rounds), terms, 3), initial, "{}", setting, None, terms)
         kit = None if spec.kit is None else load_kit(spec.kit)
         process = ControllerProcess(

@@ -31,7 +31,7 @@ from pathlib import Path
 from _bench import Report, arguments, report
 
 from metis.core.costs import Power
-from metis.runs.run import LearnerInfo, Setting
+from metis.runs.setting import LearnerInfo, Setting
 
 BATCHES = 40
 

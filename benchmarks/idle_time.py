@@ -17,7 +17,7 @@ from _bench import Report, arguments, report
 from time_to_accuracy import deploy
 
 from metis.core.events import CommunityPublished
-from metis.runs.run import timeline
+from metis.runs.folds import timeline
 from metis.runs.trace import read_trace
 
 PACES = {"lyon": 0.02, "turin": 0.02, "oslo": 0.1, "porto": 0.1}

@@ -84,7 +84,6 @@ HOMES: dict[str, set[str] | None] = {
 MAY_USE_LOADED_MODULES = {
     "metis.experiments.site",  # puts a site file there, where dataclasses look for it
     "metis.simulation.pools.ray",  # sends all site files to the workers
-    "metis.runs.run",  # a run in a notebook is drawn by the package, which is always loaded
 }
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -352,7 +351,6 @@ LARGER: dict[str, int] = {
     "metis.reporting.report": 680,
     "metis.reporting.trackers": 530,
     "metis.reproduction.claims": 720,
-    "metis.runs.run": 570,
 }
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from metis.runs import display
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -141,6 +143,9 @@ def show(run: Any) -> str:
     from metis.reporting import notebook
 
     return notebook.run_html(run)
+
+
+display.curves, display.page = draw, show
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from metis.core.policies import Policy
 from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Evaluator, Plan, make_core
 from metis.deployment.controller.service import Context
 from metis.deployment.controller.state import State
-from metis.runs.run import Setting
+from metis.runs.setting import Setting
 
 LAYOUT = Layout((TensorSpec("w", (500, 2)), TensorSpec("b", (3,)), TensorSpec("n", (1,), "int64", "counter")))
 
@@ -86,10 +86,7 @@ async def served(
 
     terms = terms or DeploymentSettings(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=5)
     initial = initial_model(layout)
-    setting = Setting(
-        policy=policy.name, label=policy.label, seed=1, learners=(), model_bytes=initial.nbytes,
-        fills_the_period=policy.protocol.fills_the_period, metric=metric, target=stop.target,
-    )  # fmt: skip
+    setting = Setting.of(policy, initial, (), seed=1, metric=metric, target=stop.target)
     allowed = None if members is None else dict.fromkeys(members, Power())
     plan = Plan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
     with State.open(folder, "process") as state:

@@ -27,7 +27,8 @@ from metis.core.events import (
 from metis.core.model import Model
 from metis.data import partition
 from metis.learning import mlp
-from metis.runs.run import LearnerInfo, Run, Setting
+from metis.runs.run import Run
+from metis.runs.setting import LearnerInfo, Setting
 
 WrittenRun = Callable[..., Run]
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from metis.core.controller import StopRule
 from metis.reporting import console as module
 from metis.reporting.console import RunProgress, TaskProgress
-from metis.runs.run import Run, RunFold
+from metis.runs.folds import RunFold
+from metis.runs.run import Run
 
 
 def shown(run: Run, *, terminal: bool, quiet: bool = False) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.runs.run import Run, Span
+from metis.runs.folds import Span
+from metis.runs.run import Run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -22,7 +22,9 @@ from metis.errors import ConfigError
 from metis.experiments.config.schema import TRACKERS as NAMES_IN_FILES
 from metis.learning import mlp
 from metis.reporting.trackers import TRACKERS, Tracking, flat, make_tracker, scalars
-from metis.runs.run import HistoryPoint, Run, RunFold, Setting
+from metis.runs.folds import HistoryPoint, RunFold
+from metis.runs.run import Run
+from metis.runs.setting import Setting
 
 
 def needs(package: str) -> pytest.MarkDecorator:

@@ -17,7 +17,9 @@ import metis
 from metis.core.events import SendTask, UpdateRequest
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import DataError
-from metis.runs.run import Run, Setting, Span, timeline
+from metis.runs.folds import Span, timeline
+from metis.runs.run import Run
+from metis.runs.setting import Setting
 from simulation.federations import POLICIES, StillEngine, fingerprint, lively, still
 
 CONTRACT = {
@@ -181,7 +183,7 @@ def test_truncated_events_are_noticed(copy: Path, kept: float) -> None:
     content = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(content[: int(kept * len(content))])
 
-    with pytest.raises(DataError, match=r"are not of one run: summary.json says"):
+    with pytest.raises(DataError, match=r"do not belong to one run: summary.json says"):
         Run.load(copy)
 
 
@@ -190,7 +192,7 @@ def test_events_without_their_beginning_are_noticed(copy: Path) -> None:
     lines = (copy / "events.jsonl").read_text().splitlines(keepends=True)
     (copy / "events.jsonl").write_text("".join(lines[20:]))
 
-    with pytest.raises(DataError, match=r"events.jsonl is damaged: its events cannot follow each other"):
+    with pytest.raises(DataError, match=r"events.jsonl is damaged: its events contradict each other"):
         Run.load(copy)
 
 
@@ -199,7 +201,7 @@ def test_the_model_of_another_run_is_noticed(copy: Path) -> None:
     other = lively().simulate(metis.sync_fedavg(1), rounds=1, out=copy / "other")
     (copy / "community.safetensors").write_bytes((copy / "other" / "community.safetensors").read_bytes())
 
-    with pytest.raises(DataError, match=f"community_sha256 .*, the others {other.community_model.sha256()}"):
+    with pytest.raises(DataError, match=f"community_sha256 .*, the other files say {other.community_model.sha256()}"):
         Run.load(copy)
 
 

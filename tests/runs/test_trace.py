@@ -147,7 +147,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"\xff\xfe\x00\x80\n")
 
-    with pytest.raises(DataError, match="it is not text"):
+    with pytest.raises(DataError, match="it is not a text file"):
         list(read_trace(path))
     with pytest.raises(DataError, match="cannot be read: No such file"):
         list(read_trace(tmp_path / "nowhere"))

@@ -17,7 +17,7 @@ import torch
 
 import metis
 from metis.errors import ConfigError, DataError
-from metis.experiments.federation import _CHECKPOINT as CHECKPOINT
+from metis.runs.checkpoint import CHECKPOINT
 from simulation.children import child, is_running, lines, wait_until
 from simulation.federations import FEATURES, POLICIES, lively, lively_learners, simulate_lively, victim
 
@@ -220,7 +220,7 @@ def test_a_changed_federation_is_refused(interrupted: Path, changes: dict[str, A
     """What would lead to other bits is named, and nothing is touched."""
     before = {path.name: path.read_bytes() for path in interrupted.iterdir()}
 
-    with pytest.raises(DataError, match=rf"cannot be resumed: it was begun with another {what}$"):
+    with pytest.raises(DataError, match=rf"cannot be resumed: it was started with a different {what}$"):
         lively(**changes).simulate(metis.fedrec(1), seconds=SECONDS, out=interrupted, resume=True)
 
     assert {path.name: path.read_bytes() for path in interrupted.iterdir()} == before
@@ -229,7 +229,7 @@ def test_a_changed_federation_is_refused(interrupted: Path, changes: dict[str, A
 @pytest.mark.parametrize("policy", [metis.sync_fedavg(1), metis.async_fedavg(1), metis.fedrec(2), metis.fedasync(1)])
 def test_another_policy_is_refused(interrupted: Path, policy: metis.Policy) -> None:
     """Also one whose events would be the same for a while."""
-    with pytest.raises(DataError, match="it was begun with another policy"):
+    with pytest.raises(DataError, match="it was started with a different policy"):
         lively().simulate(policy, seconds=SECONDS, out=interrupted, resume=True)
 
 
@@ -281,7 +281,7 @@ def test_truncated_events_are_one_clear_error(interrupted: Path, kept: float) ->
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
 
-    with pytest.raises(DataError, match=r"events.jsonl has \d+ events, the checkpoint needs \d+"):
+    with pytest.raises(DataError, match=r"events.jsonl has \d+ events, but the checkpoint needs \d+"):
         go_on(interrupted)
 
 
@@ -318,7 +318,7 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
     """No directory, or one without a checkpoint."""
     with pytest.raises(ConfigError, match="to resume, give the directory"):
         lively().simulate(metis.fedrec(1), seconds=1, resume=True)
-    with pytest.raises(DataError, match="has no checkpoint to resume from; start the run anew"):
+    with pytest.raises(DataError, match="has no checkpoint to resume from; start the run again"):
         lively().simulate(metis.fedrec(1), seconds=1, out=tmp_path, resume=True)
 
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from metis.experiments.build import Division
     from metis.experiments.config.load import ExperimentConfig, PolicyConfig
     from metis.experiments.federation import Federation
-    from metis.runs.run import Run, RunFold
+    from metis.runs.folds import RunFold
+    from metis.runs.run import Run
 
 USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
 _RUN_FILES = (

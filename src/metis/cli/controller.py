@@ -32,7 +32,8 @@ from metis.experiments.deploy import check_deployment, check_same_run, make_plan
 from metis.kernels import use_all_processors
 from metis.net import host_and_port, is_loopback
 from metis.reporting.console import RunProgress
-from metis.runs.run import CONFIG, Run, RunFold
+from metis.runs.folds import RunFold
+from metis.runs.run import CONFIG, Run
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig

@@ -14,7 +14,7 @@ from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import build_policy, build_power, versions
 from metis.experiments.config.load import ExperimentConfig
-from metis.runs.run import LearnerInfo, Setting
+from metis.runs.setting import LearnerInfo, Setting
 
 # What may be changed between two starts of a controller without making it another run.
 _FREE = ("deployment", "stop", "run")
@@ -94,14 +94,11 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
         **chosen.training.model_dump(exclude_none=True),
         "versions": versions(),  # the controller's
     }
-    setting = Setting(
-        policy=policy.name,
-        label=policy.label,
+    setting = Setting.of(
+        policy,
+        initial_model,
+        [LearnerInfo(name, 0, 0, math.nan, power) for name, power in members.items()],
         seed=config.seed,
-        learners=tuple(LearnerInfo(name, 0, 0, math.nan, power) for name, power in members.items()),
-        model_bytes=initial_model.nbytes,
-        update_bytes=None if policy.compression is None else policy.compression.nbytes(initial_model.layout),
-        fills_the_period=policy.protocol.fills_the_period,
         metric=metric,
         higher_is_better=higher_is_better,
         target=target,

@@ -38,9 +38,12 @@ from metis.learning import (
     engine_for,
     with_proximal_term,
 )
-from metis.runs.run import COMMUNITY, EVENTS, SUMMARY, LearnerInfo, Run, RunFold, Setting
-from metis.runs.storage import DiskStore, load_arrays, save_arrays
-from metis.runs.trace import measures_of, read_trace, to_line, without_weights
+from metis.runs.checkpoint import CHECKPOINT, Checkpoint
+from metis.runs.folds import RunFold
+from metis.runs.run import COMMUNITY, SUMMARY, Run
+from metis.runs.setting import LearnerInfo, Setting
+from metis.runs.storage import DiskStore
+from metis.runs.trace import EVENTS, measures_of, to_line, without_weights
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
@@ -49,8 +52,6 @@ from metis.simulation.pools.recorded import RecordedPool
 from metis.simulation.pools.settings import PoolSettings
 from metis.simulation.simulator import Machine, Simulator, present_at_start
 from metis.simulation.speed import Speed
-
-_CHECKPOINT = "checkpoint.safetensors"
 
 Watch = Callable[[RunFold], None]
 
@@ -230,24 +231,22 @@ class Federation:
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
         """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""
         travels = travels or self.initial_model
-        return Setting(
-            policy=policy.name,
-            label=policy.label,
+        learners = [
+            LearnerInfo(
+                setup.name,
+                len(setup.indices),
+                setup.batch_size,
+                setup.speed.time_per_batch,
+                setup.power,
+                () if self.class_counts is None else tuple(int(n) for n in self.class_counts[index]),
+            )
+            for index, setup in enumerate(self.learners)
+        ]
+        return Setting.of(
+            policy,
+            travels,
+            learners,
             seed=self.seed,
-            learners=tuple(
-                LearnerInfo(
-                    setup.name,
-                    len(setup.indices),
-                    setup.batch_size,
-                    setup.speed.time_per_batch,
-                    setup.power,
-                    () if self.class_counts is None else tuple(int(n) for n in self.class_counts[index]),
-                )
-                for index, setup in enumerate(self.learners)
-            ),
-            model_bytes=travels.nbytes,
-            update_bytes=None if policy.compression is None else policy.compression.nbytes(travels.layout),
-            fills_the_period=policy.protocol.fills_the_period,
             metric=self.metric,
             higher_is_better=self.higher_is_better,
             target=target,
@@ -299,7 +298,7 @@ class _Session:
     def run(self) -> Run:
         if self._out is not None:
             self._out.mkdir(parents=True, exist_ok=True)
-            for name in (_CHECKPOINT, SUMMARY, COMMUNITY):  # what an earlier run left would not fit these events
+            for name in (CHECKPOINT, SUMMARY, COMMUNITY):  # what an earlier run left would not fit these events
                 (self._out / name).unlink(missing_ok=True)
             self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
@@ -310,26 +309,15 @@ class _Session:
     def resume(self) -> Run:
         if self._out is None:
             raise ConfigError("to resume, give the directory of the run as out=...")
-        if not self._checkpoint_path.exists():
-            raise DataError(f"{self._out} has no checkpoint to resume from; start the run anew")
-        arrays, metadata = load_arrays(self._checkpoint_path)
-        for part, digest in self._identity.items():
-            if metadata.get(part) != digest:
-                raise DataError(f"{self._out} cannot be resumed: it was begun with another {part}")
-        lines = int(metadata["events"])
-        recorded = [event for _, event in zip(range(lines), read_trace(self._out / EVENTS), strict=False)]
-        if len(recorded) < lines:
-            raise DataError(f"{self._out / EVENTS} has {len(recorded)} events, the checkpoint needs {lines}")
-        simulator = self._replay(recorded)
+        checkpoint = Checkpoint.load(self._out, self._identity)
+        simulator = self._replay(checkpoint.recorded(self._out))
         self._setting.save(self._out)
-        self._wall_before = float(metadata["wall_seconds"])
+        self._wall_before = checkpoint.wall_seconds
         use_all_processors()
         with closing(make_pool(self._workplace, self._places)) as pool:
-            simulator.load_arrays(self._initial_model, arrays, pool, self._store())
-            path = self._out / EVENTS
-            with path.open("rb+") as file:
-                file.truncate(sum(len(line) for _, line in zip(range(lines), file, strict=False)))
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            simulator.load_arrays(self._initial_model, checkpoint.arrays, pool, self._store())
+            checkpoint.cut(self._out)
+            self._file = (self._out / EVENTS).open("a", encoding="utf-8", buffering=1)
             return self._go(simulator)
 
     def _replay(self, recorded: list[tuple[float, Event | Action]]) -> Simulator:
@@ -380,11 +368,6 @@ class _Session:
         }
 
     # --- parts ----------------------------------------------------------------------------------
-
-    @property
-    def _checkpoint_path(self) -> Path:
-        assert self._out is not None
-        return self._out / _CHECKPOINT
 
     def _store(self) -> ModelStore:
         if self._disk:
@@ -459,7 +442,7 @@ class _Session:
             if self._out is not None:
                 run.save(self._out)
                 if run.finish_reason != "interrupted":
-                    self._checkpoint_path.unlink(missing_ok=True)
+                    (self._out / CHECKPOINT).unlink(missing_ok=True)
         return run
 
     def _wall(self) -> float:
@@ -468,9 +451,6 @@ class _Session:
     def _checkpoint(self, simulator: Simulator) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        save_arrays(
-            self._checkpoint_path,
-            simulator.arrays(),
-            {"events": str(self._lines), "wall_seconds": repr(self._wall()), **self._identity},
-        )
+        assert self._out is not None
+        Checkpoint(simulator.arrays(), self._lines, self._wall()).save(self._out, self._identity)
         self._last_checkpoint = time.perf_counter()

@@ -34,8 +34,9 @@ from metis.experiments.config.load import (
 )
 from metis.planning.advice import names
 from metis.planning.forecast import HOUR
-from metis.runs.run import CONFIG, EVENTS, SUMMARY, Setting
-from metis.runs.trace import measures_of, read_trace, to_record
+from metis.runs.run import CONFIG, SUMMARY
+from metis.runs.setting import Setting
+from metis.runs.trace import EVENTS, measures_of, read_trace, to_record
 from metis.simulation.loop import Course
 from metis.simulation.recording import recorded_tasks, replay_otherwise
 

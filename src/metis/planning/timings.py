@@ -11,8 +11,8 @@ from pathlib import Path
 
 from metis.core.events import LearnerId, LearnerJoined, UpdateRequest
 from metis.errors import ConfigError, DataError
-from metis.runs.run import EVENTS, SUMMARY
-from metis.runs.trace import read_trace
+from metis.runs.run import SUMMARY
+from metis.runs.trace import EVENTS, read_trace
 from metis.simulation.recording import recorded_tasks
 
 _PROBE = "metis probe"

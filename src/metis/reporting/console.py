@@ -17,7 +17,8 @@ from rich.text import Text
 
 from metis.core.controller import StopRule
 from metis.core.costs import Costs
-from metis.runs.run import Run, RunFold
+from metis.runs.folds import RunFold
+from metis.runs.run import Run
 from metis.text import about, factor, metric, number
 
 REFRESH_SECONDS = 0.1

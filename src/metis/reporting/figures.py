@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from metis.core.costs import Costs
 from metis.core.events import CommunityPublished
 from metis.errors import ConfigError
-from metis.runs.run import LearnerInfo, Run, Span
+from metis.runs.folds import Span
+from metis.runs.run import Run
+from metis.runs.setting import LearnerInfo
 from metis.text import percent, printable, seconds
 
 if TYPE_CHECKING:

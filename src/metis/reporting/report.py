@@ -18,7 +18,8 @@ from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.files import write_text
 from metis.reporting import figures
-from metis.runs.run import CONFIG, Run, Span
+from metis.runs.folds import Span
+from metis.runs.run import CONFIG, Run
 from metis.text import factor, listed, metric, number, percent, plural, seconds
 
 REPORT, MARKDOWN = "report.html", "report.md"

@@ -27,7 +27,8 @@ from urllib.parse import urlsplit
 from metis.core.costs import Costs
 from metis.errors import ConfigError, needs_package
 from metis.reporting.tables import csv_value
-from metis.runs.run import HistoryPoint, RunFold, Setting
+from metis.runs.folds import HistoryPoint, RunFold
+from metis.runs.setting import Setting
 
 KEPT = "trackers.json"  # in a run's folder: what names the run elsewhere, so that it goes on there when it is resumed
 _PATIENCE = 120.0  # seconds that a tracker may take to end after the run has

@@ -32,9 +32,12 @@ from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_t
 from metis.files import LockHeld, take_lock
 from metis.reproduction.environments import Cell
 from metis.reproduction.schedule import dry_run
-from metis.runs.run import CONFIG, EVENTS, SUMMARY, Run, RunFold
+from metis.runs.checkpoint import CHECKPOINT
+from metis.runs.folds import RunFold
+from metis.runs.run import CONFIG, SUMMARY, Run
+from metis.runs.trace import EVENTS
 
-_CHECKPOINT, _LOCK = "checkpoint.safetensors", "lock"
+_LOCK = "lock"
 _LOCK_PATIENCE = 120.0  # seconds: a task that an orphan is at may take that long
 _TELL_SECONDS = 0.5  # how often a cell tells how far it is
 _SAME_INTERRUPT = 1.0  # seconds within which a second signal is the same Ctrl-C, sent to the group as well
@@ -156,7 +159,7 @@ def _check_kept(states: Sequence[CellState], anew: bool) -> None:
                 f"{state.folder} was made with other settings ({changed}); choose another --out, or run what has "
                 "changed anew with --force"
             )
-        for name in (SUMMARY, EVENTS, _CHECKPOINT, CONFIG):
+        for name in (SUMMARY, EVENTS, CHECKPOINT, CONFIG):
             (state.folder / name).unlink(missing_ok=True)
 
 
@@ -400,7 +403,7 @@ def _run_cell(
     if only is not None:
         division = replace(division, assignments=division.assignments[only : only + 1])
     with _alone_in(folder):
-        run = execute(config, folder, division=division, resume=(folder / _CHECKPOINT).exists(), watch=tell)
+        run = execute(config, folder, division=division, resume=(folder / CHECKPOINT).exists(), watch=tell)
     end = run.costs
     connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
 

@@ -22,7 +22,8 @@ from metis.experiments.build import (
 )
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.reproduction.environments import Cell
-from metis.runs.run import LearnerInfo, Run, Setting
+from metis.runs.run import Run
+from metis.runs.setting import LearnerInfo, Setting
 
 
 def dry_run(
@@ -40,22 +41,21 @@ def dry_run(
     metric = config.evaluation.metric or "accuracy"
     higher = METRICS[task_of(config)][metric]
     target = config.evaluation.target
-    setting = Setting(
-        policy=policy.name,
-        label=policy.label,
+    learners = [
+        LearnerInfo(
+            assignment.name,
+            len(assignment.indices),
+            assignment.group.batch_size,
+            build_speed(assignment.group, assignment.name).time_per_batch,
+            build_power(assignment.group),
+        )
+        for assignment in assignments
+    ]
+    setting = Setting.of(
+        policy,
+        Model.empty(),
+        learners,
         seed=config.seed,
-        learners=tuple(
-            LearnerInfo(
-                assignment.name,
-                len(assignment.indices),
-                assignment.group.batch_size,
-                build_speed(assignment.group, assignment.name).time_per_batch,
-                build_power(assignment.group),
-            )
-            for assignment in assignments
-        ),
-        model_bytes=0,
-        fills_the_period=policy.protocol.fills_the_period,
         metric=metric,
         higher_is_better=higher,
         target=None if target is None else Target(metric, target, higher),

@@ -1,4 +1,4 @@
-"""The course of a run as data: one JSON object a line, `events.jsonl`; the truth that all else is folded from."""
+"""The trace of a run: one JSON object per line in `events.jsonl`, from which everything else is derived."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.errors import DataError
+from metis.files import write_text
 
+EVENTS = "events.jsonl"
 _EVENTS: dict[str, type[Any]] = {
     "learner_joined": LearnerJoined,
     "learner_left": LearnerLeft,
@@ -65,11 +67,11 @@ _NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
 _FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure))
 _MODELS = ("local_model", "community_model")
-_END_OF_TIME = 1e15  # seconds; sums of later moments would overflow
+_END_OF_TIME = 1e15  # seconds; sums of later times would overflow
 
 
 def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON knows no infinity
+    return value if math.isfinite(value) else None  # JSON has no infinity
 
 
 def to_record(now: float, item: Event | Action) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
     rest = dict(record)
     at = rest.pop("at")
     if not isinstance(at, (int, float)) or not 0 <= at < _END_OF_TIME:
-        raise ValueError(f"'at' is {at!r}, which is no moment of a run")
+        raise ValueError(f"'at' is {at!r}, which is not a valid time of a run")
     if not all(isinstance(rest.get(name, ""), str) for name in ("learner", "reason")):
         raise ValueError("'learner' and 'reason' must be text")
     kind: Callable[..., Event | Action]
@@ -132,7 +134,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
 
 
 def measure_record(measure: RoundMeasure) -> dict[str, float | None]:
-    """What was measured of a round, as part of a record."""
+    """What was measured in a round, as part of a record."""
     return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE}
 
 
@@ -144,13 +146,13 @@ def recorded_measure(record: dict[str, Any]) -> RoundMeasure | None:
 
 
 def measures_of(events: Iterable[tuple[float, Event | Action]]) -> dict[int, RoundMeasure]:
-    """What was measured of each round, by the version of the community model that came out of it."""
+    """What was measured in each round, by the version of the community model it produced."""
     published = (item for _, item in events if isinstance(item, CommunityPublished))
     return {item.stamp.version: item.measure for item in published if item.measure is not None}
 
 
 def without_weights(item: Event | Action) -> Event | Action:
-    """The same event or action with an empty model, so that a long list of them stays small."""
+    """The same event or action with an empty model, so that a long list takes little memory."""
     match item:
         case UpdateRequest():
             return replace(item, local_model=Model.empty())
@@ -170,21 +172,21 @@ def from_line(line: str) -> tuple[float, Event | Action]:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a valid number in JSON")
 
 
 _LINES = json.JSONDecoder(parse_constant=_refuse)  # NaN and infinity, which Python would take
 
 
 def plain_number(value: Any) -> Any:
-    """For `json.dumps`: numpy's numbers, which users take from their arrays, as Python's."""
+    """For `json.dumps`: numbers taken from numpy arrays as Python numbers."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
-    """All events and actions of a file; a last line that was cut off in writing is left out."""
+    """All events and actions of a file; an incomplete last line is left out."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -197,4 +199,10 @@ def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
-        raise DataError(f"{path} is not a trace of a run: it is not text") from problem
+        raise DataError(f"{path} is not the trace of a run: it is not a text file") from problem
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replace a JSON file."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=plain_number)
+    write_text(path, text + "\n")

@@ -24,7 +24,7 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.reporting.dashboard.view import COLUMNS, MIXED
-from metis.runs.run import LearnerInfo, Setting
+from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.trace import to_line
 
 Recorded = tuple[float, "Event | Action"]

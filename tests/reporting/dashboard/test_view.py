@@ -25,7 +25,8 @@ from metis.core.events import (
 from metis.core.model import Model
 from metis.reporting.dashboard import view as view_module
 from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, RunView, Series
-from metis.runs.run import Run, Setting
+from metis.runs.run import Run
+from metis.runs.setting import Setting
 from metis.runs.trace import to_line
 from reporting.dashboard.pages import (
     NAMES,

@@ -156,7 +156,7 @@ def test_a_resumed_run_ends_in_the_same_bits_and_cannot_change_its_way(tmp_path:
             signal.raise_signal(signal.SIGINT)
 
     federation().simulate(metis.semisync_fedavg(2), rounds=5, together=50, out=tmp_path / "cut", watch=interrupt)
-    with pytest.raises(DataError, match="begun with another way of training"):
+    with pytest.raises(DataError, match="started with a different way of training"):
         federation().simulate(metis.semisync_fedavg(2), rounds=5, out=tmp_path / "cut", resume=True)
     resumed = federation().simulate(
         metis.semisync_fedavg(2), rounds=5, together=50, workers=2, out=tmp_path / "cut", resume=True

@@ -62,9 +62,11 @@ from metis.deployment.wire.protocol import (
     service_handler,
 )
 from metis.errors import ConfigError, DataError
-from metis.runs.run import EVENTS, LearnerInfo, Run, RunFold, Setting
+from metis.runs.folds import RunFold
+from metis.runs.run import Run
+from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.storage import save_model
-from metis.runs.trace import read_trace, to_line
+from metis.runs.trace import EVENTS, read_trace, to_line
 
 BEST = "best.safetensors"
 _TICK = 0.5  # seconds; how soon a missed deadline or an ended lease is noticed at the latest

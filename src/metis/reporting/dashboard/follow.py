@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metis.deployment.controller.status import find
-from metis.runs.run import EVENTS, SETTING, SUMMARY, Setting
+from metis.runs.run import SUMMARY
+from metis.runs.setting import SETTING, Setting
+from metis.runs.trace import EVENTS
 
 COMPARISON = "comparison.json"
 MOST_RUNS = 24

@@ -35,7 +35,7 @@ from metis.net import header_is_loopback, is_served_locally
 from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
 from metis.reporting.dashboard.listening import address_of
 from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, Increment, RunView
-from metis.runs.run import EVENTS
+from metis.runs.trace import EVENTS
 
 STATIC = Path(__file__).parent / "static"
 _ASSETS = {

@@ -31,7 +31,8 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
-from metis.runs.run import Setting, Span, TimelineFold
+from metis.runs.folds import Span, TimelineFold
+from metis.runs.setting import Setting
 from metis.runs.trace import from_line
 
 Increment = dict[str, Any]

@@ -1,0 +1,9 @@
+"""How a run shows itself: drawing belongs to a layer above, which the package `metis` puts in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+curves: Callable[[list[Any], Any], Any]  # runs, and the path of the figure or None
+page: Callable[[Any], str]  # one run as HTML
