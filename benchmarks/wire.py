@@ -217,6 +217,11 @@ class TimedLearner(LearnerProcess):
         )  # fmt: skip
         self._model, self._hashes, self._raw = folder / "model", hashes, raw
         self.times: dict[str, list[float]] = {}
+        self.downloads.obtain = self._timed("down", self.downloads.obtain)  # type: ignore[method-assign]
+        self.uploads.upload = self._timed("up", self.uploads.upload)  # type: ignore[method-assign]
+        self.training.prepare = self._prepare  # type: ignore[method-assign]
+        self.training.train = self._train  # type: ignore[method-assign]
+        self.training.save = self._save  # type: ignore[method-assign]
 
     def _note(self, what: str, seconds: float) -> None:
         self.times.setdefault(what, []).append(seconds)
@@ -227,13 +232,19 @@ class TimedLearner(LearnerProcess):
         layout = Layout.from_json(json.loads(welcome.layout)).fingerprint
         return {"examples": 100, "batch_size": 10, "evaluation_examples": 0, "fingerprint": layout}
 
-    async def _obtain(self, *request: Any) -> bool:
-        began = time.perf_counter()
-        obtained = await super()._obtain(*request)
-        self._note("down", time.perf_counter() - began)
-        return obtained
+    def _timed(self, what: str, transfer: Any) -> Any:
+        async def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = await transfer(*arguments)
+            self._note(what, time.perf_counter() - began)
+            return result
 
-    async def _train(self, task: pb.Task, received: float, model: Path) -> Update:
+        return timed
+
+    async def _save(self, *_: Any) -> None:
+        """It would convert the final model."""
+
+    async def _train(self, task: pb.Task, received: float, _model: Path, _progress: Any) -> Update:
         if self._raw is not None:
             await asyncio.sleep(0.3)  # the controller has nothing else to do any more
             for place in ("memory", "file"):
@@ -242,20 +253,14 @@ class TimedLearner(LearnerProcess):
         number = task.number % len(self._hashes)
         with self._model.open("r+b") as model_file:
             model_file.write(first_number(number))
-        os.link(self._model, self._work.update_file(task.number))
+        os.link(self._model, self.work.update_file(task.number))
         seconds = time.monotonic() - received
         update = Update(
-            self._work.run, task.number, task.steps, seconds, max(1e-6, seconds / task.steps), 0.1,
+            self.work.run, task.number, task.steps, seconds, max(1e-6, seconds / task.steps), 0.1,
             self._hashes[number], self._model.stat().st_size,
         )  # fmt: skip
-        await asyncio.to_thread(self._work.keep, update)
+        await asyncio.to_thread(self.work.keep, update)
         return update
-
-    async def _upload(self, *update: Any) -> pb.Receipt:
-        began = time.perf_counter()
-        receipt = await super()._upload(*update)
-        self._note("up", time.perf_counter() - began)
-        return receipt
 
 
 @contextlib.contextmanager
@@ -299,11 +304,6 @@ def exchange(
 
                 async def learn() -> dict[str, list[float]]:
                     learner = TimedLearner(controller.address, folder, hashes, peer, kit)
-
-                    async def saved(*_: Any, **__: Any) -> None:
-                        return None
-
-                    learner._child.call = saved  # type: ignore[method-assign]  # it would convert the final model
                     assert await learner.run() == 0
                     return learner.times
 

@@ -22,7 +22,8 @@ pytest.importorskip("grpc")
 from deployment.counterpart import UNAVAILABLE, Counterpart, Stream
 from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.learner.process import LearnerProcess, _Backoff
+from metis.deployment.learner.connection import Backoff
+from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL, Seal
 from metis.errors import ConfigError
@@ -62,7 +63,7 @@ class Site:
 
     @property
     def child(self) -> int:
-        pid = self.process._child.pid
+        pid = self.process.child.pid
         assert pid is not None
         return pid
 
@@ -131,7 +132,7 @@ Play = Callable[[Callable[[Counterpart], Coroutine[Any, Any, None]]], None]
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Runs a coroutine with a counterpart that serves the tiny federation; attempts follow each other quickly."""
-    monkeypatch.setattr(_Backoff, "longest", 0.4)
+    monkeypatch.setattr(Backoff, "longest", 0.4)
 
     def run(story: Callable[[Counterpart], Coroutine[Any, Any, None]]) -> None:
         if not (tmp_path / "site.py").exists():
@@ -281,7 +282,7 @@ def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: P
             stream.send(task=counterpart.task(2))
             await counterpart.receipts.get()
             assert list(counterpart.committed) == [2]
-            assert "task 1: given up, the controller has another one" in site.said("info")
+            assert "task 1: abandoned, the controller has another one" in site.said("info")
 
     play(story)
 
@@ -372,7 +373,7 @@ def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Pat
             assert failed.reason == "community model 4 cannot be fetched: no task that is based on it"
             stream.send(task=counterpart.task(3, sha256="../../../etc/passwd"))
             failed = await stream.expect("failed")
-            assert failed.reason == "the controller names a model by something that is no SHA-256"
+            assert failed.reason == "the controller names a model by something that is not a SHA-256"
             await trained(counterpart, stream, 4)
 
     play(story)
@@ -457,7 +458,7 @@ def test_an_evaluation_that_nobody_heard_is_sent_after_the_next_hello(play: Play
             stream.send(task=counterpart.task(1, steps=2, evaluate=True))
             await counterpart.receipts.get()
             await counterpart.server.stop(0)
-            await until(lambda: site.process._session is None)
+            await until(lambda: site.process.connection.session is None)
             (tmp_path / "go").touch()
             await until(lambda: site.said("evaluated"))
             await counterpart.start(counterpart.address)
@@ -638,7 +639,7 @@ def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Pat
             await trained(counterpart, stream, 2)
             assert site.child != first
             os.kill(site.child, signal.SIGSEGV)  # between two tasks: nobody need know
-            await until(lambda: not site.process._child.alive)
+            await until(lambda: not site.process.child.alive)
             await trained(counterpart, stream, 3)
 
     play(story)
@@ -657,7 +658,7 @@ def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp
             reason = (await stream.expect("leaving")).reason
             assert reason == "the training process ended with exit code 7, 3 times in a row"
             assert await site.end() == 1
-            assert site.lines[-1][1].endswith("3 times in a row; mend that and start the learner again")
+            assert site.lines[-1][1].endswith("3 times in a row; fix the cause and start the learner again")
 
     play(story)
 

@@ -1,0 +1,208 @@
+"""The connection to the controller: how it is dialled, one stream, and whoever waits for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, FederationStub
+
+_T = TypeVar("_T")
+
+# There is a new channel for each dial, so gRPC need not remember how the earlier ones ended.
+_OPTIONS: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+
+CODE = grpc.StatusCode
+RETRIED = {
+    CODE.UNAVAILABLE,
+    CODE.DEADLINE_EXCEEDED,
+    CODE.RESOURCE_EXHAUSTED,
+    CODE.ABORTED,
+    CODE.INTERNAL,
+    CODE.UNKNOWN,
+    CODE.CANCELLED,
+}
+NOT_ALLOWED = {CODE.PERMISSION_DENIED, CODE.UNAUTHENTICATED, CODE.FAILED_PRECONDITION}
+
+
+class ConnectionLost(Exception):
+    """A call ended because its channel was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection was closed")
+
+
+async def detached(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await calls of gRPC: when their channel closes they raise CancelledError, as if this task were cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    if task.cancelled():
+        raise ConnectionLost
+    return task.result()
+
+
+async def read(call: Any) -> Any:
+    """The next message of a stream; None at its end."""
+    message = await call.read()
+    return None if message is grpc.aio.EOF else message
+
+
+def reason_of(problem: grpc.aio.AioRpcError) -> str:
+    """What the controller wrote, or else the name of the status."""
+    return problem.details() or problem.code().name
+
+
+class Backoff:
+    """How long to wait before the next attempt: 0.2 s, doubling to 15 s, and a part of it at random."""
+
+    shortest, longest = 0.2, 15.0
+
+    def __init__(self) -> None:
+        self._seconds = self.shortest
+
+    def next(self) -> float:
+        seconds, self._seconds = self._seconds, min(self.longest, 2 * self._seconds)
+        return seconds * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._seconds = self.shortest
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How to reach the controller; without credentials in plain text, under this name."""
+
+    target: str
+    credentials: Callable[[], grpc.ChannelCredentials] | None = None
+    preflight: Callable[[], Awaitable[None]] | None = None
+    name: str | None = None
+
+    async def dial(self) -> grpc.aio.Channel:
+        """A new channel, after the preflight."""
+        if self.preflight is not None:
+            await self.preflight()
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.target, [*_OPTIONS, ("grpc.enable_http_proxy", 0)])
+        return grpc.aio.secure_channel(self.target, self.credentials(), _OPTIONS)
+
+    def calls(self, channel: grpc.aio.Channel) -> Calls:
+        return Calls(FederationStub(channel), () if self.name is None else (("metis-learner", self.name),))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The three calls of a learner on one channel."""
+
+    stub: FederationStub
+    metadata: tuple[tuple[str, str], ...]
+
+    def attend(self) -> Any:
+        return self.stub.attend(metadata=self.metadata)
+
+    def upload(self) -> Any:
+        return self.stub.upload(metadata=self.metadata)
+
+    def download(self, request: pb.ModelRequest) -> Any:
+        return self.stub.download(request, metadata=self.metadata)
+
+
+class Session:
+    """One stream to the controller, from its Welcome on."""
+
+    def __init__(self, calls: Calls, stream: Any, welcome: pb.Welcome) -> None:
+        self.calls, self.welcome = calls, welcome
+        self._stream = stream
+        self._outbox: asyncio.Queue[pb.FromLearner] = asyncio.Queue()
+
+    @property
+    def chunk_bytes(self) -> int:
+        return max(4, min(self.welcome.chunk_bytes or CHUNK, CHUNK) & ~3)
+
+    def send(self, **message: Any) -> None:
+        self._outbox.put_nowait(pb.FromLearner(**message))
+
+    async def keep_writing(self) -> None:
+        """Write what was sent, in order."""
+        while True:
+            message = await self._outbox.get()
+            try:
+                await self._stream.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # whoever reads the stream learns why
+            finally:
+                self._outbox.task_done()
+
+    async def keep_beating(self, progress: Callable[[], tuple[int | None, int]]) -> None:
+        """Heartbeats with the task and its steps; while nothing can be written, none is queued."""
+        seconds = min(60.0, max(0.05, self.welcome.heartbeat_seconds or 5.0))
+        while True:
+            if self._outbox.empty():
+                number, steps = progress()
+                self.send(heartbeat=pb.Heartbeat(task=number, steps=steps))
+            await asyncio.sleep(seconds)
+
+    async def finish(self) -> None:
+        """Write what is queued and let the controller read it."""
+        await self._outbox.join()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._stream.done_writing()
+
+    def cut(self) -> None:
+        """End the stream; the learner dials again."""
+        self._stream.cancel()
+
+
+class Connection:
+    """The current session, which comes and goes."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.welcome = pb.Welcome()  # the latest
+        self.leaving = False  # goodbye was said: no more dialling
+        self._opened = asyncio.Event()
+
+    def open(self, session: Session) -> None:
+        self.session, self.welcome = session, session.welcome
+        self._opened.set()
+
+    def lose(self, session: Session) -> None:
+        if self.session is session:
+            self.session = None
+            self._opened.clear()
+
+    async def connected(self) -> Session:
+        """The current session, as soon as there is one."""
+        while self.session is None:
+            await self._opened.wait()
+        return self.session
+
+    def send(self, **message: Any) -> bool:
+        """Send a message if there is a session; whether there is."""
+        if self.session is not None:
+            self.session.send(**message)
+        return self.session is not None
+
+    def send_failed(self, task: int, reason: str, steps: int, seconds: float) -> None:
+        """Without a session nothing need be sent: the next Hello shows that the learner does not have the task."""
+        self.send(failed=pb.Failed(task=task, reason=reason[:1000], steps=max(0, steps), seconds=max(0.0, seconds)))
+
+    async def leave(self, reason: str) -> None:
+        """Say goodbye for good."""
+        self.leaving = True
+        if self.session is not None:
+            self.session.send(leaving=pb.Leaving(reason=reason[:500]))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.session.finish(), 2.0)
+                await asyncio.sleep(0.2)  # what was written must leave the machine before the channel closes

@@ -1,0 +1,116 @@
+"""Community models on their way from the controller into the work folder, checked bit by bit."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import grpc
+
+from metis.deployment.learner.connection import (
+    CODE,
+    RETRIED,
+    Backoff,
+    Calls,
+    Connection,
+    ConnectionLost,
+    detached,
+    read,
+    reason_of,
+)
+from metis.deployment.learner.supervisor import Supervisor
+from metis.deployment.learner.work import Incoming, WorkFolder
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.protocol import CHUNK
+from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, beside
+
+PROGRESS_SECONDS = 120.0  # a transfer may take as long as it likes if something moves
+_MAX_AHEAD = 3 * CHUNK  # bytes that were received and are not processed yet
+_MAX_MISMATCHES = 3
+
+
+class TaskFailed(Exception):
+    """The current task ends without a model."""
+
+
+class Downloads:
+    """Fetches community models; goes on where an earlier attempt ended."""
+
+    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder) -> None:
+        self._supervisor, self._connection, self._work = supervisor, connection, work
+        self.in_use = ""  # SHA-256 of a model that must stay although another one is fetched
+
+    async def fetch(self, task: pb.Task) -> Path:
+        """The community model of the task, as a file whose every bit was checked."""
+        backoff, mismatches = Backoff(), 0
+        while True:
+            session = await self._connection.connected()
+            try:
+                if await detached(self.obtain(session.calls, task.sha256, task.bytes, task.seal)):
+                    return self._work.model_file(task.sha256)
+                mismatches += 1
+                if mismatches >= _MAX_MISMATCHES:
+                    raise TaskFailed(f"community model {task.version} did not arrive as it was announced")
+            except grpc.aio.AioRpcError as problem:
+                if problem.code() == CODE.NOT_FOUND:
+                    raise TaskFailed(
+                        f"community model {task.version} cannot be fetched: {problem.details()}"
+                    ) from problem
+                if problem.code() not in RETRIED:
+                    session.cut()  # the next stream shows whether this learner may stay
+                self._supervisor.retrying(f"community model {task.version}: {reason_of(problem)}")
+            except asyncio.TimeoutError:
+                self._supervisor.retrying(f"community model {task.version}: nothing arrived for too long")
+            except ConnectionLost:
+                pass  # with the stream, which is dialled again
+            await asyncio.sleep(backoff.next())
+
+    async def obtain(self, calls: Calls, sha256: str, length: int, model_mac: bytes = b"") -> bool:
+        """Have the model in its file; False if something else arrived."""
+        if not (len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")):
+            raise TaskFailed("the controller names a model by something that is not a SHA-256")
+        try:
+            incoming = await asyncio.to_thread(self._work.incoming, sha256, length, model_mac)
+        except OSError as problem:
+            raise TaskFailed(self._no_room(problem)) from problem
+        if incoming is None:
+            return True
+        making_room = beside(self._work.forget_models, {sha256, self.in_use})
+
+        def append(data: Bytes) -> None:
+            making_room.result()  # takes a while, in which the first bytes may arrive
+            incoming.append(data)
+
+        intake = Intake(incoming.check, append)
+        try:
+            if incoming.received < length:
+                await self._receive(calls, incoming, intake, sha256, length)
+            await intake.finish()
+            return await asyncio.to_thread(incoming.commit)
+        except asyncio.TimeoutError:  # nothing arrived; since Python 3.11 it is an OSError too
+            raise
+        except OSError as problem:
+            self._work.forget_models(set())  # half a model on a full disk helps nobody
+            raise TaskFailed(self._no_room(problem)) from problem
+        finally:
+            await intake.end()
+            incoming.close()
+
+    async def _receive(self, calls: Calls, incoming: Incoming, intake: Intake, sha256: str, length: int) -> None:
+        expected = incoming.received
+        call = calls.download(pb.ModelRequest(run=self._work.run, sha256=sha256, offset=expected))
+        try:
+            with IdleTimeout(PROGRESS_SECONDS) as idle_timeout:
+                while expected < length:
+                    chunk = await idle_timeout.wait(read(call))
+                    if chunk is None or chunk.offset != expected or expected + len(chunk.data) > length:
+                        break
+                    expected += len(chunk.data)
+                    await intake.put(chunk.data, _MAX_AHEAD)
+        finally:
+            call.cancel()
+
+    def _no_room(self, problem: OSError) -> str:
+        full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"the community model cannot be kept in {self._work.folder}{full} ({problem.strerror})"

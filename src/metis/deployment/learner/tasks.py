@@ -1,0 +1,139 @@
+"""The current task of a learner: its model is fetched, it is trained, and the update goes to the spool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+
+from metis.deployment.learner.connection import Connection, Session
+from metis.deployment.learner.downloads import Downloads, TaskFailed
+from metis.deployment.learner.supervisor import Supervisor
+from metis.deployment.learner.training import Training
+from metis.deployment.learner.uploads import Uploads
+from metis.deployment.learner.work import Update, WorkFolder
+from metis.deployment.trainer.child import Abandoned, ChildDied, ChildFailed
+from metis.deployment.wire import wire_pb2 as pb
+
+_MAX_UNSENT = 16
+
+
+class Tasks:
+    """Works on one task at a time; a new one replaces it."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        connection: Connection,
+        work: WorkFolder,
+        downloads: Downloads,
+        training: Training,
+        uploads: Uploads,
+    ) -> None:
+        self._supervisor, self._connection, self._work = supervisor, connection, work
+        self._downloads, self._training, self._uploads = downloads, training, uploads
+        self.current: pb.Task | None = None  # being fetched or trained
+        self.steps = 0
+        self._job: asyncio.Task[None] | None = None
+        self._unsent: deque[pb.Evaluation] = deque(maxlen=_MAX_UNSENT)  # measured without a session
+
+    def take(self, task: pb.Task) -> None:
+        """Begin with a task, unless it is trained already or in progress."""
+        if self._uploads.has(task.number) or (self.current is not None and self.current.number == task.number):
+            return
+        before, abandoned = self._job, self.current is not None
+        if before is not None and self.current is not None:  # an evaluation, in contrast, is finished first
+            self._report("info", f"task {self.current.number}: abandoned, the controller has another one")
+            before.cancel()
+        self.current, self.steps = task, 0
+        self._report("task", f"task {task.number}: {_budget(task)} from community model {task.version}")
+        self._job = self._supervisor.start(self._do(task, time.monotonic(), before, abandoned))
+
+    def cancel(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    async def abandon(self) -> None:
+        """Drop the current task, and the child if it does not stop."""
+        job, self._job, self.current = self._job, None, None
+        if job is not None and not job.done():
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+            await self._training.wait_until_idle()
+
+    def send_unsent(self, session: Session) -> None:
+        """Send the evaluations that were made without a session."""
+        while self._unsent:
+            session.send(evaluation=self._unsent.popleft())
+
+    def _report(self, kind: str, text: str) -> None:
+        self._supervisor.report(kind, text)
+
+    async def _do(self, task: pb.Task, received: float, before: asyncio.Task[None] | None, abandoned: bool) -> None:
+        """Fetch, train, keep, and evaluate while the update is handed in."""
+        try:
+            model = await self._downloads.fetch(task)
+            if before is not None:
+                await asyncio.gather(before, return_exceptions=True)
+                if abandoned:
+                    await self._training.wait_until_idle()
+            update = await self._training.train(task, received, model, self._progress)
+        except ChildFailed as problem:
+            self._fail(task, str(problem), problem.steps, problem.seconds)
+        except Abandoned:
+            self._fail(task, "the training was abandoned", self.steps, time.monotonic() - received)
+        except TaskFailed as problem:
+            self._fail(task, str(problem), self.steps, time.monotonic() - received)
+        except ChildDied as problem:
+            self._fail(task, str(problem), self.steps, time.monotonic() - received)
+            if await self._training.died(problem):
+                with contextlib.suppress(ChildFailed):
+                    await self._training.prepare(self._connection.welcome)
+        else:
+            self._downloads.in_use = task.sha256 if task.evaluate else ""
+            self.current = None
+            self._uploads.look()
+            self._report(
+                "trained",
+                f"task {task.number}: trained {update.steps} batches in {update.seconds:.1f} s "
+                f"({update.time_per_batch:.3g} s each), loss {update.loss:.4g}{_left_out(update)}",
+            )
+            if task.evaluate:
+                await self._evaluate(task)
+
+    def _progress(self, steps: int) -> None:
+        self.steps = steps
+
+    def _fail(self, task: pb.Task, reason: str, steps: int, seconds: float) -> None:
+        self.current = None
+        self._report("failed", f"task {task.number}: failed: {reason}")
+        self._connection.send_failed(task.number, reason, steps, seconds)
+
+    async def _evaluate(self, task: pb.Task) -> None:
+        try:
+            answer = await self._training.evaluate(self._work.model_file(task.sha256))
+        except ChildFailed as problem:
+            self._report("warning", f"community model {task.version} cannot be evaluated here: {problem}")
+            return
+        except ChildDied as problem:
+            await self._training.died(problem)
+            return
+        finally:
+            self._downloads.in_use = ""
+        values = ", ".join(f"{name} {value:.4f}" for name, value in answer["metrics"].items())
+        self._report("evaluated", f"community model {task.version} here: {values} ({answer['examples']} examples)")
+        evaluation = pb.Evaluation(version=task.version, examples=answer["examples"], metrics=answer["metrics"])
+        if not self._connection.send(evaluation=evaluation):
+            self._unsent.append(evaluation)
+
+
+def _budget(task: pb.Task) -> str:
+    limits = [f"{task.steps} batches"] if task.HasField("steps") else []
+    limits += [f"{task.seconds:.1f} s"] if task.HasField("seconds") else []
+    return " or ".join(limits) or "no limit"
+
+
+def _left_out(update: Update) -> str:
+    error = update.compression_error
+    return "" if error is None else f"; {100 * error:.2g} % of it waits for the next update"

@@ -1,0 +1,148 @@
+"""The child process as the learner uses it: prepared for the current run, and replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from metis.deployment.learner.connection import Connection
+from metis.deployment.learner.downloads import TaskFailed
+from metis.deployment.learner.supervisor import Supervisor
+from metis.deployment.learner.work import Update, WorkFolder, update_of
+from metis.deployment.trainer.child import Child, ChildDied, ChildFailed
+from metis.deployment.wire import wire_pb2 as pb
+
+_GRACE_SECONDS = 10.0  # for an abandoned training to end
+_MAX_DEATHS = 3
+
+
+class Training:
+    """Prepares the child, lets it train and evaluate, and starts another one when it dies, three times at most."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        connection: Connection,
+        work: WorkFolder,
+        child: Child,
+        *,
+        site: Path | None,
+        device: str | None,
+        pace: float | None,
+    ) -> None:
+        self._supervisor, self._connection, self._work, self._child = supervisor, connection, work, child
+        self._site, self._device, self._pace = site, device, pace
+        self._lock = asyncio.Lock()
+        self._prepared: tuple[Any, ...] | None = None  # for which run
+        self._prepared_pid: int | None = None
+        self._facts: dict[str, Any] = {}
+        self._deaths = 0
+
+    async def prepare(self, welcome: pb.Welcome) -> dict[str, Any] | None:
+        """Let the child make network and data, unless it has; None if it cannot be kept alive."""
+        async with self._lock:
+            wanted = (welcome.run, welcome.learner, welcome.index, welcome.settings, welcome.layout)
+            while not (self._child.alive and self._child.pid == self._prepared_pid and self._prepared == wanted):
+                try:
+                    self._facts = await self._make(welcome)
+                except ChildDied as problem:
+                    if await self.died(problem):
+                        continue
+                    return None
+                self._prepared, self._prepared_pid = wanted, self._child.pid
+            return self._facts
+
+    async def _make(self, welcome: pb.Welcome) -> dict[str, Any]:
+        try:
+            settings, layout = json.loads(welcome.settings), json.loads(welcome.layout)
+        except ValueError:
+            raise ChildFailed("the controller's settings are not valid JSON") from None
+        if self._prepared is None:
+            self._supervisor.report("info", "preparing network and data")
+        facts: dict[str, Any] = await self._child.call(
+            "prepare",
+            settings=settings,
+            site=None if self._site is None else str(self._site),
+            name=welcome.learner,
+            index=welcome.index,
+            layout=layout,
+            memory=str(self._work.memory),
+            device=self._device,
+            pace=self._pace,
+        )
+        self._supervisor.report(
+            "ready",
+            f"ready: {facts['examples']} examples in batches of {facts['batch_size']}"
+            + (f", {facts['evaluation_examples']} to evaluate on" if facts["evaluation_examples"] else ""),
+        )
+        return facts
+
+    async def died(self, problem: ChildDied) -> bool:
+        """Count a death of the child; whether another one is worth a try."""
+        self._deaths += 1
+        self._prepared_pid = None
+        if self._deaths < _MAX_DEATHS:
+            self._supervisor.report("warning", f"{problem}; starting another one")
+            return True
+        text = f"{problem}, {self._deaths} times in a row"
+        await self._connection.leave(text)
+        self._supervisor.end(1, "error", f"{text}; fix the cause and start the learner again")
+        return False
+
+    async def wait_until_idle(self) -> None:
+        """A training that was abandoned ends at its next batch; one that does not is killed with its process."""
+        if not self._child.alive:
+            return
+        try:
+            await asyncio.wait_for(self._child.call("ping"), _GRACE_SECONDS)
+        except asyncio.TimeoutError:
+            self._child.kill()
+            await self._child.close()
+        except ChildDied:
+            pass
+
+    async def train(self, task: pb.Task, received: float, model: Path, progress: Callable[[int], None]) -> Update:
+        """Train for a task that was received at this time, and keep the update in the spool."""
+        if await self.prepare(self._connection.welcome) is None:
+            raise TaskFailed("the training process cannot be kept alive")
+        run, seconds = self._work.run, None
+        if task.HasField("seconds"):
+            seconds = max(0.0, task.seconds - (time.monotonic() - received))
+        answer = await self._child.call(
+            "train",
+            task=task.number,
+            model=str(model),
+            steps=task.steps if task.HasField("steps") else None,
+            seconds=seconds,
+            rate=task.rate if task.HasField("rate") else 1.0,
+            out=str(self._work.update_file(task.number)),
+            progress=progress,
+        )
+        update = update_of(run, answer)
+        progress(update.steps)
+        try:
+            await asyncio.to_thread(self._work.keep, update)
+        except OSError as problem:
+            self._work.drop(task.number)
+            raise TaskFailed(f"the update cannot be kept in {self._work.folder}: {problem.strerror}") from problem
+        self._deaths = 0
+        return update
+
+    async def evaluate(self, model: Path) -> dict[str, Any]:
+        """Metrics of a community model on this site's own examples, and how many they are."""
+        answer: dict[str, Any] = await self._child.call("evaluate", model=str(model))
+        return answer
+
+    async def save(self, model: Path, out: Path, version: int) -> None:
+        """Write a community model as safetensors."""
+        await self._child.call(
+            "save",
+            model=str(model),
+            layout=json.loads(self._work.layout),
+            out=str(out),
+            metadata={"run": self._work.run, "version": str(version)},
+        )
