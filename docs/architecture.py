@@ -31,11 +31,11 @@ WALK: list[tuple[str, str, str | None]] = [
     (
         "The task goes to the learner",
         "Simulator._send",
-        "ControllerProcess._perform, Service.attend, LearnerProcess._take",
+        "ControllerProcess._perform, Service.attend, Tasks.take",
     ),
     ("Training gets a process", "InlinePool.train, ProcessPool", "Child.call, _Trainer.answer"),
     ("The learner trains until its budget ends", "Learner.train", None),
-    ("The local model travels back", "Simulator._arrive", "LearnerProcess._upload, Service.upload"),
+    ("The local model travels back", "Simulator._arrive", "Uploads.upload, Service.upload"),
     ("It is checked before it counts", "Learner.checked", "Service.upload, plausible"),
     ("The event is written to disk before it has an effect", "", "DurableController.apply, State.append"),
     ("The controller handles the update request", "Controller.handle", None),
