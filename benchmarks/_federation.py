@@ -28,8 +28,9 @@ import numpy as np
 from metis.core import policies
 from metis.core.controller import StopRule
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Plan, make_core
-from metis.deployment.controller.service import identify_by_certificate, identify_by_name
+from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
+from metis.deployment.controller.process import ControllerProcess
+from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import State
 from metis.deployment.security.authority import Authority
 from metis.deployment.security.identity import (
@@ -112,9 +113,10 @@ async def _serve(spec: Spec) -> None:
             state.begin(facts)
         initial = read_model(state.blob_path(facts["initial"]), layout)
         policy = getattr(policies, spec.policy)(**spec.settings)
-        terms = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
+        settings = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
         setting = Setting.of(policy, initial, (), seed=1, metric="accuracy")
-        plan = Plan(make_core(policy, StopRule(rounds=spec.rounds), terms, 3), initial, "{}", setting, None, terms)
+        make = make_core(policy, StopRule(rounds=spec.rounds), settings, 3)
+        plan = FederationPlan(make, initial, "{}", setting, None, settings)
         kit = None if spec.kit is None else load_kit(spec.kit)
         process = ControllerProcess(
             plan,

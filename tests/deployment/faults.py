@@ -22,7 +22,7 @@ from metis.core.controller import StopRule
 from metis.core.events import Action, Event
 from metis.core.model import Layout
 from metis.core.policies import Policy
-from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub, model_bytes
 from metis.runs.trace import read_trace
@@ -265,7 +265,7 @@ def end(data: bytes) -> pb.UploadPart:
 
 def community_hash(here: Served) -> str:
     """Names the bits of the community model as it is now."""
-    return here.process._durable.controller.community.model.sha256()
+    return here.process._writer.durable.controller.community.model.sha256()
 
 
 def journaled(here: Served) -> list[int]:
@@ -288,7 +288,7 @@ def course(here: Served, kind: type[_T]) -> list[_T]:
 def busy_writer(here: Served) -> Iterator[None]:
     """Whatever is to be journaled waits until the block ends: a slow disk, or a large model being mixed."""
     free = threading.Event()
-    here.process._writer.submit(free.wait, HANG)
+    here.process._writer._thread.submit(free.wait, HANG)
     try:
         yield
     finally:

@@ -17,8 +17,9 @@ from metis.core.controller import StopRule
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import Policy
-from metis.deployment.controller.process import ControllerProcess, DeploymentSettings, Evaluator, Plan, make_core
-from metis.deployment.controller.service import Context
+from metis.deployment.controller.process import ControllerProcess
+from metis.deployment.controller.session import Context
+from metis.deployment.controller.settings import DeploymentSettings, Evaluator, FederationPlan, make_core
 from metis.deployment.controller.state import State
 from metis.runs.setting import Setting
 
@@ -88,7 +89,7 @@ async def served(
     initial = initial_model(layout)
     setting = Setting.of(policy, initial, (), seed=1, metric=metric, target=stop.target)
     allowed = None if members is None else dict.fromkeys(members, Power())
-    plan = Plan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
+    plan = FederationPlan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
     with State.open(folder, "process") as state:
         told: list[tuple[str, str]] = []
         process = ControllerProcess(

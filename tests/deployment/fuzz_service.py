@@ -34,7 +34,7 @@ from deployment.federations import LAYOUT, Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD, model_bytes
 
@@ -278,11 +278,11 @@ async def _assault(here: Served, tally: Tally, seed: int, worker: int, until: fl
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(here.address, options=options) as channel:
         while time.monotonic() < until:
-            task = here.process._durable.open_task(name)
+            task = here.process._writer.durable.open_task(name)
             scene = Scene(here.process.run)
             if task is not None:
                 scene.task = task.number
-                scene.sha256 = here.process._durable.hashes.get(task.based_on.version, scene.sha256)
+                scene.sha256 = here.process._writer.durable.hashes.get(task.based_on.version, scene.sha256)
             method = mutator.rng.choice(["attend", "upload", "upload", "download", "port"])
             if method == "port":
                 if mutator.rng.random() < 0.1:

@@ -17,7 +17,7 @@ from typing import Any
 from deployment.federations import served
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.state import State
 
 POLICY, STOP = policies.sync_fedavg(1), StopRule(rounds=4)

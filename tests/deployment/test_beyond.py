@@ -17,13 +17,13 @@ from deployment.federations import Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
-from metis.core.events import Action, CommunityPublished, Event, SendTask, SpeedChanged
+from metis.core.events import Action, CommunityPublished, Event, LearnersExpected, SendTask, SpeedChanged
 from metis.core.nova import FedNova
 from metis.core.policies import Policy
 from metis.core.sampling import Sample
 from metis.core.schedules import Schedule
 from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.runs.trace import read_trace
 
 BATCH = 0.01  # seconds
@@ -71,7 +71,7 @@ def federate(
         terms = DeploymentSettings(expected=1, minimum=1, lease=60, heartbeat=0.5, linger=5)
         async with served(folder, policy, StopRule(rounds=rounds), terms=terms) as federation:
             learners = cast(federation)
-            federation.process._durable.controller.learners_expected = len(learners)
+            federation.process._writer.post(LearnersExpected(len(learners)))
             await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 90)
             assert await federation.serving
             return learners

@@ -65,23 +65,23 @@ async def run(
     folder: Path, policy: policies.Policy, compression: Compression, monkeypatch: Any, claim: float | None = None
 ) -> tuple[Vector, dict[str, Any], list[float]]:
     """The community model, the status of the controller at the end, and the errors that the learners saw last."""
-    real = federations.Plan
+    real = federations.FederationPlan
 
-    def plan(*given: Any) -> federations.Plan:
+    def plan(*given: Any) -> federations.FederationPlan:
         made = real(*given)
         setting = replace(made.setting, update_bytes=compression.nbytes(LAYOUT))
         return replace(made, compression=compression, setting=setting)
 
-    monkeypatch.setattr(federations, "Plan", plan)
+    monkeypatch.setattr(federations, "FederationPlan", plan)
     monkeypatch.setattr(federations, "WireLearner", Compressing)
     async with served(folder, policy, StopRule(rounds=5)) as federation:
         learners: list[Any] = federation.learners(3)
         for learner in learners:
             learner.compression, learner.claim = compression, claim
         await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
-        status = federation.process._status()
+        status = await federation.process.status()
         assert await federation.serving
-        vector = federation.process._durable.controller.community.model.vector
+        vector = federation.process._writer.durable.controller.community.model.vector
         return vector, status, [learner.error for learner in learners]
 
 

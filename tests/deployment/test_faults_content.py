@@ -40,7 +40,7 @@ from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.core.timing import MOST_STEPS
-from metis.deployment.controller.service import _Numbers
+from metis.deployment.controller.upload import NumberCheck
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import UPLOAD, model_bytes
 
@@ -108,10 +108,10 @@ def test_the_verdict_does_not_depend_on_the_chunks(data: st.DataObject) -> None:
     layout = Layout(tuple(TensorSpec(f"t{index}", (size,)) for index, size in enumerate(sizes)))
     values = st.sampled_from([0.0, 1.0, math.nan, math.inf, 2e10, -2e10])
     vector = np.array(data.draw(st.lists(values, min_size=layout.size, max_size=layout.size)), "<f4")
-    numbers, content, offset = _Numbers(layout, 1e10), vector.tobytes(), 0
+    numbers, content, offset = NumberCheck(layout, 1e10), vector.tobytes(), 0
     while offset < len(content):
         piece = content[offset : offset + 4 * data.draw(st.integers(1, 6))]
-        numbers.look_at(offset, piece)
+        numbers.add(offset, piece)
         offset += len(piece)
     expected = "every number" if layout.size and not vector.any() else None
     for spec in layout.tensors if expected is None else ():
@@ -225,7 +225,7 @@ def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
             stage.play(attempt_with(fingerprint))
 
         attempt()
-        assert stage.here.process._durable.controller.roster.get("other") is None
+        assert stage.here.process._writer.durable.controller.roster.get("other") is None
 
 
 # --- row 13: sizes that would hurt ------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
             assert await liar.ended() == _CODE.FAILED_PRECONDITION
             assert "both must be 1 to 1000000000 (deployment.max_examples)" in await liar.stream.details()
             await finish(here, "l0")
-            assert here.process._durable.controller.roster.get("liar") is None
+            assert here.process._writer.durable.controller.roster.get("liar") is None
 
     play(scene())
 
@@ -423,7 +423,7 @@ def test_a_claim_of_slowness_stretches_the_period_no_further_than_what_was_seen(
             seen = (await here.process.status())["seconds"]
             period = 2 * max(seen, 10 * 0.001)  # lambda epochs: the liar's has one batch, the honest one's ten
             assert 0 < following.seconds <= period
-            assert here.process._durable.controller.deadline <= seen + 1.1 * period + 2 * seen
+            assert here.process._writer.durable.controller.deadline <= seen + 1.1 * period + 2 * seen
 
     play(scene())
 
@@ -478,8 +478,8 @@ def test_lies_about_an_evaluation(tmp_path: Path) -> None:
             assert await liar.ended() == _CODE.INVALID_ARGUMENT
             for learner in (honest, unasked):
                 await learner.say(heartbeat=pb.Heartbeat())
-            await here.until(lambda: bool(here.process._fold.history))
-            (point,) = here.process._fold.history
+            await here.until(lambda: bool(here.process._view.fold.history))
+            (point,) = here.process._view.fold.history
             assert point.metrics == {"loss": pytest.approx(1.0)}  # what both gave and could be
             json.dumps(await here.process.status(), allow_nan=False)
 
@@ -503,8 +503,8 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
                     assert receipt.verdict == pb.Receipt.REFUSED
                 notice = await offender.told(pb.Notice.SET_ASIDE)
                 assert "4 refused updates in a row" in notice.text
-                seen = here.process._durable.controller.community.stamp.version
-                await here.until(lambda: here.process._durable.controller.community.stamp.version >= seen + 2)
+                seen = here.process._writer.durable.controller.community.stamp.version
+                await here.until(lambda: here.process._writer.durable.controller.community.stamp.version >= seen + 2)
                 assert [aside.learner for aside in course(here, LearnerSetAside)] == ["offender"]
                 await offender.vanish()
                 await offender.join()  # somebody has mended it

@@ -42,8 +42,8 @@ from deployment.wire_learner import WireLearner, move_towards, parts
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.controller.service import _in_thread
 from metis.deployment.controller.state import State, StateError
+from metis.deployment.controller.upload import in_thread
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import checker
 from metis.deployment.wire.transfer import ended
@@ -212,7 +212,7 @@ def test_the_writing_thread_is_waited_for_however_often_a_call_is_called_off() -
 
     async def scene() -> None:
         free = threading.Event()
-        writing = _in_thread(free.wait, HANG)
+        writing = in_thread(free.wait, HANG)
         call = asyncio.create_task(ended(writing))
         for _ in range(3):
             await asyncio.sleep(0.01)
@@ -362,7 +362,7 @@ def test_an_update_of_a_task_that_is_void_is_told_to_rebase(tmp_path: Path) -> N
         async with federation(tmp_path, rounds=3) as here, Puppet(here) as learner:
             task = await (await learner.join()).task()
             await learner.say(leaving=pb.Leaving(reason="lunch"))
-            await here.until(lambda: not here.process._durable.controller.roster["l0"].present)
+            await here.until(lambda: not here.process._writer.durable.controller.roster["l0"].present)
             receipt = await learner.hand_in(task.number)
             tried()
             assert receipt.verdict == pb.Receipt.REFUSED

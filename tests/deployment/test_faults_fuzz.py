@@ -42,10 +42,12 @@ async def _answered(here: Served, method: str, messages: list[bytes], hang_up: s
 
 
 def _scene(here: Served) -> Scene:
-    task = here.process._durable.open_task(NAME)
+    task = here.process._writer.durable.open_task(NAME)
     if task is None:
         return Scene(here.process.run)
-    return Scene(here.process.run, task.number, here.process._durable.hashes.get(task.based_on.version, "0" * 64))
+    return Scene(
+        here.process.run, task.number, here.process._writer.durable.hashes.get(task.based_on.version, "0" * 64)
+    )
 
 
 # --- valid messages with any values, bytes that are nearly messages, and noise ------------------------------

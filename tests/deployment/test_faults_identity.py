@@ -34,7 +34,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
     async def scene() -> None:
         async with federation(tmp_path, rounds=3) as here, Puppet(here, instance="old") as old:
             task = await (await old.join()).task()
-            session = here.process._sessions["l0"]
+            session = here.process._sessions.open["l0"]
             async with Puppet(here, instance="new") as new:
                 tried()
                 welcome = await new.connect()
@@ -82,7 +82,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
             await anna.hand_in(mine.number, local_model(5.0))
             assert (await ben.task()).version == 1
             assert [action.learner for action in course(here, UpdateCommitted)] == ["ben", "anna"]
-            model = here.process._durable.controller.community.model
+            model = here.process._writer.durable.controller.community.model
             assert set(model.vector.tolist()) == {4.0}  # the mean of 3 and 5
 
     play(scene())

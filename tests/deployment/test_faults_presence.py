@@ -40,7 +40,7 @@ def _learner(here: Served, name: str) -> WireLearner:
 
 
 def _version(here: Served) -> int:
-    return here.process._durable.controller.community.stamp.version
+    return here.process._writer.durable.controller.community.stamp.version
 
 
 async def _gone(learning: asyncio.Task[None]) -> None:
@@ -127,12 +127,12 @@ def test_a_lease_that_ends_while_its_learner_comes_back(tmp_path: Path) -> None:
         async with federation(tmp_path) as here, Puppet(here) as learner:
             task = await (await learner.join()).task()
             await learner.vanish()
-            await here.until(lambda: "l0" not in here.process._sessions)
+            await here.until(lambda: "l0" not in here.process._sessions.open)
             with busy_writer(here):
-                here.process._heard["l0"] -= 1000
-                await here.until(lambda: "l0" not in here.process._heard)
+                here.process._presence.heard["l0"] -= 1000
+                await here.until(lambda: "l0" not in here.process._presence.heard)
                 await learner.join()
-                await here.until(lambda: here.process._sessions["l0"].ready is not None)
+                await here.until(lambda: here.process._sessions.open["l0"].ready is not None)
             assert (await learner.task()).number == task.number + 1
             assert [type(item) for item in course(here, LearnerJoined | LearnerLeft)] == [  # type: ignore[arg-type]
                 LearnerJoined,
@@ -151,9 +151,9 @@ def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path
             task = await (await learner.join()).task()
             with busy_writer(here):
                 await learner.say(leaving=pb.Leaving(reason="in a hurry"))
-                await here.until(lambda: "l0" not in here.process._heard)
+                await here.until(lambda: "l0" not in here.process._presence.heard)
                 handing_in = asyncio.create_task(learner.hand_in(task.number))
-                await here.until(lambda: here.process._uploads == 1)
+                await here.until(lambda: here.process._requests.uploads == 1)
             assert (await handing_in).verdict == pb.Receipt.COMMITTED
             notice = await learner.told(pb.Notice.REFUSED)
             assert (notice.task, "does not count" in notice.text) == (task.number, True)
@@ -185,10 +185,10 @@ def test_a_learner_that_comes_back_while_a_model_is_published(tmp_path: Path, mo
             monkeypatch.setattr(DurableController, "_keep_version", slowly)
             with busy_writer(here):
                 await waiting.join()
-                session = here.process._sessions["l0"]
+                session = here.process._sessions.open["l0"]
                 await here.until(lambda: session.ready is not None)
                 handing_in = asyncio.create_task(last.hand_in(task.number))
-                await here.until(lambda: here.process._uploads == 1)
+                await here.until(lambda: here.process._requests.uploads == 1)
             await here.until(publishing.is_set)
             request = pb.ModelRequest(run=here.process.run, sha256=task.sha256)
             download = waiting.stub.download(request, metadata=waiting.metadata)
@@ -244,7 +244,7 @@ def test_all_learners_vanish_and_come_back(tmp_path: Path) -> None:
                 await _gone(learner)
             await _state(here, "paused")
             version = _version(here)
-            assert here.process._durable.controller.deadline == float("inf")
+            assert here.process._writer.durable.controller.deadline == float("inf")
         async with federation(tmp_path, policy=policy, expected=2, rounds=version + 3, **LEASE) as here:
             await _state(here, "paused")
             assert _version(here) == version

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from metis.deployment.controller.process import _RunClock, read_tick, write_tick
+from metis.deployment.controller.clock import RunClock, read_tick, write_tick
 
 
 class Wall:
@@ -22,13 +22,13 @@ class Wall:
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     wall = Wall()
-    monkeypatch.setattr("metis.deployment.controller.process.time", SimpleNamespace(monotonic=wall.monotonic))
+    monkeypatch.setattr("metis.deployment.controller.clock.time", SimpleNamespace(monotonic=wall.monotonic))
     return wall
 
 
 def test_it_begins_with_the_first_task(wall: Wall) -> None:
     """Waiting for learners is no time of the run."""
-    clock = _RunClock(7.0)
+    clock = RunClock(7.0)
     wall.moment += 0.4
     clock.tick()
     assert clock.now() == 7.0
@@ -40,7 +40,7 @@ def test_it_begins_with_the_first_task(wall: Wall) -> None:
 @pytest.mark.parametrize("stop", [2.0, 4.0, 300.0])
 def test_a_stop_is_no_time_of_the_run(wall: Wall, stop: float) -> None:
     """Also a stop that is much shorter than the default lease: leases may be short."""
-    clock = _RunClock(0.0)
+    clock = RunClock(0.0)
     clock.go()
     wall.moment += stop
     assert clock.tick() == pytest.approx(stop, abs=0.5)
@@ -50,7 +50,7 @@ def test_a_stop_is_no_time_of_the_run(wall: Wall, stop: float) -> None:
 
 def test_a_model_that_comes_before_the_first_tick_after_a_stop_is_not_late(wall: Wall) -> None:
     """The clock never goes back: what was journaled meanwhile has the right time already."""
-    clock = _RunClock(0.0)
+    clock = RunClock(0.0)
     clock.go()
     wall.moment += 60.0
     handed_in = clock.now()

@@ -31,6 +31,7 @@ from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.controller import StopRule
 from metis.deployment.controller import status as status_module
+from metis.deployment.controller.document import core_status
 from metis.deployment.controller.state import State
 from metis.deployment.controller.status import (
     ANNOUNCEMENT,
@@ -276,7 +277,7 @@ def test_a_writer_that_stands_still_is_not_well(tmp_path: Path) -> None:
     async def scene(federation: Watched) -> None:
         await until(federation, 200)
         release = threading.Event()
-        federation.served.process._writer.submit(release.wait, 60)
+        federation.served.process._writer._thread.submit(release.wait, 60)
         try:
             reply = await until(federation, 503)
             assert "the writer of the controller has not answered for" in reply.text
@@ -660,7 +661,8 @@ def test_recalled_from_the_journal(tmp_path: Path) -> None:
         await federation.until_version(4)
         federation.served.process.drain("enough")
         await federation.served.serving
-        known.update(federation.served.process._status())
+        process = federation.served.process
+        known.update(process._document(core_status(process._writer.controller), 0))
         # As kill -9 leaves it: with all that is in the journal's WAL, which a clean end would empty.
         shutil.copytree(tmp_path / "state", tmp_path / "killed")
 

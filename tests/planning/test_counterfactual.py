@@ -23,7 +23,7 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.core.policies import Policy
-from metis.deployment.controller.process import DeploymentSettings
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.errors import DataError
 from metis.planning.counterfactual import (
     Recording,

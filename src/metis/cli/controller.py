@@ -17,9 +17,10 @@ from rich.markup import escape
 
 from metis import __version__
 from metis.core.model import Layout
+from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
 from metis.deployment.controller.durable import initial_model
 from metis.deployment.controller.process import ControllerProcess
-from metis.deployment.controller.service import Context, identify_by_certificate, identify_by_name
+from metis.deployment.controller.session import Context
 from metis.deployment.controller.state import State
 from metis.deployment.controller.status import StatusServer, announce, withdraw
 from metis.deployment.preflight import serving_problem

@@ -9,7 +9,7 @@ from typing import Any
 
 from metis.core.controller import StopRule, Target
 from metis.core.model import Model
-from metis.deployment.controller.process import DeploymentSettings, Plan, make_core
+from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import build_policy, build_power, versions
@@ -78,7 +78,7 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
     )
 
 
-def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> Plan:
+def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> FederationPlan:
     """Everything that the controller runs by; `config` has one policy."""
     (chosen,) = config.policy
     policy, terms, stop, evaluation = build_policy(chosen), make_settings(config), config.stop, config.evaluation
@@ -107,4 +107,4 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
     )
     make = make_core(policy, rule, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config))
-    return Plan(make, initial_model, settings, setting, members, terms, policy.compression)
+    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.compression)

@@ -28,7 +28,6 @@ from deployment.wire_learner import WireLearner, parts
 from metis.core.community import MemoryStore
 from metis.core.events import (
     CommunityPublished,
-    DeadlinePassed,
     SendTask,
     UpdateCommitted,
     UpdateRefused,
@@ -552,11 +551,7 @@ def recompute(federation: Federation, crowd: Crowd) -> Truth:
             if payload_sha256(versions[version]) != entry.record["sha256"]:
                 wrong(f"community model {version} is another one than the journal says")
             continue
-        if "start_with" in entry.record:
-            controller.learners_expected = entry.record["start_with"]
-            event: Any = DeadlinePassed()
-        else:
-            event = from_record(entry.record)[1]
+        event: Any = from_record(entry.record)[1]
         if isinstance(event, UpdateRequest):
             truth.updates += 1
             base = versions[tasks[event.task].based_on.version]

@@ -23,9 +23,9 @@ from metis.core.controller import Controller
 from metis.core.events import (
     Action,
     CommunityPublished,
-    DeadlinePassed,
     Event,
     LearnerId,
+    LearnersExpected,
     LocalTask,
     RoundMeasure,
     UpdateRequest,
@@ -40,6 +40,13 @@ Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
 _LEAST_REPLAY = 10  # updates between two snapshots at least; a restart replays at most twice as many models
+
+
+def _event_of(record: dict[str, Any]) -> Event:
+    """The event of an entry, without weights."""
+    if "start_with" in record:  # how the start was journaled before it became an event
+        return LearnersExpected(record["start_with"])
+    return from_record(record)[1]  # type: ignore[return-value]  # the journal holds events only
 
 
 def initial_model(state: State, sha256: str, layout: Layout) -> Model:
@@ -121,11 +128,6 @@ class DurableController:
         seq = self.state.append(now, entry_record, update=update, blob=blob)
         return Entry(seq, now, entry_record, update, blob)
 
-    def start_with(self, learners: int, now: float) -> Entry:
-        """Begin with so many learners instead of waiting for all; `apply` the entry as any other."""
-        record = {"at": now, "start_with": learners}
-        return Entry(self.state.append(now, record), now, record, None, None)
-
     def apply(self, entry: Entry) -> list[Action]:
         """Let a journaled event have its effect, in the order of the journal; returns what is to be done now.
 
@@ -148,11 +150,7 @@ class DurableController:
     def _digest(self, entry: Entry) -> list[Action]:
         self.now = max(self.now, entry.at)
         self._seq = entry.seq
-        if "start_with" in entry.record:
-            self.controller.learners_expected = entry.record["start_with"]
-            event: Event = DeadlinePassed()
-        else:
-            event = self._event(entry)
+        event = self._event(entry)
         self._store.incoming = entry.blob
         try:
             actions = self.controller.handle(event, entry.at)
@@ -164,13 +162,13 @@ class DurableController:
         return actions
 
     def _event(self, entry: Entry) -> Event:
-        _, event = from_record(entry.record)
+        event = _event_of(entry.record)
         if isinstance(event, UpdateRequest):
             assert entry.blob is not None
             if self._recovering and not self.state.verify_blob(entry.blob):
                 raise DataError(f"the model file blobs/{entry.blob} of learner '{event.learner}' is damaged")
             return replace(event, local_model=read_model(self.state.blob_path(entry.blob), self.layout))
-        return event  # type: ignore[return-value]  # the journal holds events only
+        return event
 
     # --- published models -------------------------------------------------------------------------
 
@@ -185,7 +183,7 @@ class DurableController:
         seal = new_seal()
         blob = self.state.put_blob(model_parts(action.community_model), durable=False, seal=seal)
         if seal is not None:
-            self.seals[action.stamp.version] = seal.digest()
+            self.model_macs[action.stamp.version] = seal.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure
@@ -213,7 +211,7 @@ class DurableController:
         leased = {r.task.based_on.version for r in self.controller.roster.training if r.task is not None}
         for version in self.versions.keys() - leased - {current}:
             del self.versions[version]
-            self.seals.pop(version, None)
+            self.model_macs.pop(version, None)
 
     # --- snapshots and recovery -------------------------------------------------------------------
 
@@ -247,7 +245,7 @@ class DurableController:
     def _replay(self, snapshot: Snapshot | None) -> None:
         self.versions: dict[int, str] = {}
         self.hashes = {0: payload_sha256(self._initial_model)}
-        self.seals: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
+        self.model_macs: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
         self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
         self._store = _BlobStore(self.state, self.layout)
         self._since_snapshot = 0
@@ -292,11 +290,7 @@ class DurableController:
                 self._published = entry.record["published"]
                 self.hashes[self._published] = entry.record["sha256"]
                 continue
-            if "start_with" in entry.record:
-                controller.learners_expected = entry.record["start_with"]
-                event: Event = DeadlinePassed()
-            else:
-                event = from_record(entry.record)[1]  # type: ignore[assignment]
+            event = _event_of(entry.record)
             try:
                 actions = controller.handle(event, entry.at)
             except LearnerError:

@@ -1,0 +1,52 @@
+"""Who is calling: by certificate, or by name on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from metis.deployment.controller.session import Context, Refused
+from metis.deployment.security.identity import Revocations, check_name, moment, now_utc, peer_of
+from metis.errors import ConfigError, LearnerError
+
+
+def identify_by_name(context: Context) -> str:
+    """Without certificates, on loopback only: the learner is who it says it is."""
+    name = dict(context.invocation_metadata() or ()).get("metis-learner")
+    try:
+        return check_name(str(name or ""))
+    except ConfigError as problem:
+        reason = f"without certificates a learner must say its name, --name NAME: {problem}"
+        raise Refused(grpc.StatusCode.UNAUTHENTICATED, reason) from problem
+
+
+def identify_by_certificate(revocations: Revocations) -> Callable[[Context], str]:
+    """The learner is who its certificate says; asked at every call, so that a revocation works at once."""
+
+    def identify(context: Context) -> str:
+        try:
+            peer = peer_of(context.auth_context())
+        except LearnerError as problem:
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(problem)) from problem
+        try:
+            reason = revocations.reason(peer.serial)
+        except ConfigError as problem:  # our list is not in order: the learner did nothing wrong and may try again
+            raise Refused(
+                grpc.StatusCode.UNAVAILABLE, "the controller cannot read its list of revocations"
+            ) from problem
+        if reason is not None:
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if peer.not_after <= now_utc():  # an open connection outlives its certificate
+            raise Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the certificate of '{peer.name}' expired on {moment(peer.not_after)}; renew it",
+            )
+        if peer.role != "learner":
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the certificate of '{peer.name}' is that of a {peer.role}, not of a learner",
+            )
+        return peer.name
+
+    return identify

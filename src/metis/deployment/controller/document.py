@@ -1,0 +1,163 @@
+"""The status document: what a person wants to know of a running federation, as plain values."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metis.core.controller import Controller
+from metis.core.costs import Costs
+from metis.core.events import LearnerId, LocalTask
+from metis.deployment.controller.session import Session
+from metis.deployment.controller.sessions import Presence
+from metis.deployment.controller.settings import FederationPlan
+from metis.deployment.controller.state import State
+from metis.deployment.controller.view import View
+from metis.runs.folds import RunFold
+
+
+@dataclass(frozen=True, slots=True)
+class RosterRow:
+    """What the core knows of one learner."""
+
+    learner: LearnerId
+    present: bool
+    set_aside: bool
+    examples: int
+    batch_size: int
+    time_per_batch: float | None
+    task: LocalTask | None
+    task_sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """What the core knows of the federation; taken in the writer."""
+
+    phase: str
+    version: int
+    steps: int
+    update_requests: int
+    deadline: float
+    expected: int | None
+    roster: tuple[RosterRow, ...]
+
+
+def core_status(controller: Controller) -> CoreStatus:
+    """In the writer: a copy that never changes."""
+    phase = (
+        "finished" if controller.finished
+        else "waiting for learners" if not controller.started
+        else "paused" if controller.paused
+        else "running"
+    )  # fmt: skip
+    return CoreStatus(
+        phase,
+        controller.community.stamp.version,
+        controller.community.committed_steps,
+        controller.update_requests,
+        controller.deadline,
+        controller.learners_expected,
+        tuple(
+            RosterRow(
+                record.learner,
+                record.present,
+                record.set_aside,
+                record.examples,
+                record.batch_size,
+                record.time_per_batch,
+                record.task,
+                record.task_sent_at,
+            )
+            for record in controller.roster
+        ),
+    )
+
+
+def status_document(
+    core: CoreStatus,
+    view: View,
+    plan: FederationPlan,
+    state: State,
+    sessions: Mapping[LearnerId, Session],
+    presence: Presence,
+    refused_calls: Mapping[str, int],
+    *,
+    now: float,
+    disk_bytes: int,
+    stopping: bool,
+) -> dict[str, Any]:
+    """The document, from the writer's copy and what the event loop knows."""
+    fold, setting, best = view.fold, plan.setting, view.best_version
+    costs = fold.costs_at(now)
+    latest = fold.history[-1].version if fold.history else None
+    return {
+        "run": state.run,
+        "state": "stopping" if stopping and core.phase != "finished" else core.phase,
+        "policy": setting.label,
+        "start": state.epoch,
+        "version": core.version,
+        "steps": core.steps,
+        "update_requests": core.update_requests,
+        "seconds": now,
+        "deadline": core.deadline if math.isfinite(core.deadline) else None,
+        "expected": core.expected,
+        "metric": setting.metric,
+        "target": setting.target.value if setting.target else None,
+        "latest": _point(fold, latest),
+        "best_version": best,
+        "best": _point(fold, best),
+        "learners": [
+            _learner(row, sessions.get(row.learner), presence, fold, costs, now, plan.deployment.lease)
+            for row in core.roster
+        ],
+        "costs": costs.to_json(),
+        "compression_error": fold.compression_error,
+        "refused_calls": dict(refused_calls),
+        "disk_bytes": disk_bytes,
+        "finish_reason": fold.finish_reason,
+    }
+
+
+def _point(fold: RunFold, version: int | None) -> dict[str, float] | None:
+    """The measurement of this version; the latest, if its history has several."""
+    found = [point for point in fold.history if point.version == version]
+    return {"version": found[-1].version, "at": found[-1].at, **found[-1].metrics} if found else None
+
+
+def _learner(
+    row: RosterRow, session: Session | None, presence: Presence, fold: RunFold, costs: Costs, now: float, lease: float
+) -> dict[str, Any]:
+    heard = presence.last_heard(row.learner, session)
+    overdue = row.task is not None and now - row.task_sent_at > row.task.budget.seconds + lease
+    state = (
+        "set aside" if row.set_aside
+        else "away" if not row.present
+        else "disconnected" if session is None
+        else "late" if overdue
+        else "training" if row.task is not None
+        else "waiting"
+    )  # fmt: skip
+    spent = costs.by_learner.get(row.learner)
+    return {
+        "name": row.learner,
+        "state": state,
+        "connected": session is not None,
+        "address": session.address if session else None,
+        "examples": row.examples,
+        "batch_size": row.batch_size,
+        "time_per_batch": row.time_per_batch,
+        "task": None if row.task is None else row.task.number,
+        "steps_of_task": session.steps if session else 0,
+        "budget_steps": None if row.task is None else row.task.budget.steps,
+        "silent_seconds": time.monotonic() - heard if math.isfinite(heard) else None,
+        "updates": spent.update_requests if spent else 0,
+        "compression_error": fold.compression_errors.get(row.learner),
+        "refused": spent.refused if spent else 0,
+        "active": spent.active if spent else 0.0,
+        "idle": spent.idle if spent else 0.0,
+        "transfer": spent.transfer if spent else 0.0,
+    }

@@ -1,0 +1,164 @@
+"""What learners ask for: to join, to hand in an update, to report a failed task, to fetch a model.
+
+The event loop answers what it can from its view; whatever changes the federation is decided in the writer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import grpc
+
+from metis.core.events import LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
+from metis.core.model import Layout, Model
+from metis.core.timing import MOST_STEPS
+from metis.deployment.controller.session import Refused, Session
+from metis.deployment.controller.settings import Report
+from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.upload import Received
+from metis.deployment.controller.view import View
+from metis.deployment.controller.writer import Writer
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.protocol import read_model
+
+_CODE = grpc.StatusCode
+
+
+class LearnerRequests:
+    """Turns what learners send into events, and answers them when these are durable."""
+
+    def __init__(self, writer: Writer, view: View, state: State, layout: Layout, report: Report) -> None:
+        self._writer, self._view, self._state, self._layout, self._report = writer, view, state, layout, report
+        self.uploads = 0  # updates that wait for the writer
+        self.stopping = False
+
+    # --- joining and failing --------------------------------------------------------------------
+
+    def join(self, session: Session, ready: pb.Ready, resume: Callable[[Session], None]) -> None:
+        """Let a learner join; `resume` is called in the event loop if it had only lost its connection."""
+        # After the effects of what was journaled before: a lease that has just ended must not end this stay too.
+        # If it cannot be journaled, the learner comes again.
+        submit = self._writer.submit
+        submit(lambda: submit(lambda: self._join(session, ready, resume), session.close))
+
+    def _join(self, session: Session, ready: pb.Ready, resume: Callable[[Session], None]) -> None:
+        """In the writer: a learner that is new or was away joins; one that only lost its connection continues."""
+        learner, writer = session.learner, self._writer
+        record = writer.controller.roster.get(learner)
+        if record is not None and record.present:
+            same = (record.examples, record.batch_size) == (ready.examples, ready.batch_size)
+            if same and not record.set_aside:
+                writer.in_loop(resume, session)
+                return
+            writer.journal(LearnerLeft(learner), writer.now())
+        if not writer.controller.finished:
+            text = f"learner '{learner}' joins with {ready.examples} examples, batches of {ready.batch_size}"
+            writer.in_loop(self._report, "info", text)
+            writer.journal(LearnerJoined(learner, ready.examples, ready.batch_size), writer.now())
+
+    def fail(self, session: Session, failed: pb.Failed) -> None:
+        """Close a task that the learner could not do."""
+        # If it cannot be journaled, the learner reconnects without this task and is given it again.
+        self._writer.submit(lambda: self._fail(session.learner, failed), session.close)
+
+    def _fail(self, learner: LearnerId, failed: pb.Failed) -> None:
+        """In the writer."""
+        task = self._writer.durable.open_task(learner)
+        if task is not None and task.number == failed.task and not self._writer.controller.finished:
+            seconds = failed.seconds if math.isfinite(failed.seconds) else 0.0
+            steps = min(failed.steps, task.budget.steps or MOST_STEPS)
+            event = TaskFailed(learner, failed.task, failed.reason[:1000], steps, max(0.0, seconds))
+            self._writer.journal(event, self._writer.now())
+
+    # --- updates --------------------------------------------------------------------------------
+
+    def check_upload(self, learner: LearnerId, header: pb.UploadHeader) -> pb.Receipt | None:
+        known = self._state.find(header.task)
+        if known is not None:
+            if known.record["learner"] != learner:
+                raise self._not_yours(learner, header.task)
+            return None  # received again and compared: the same bytes get the same answer
+        if self.stopping:
+            raise Refused(_CODE.UNAVAILABLE, "the controller is stopping; keep the update and come back")
+        if self._view.open_task(learner, header.task) is not None:
+            return None
+        if any(opened.task.number == header.task for opened in self._view.tasks.values()):
+            raise self._not_yours(learner, header.task)
+        return _too_late(header.task, self._view.standing.version)
+
+    def base_model(self, learner: LearnerId, task: int) -> Model | None:
+        opened = self._view.open_task(learner, task)
+        return None if opened is None else read_model(self._state.blob_path(opened.sha256), self._layout)
+
+    def downloadable(self, learner: LearnerId, sha256: str) -> bool:
+        opened, standing = self._view.tasks.get(learner), self._view.standing
+        return (opened is not None and opened.sha256 == sha256) or (standing.finished and standing.sha256 == sha256)
+
+    def _not_yours(self, learner: LearnerId, task: int) -> Refused:
+        self._report("warning", f"learner '{learner}' tried to hand in task {task}, which belongs to another learner")
+        return Refused(_CODE.PERMISSION_DENIED, f"task {task} does not belong to learner '{learner}'")
+
+    async def hand_in(self, received: Received) -> pb.Receipt:
+        self.uploads += 1
+        try:
+            answer = await self._writer.ask(lambda: self._hand_in(received))
+        finally:
+            self.uploads -= 1
+        if isinstance(answer, pb.Receipt):
+            return answer
+        learner, task = received.learner, received.header.task
+        if answer.record["learner"] != learner:
+            raise self._not_yours(learner, task)
+        if answer.blob != received.blob:
+            self._report("warning", f"learner '{learner}' sent task {task} again with other bytes")
+            raise Refused(_CODE.ALREADY_EXISTS, f"task {task} was handed in before with other bytes; the first counts")
+        return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=answer.seq)
+
+    def _hand_in(self, received: Received) -> pb.Receipt | Entry:
+        """In the writer: an answer that is durable, or the entry that answered this task before."""
+        learner, header, writer = received.learner, received.header, self._writer
+        known = self._state.find(header.task)
+        if known is not None:
+            return known
+        task, now = writer.durable.open_task(learner), writer.now()
+        if task is None or task.number != header.task or writer.controller.finished:
+            return _too_late(header.task, writer.controller.community.stamp.version)
+        problem = received.problem or implausible(header)
+        if problem is not None:
+            writer.journal(TaskFailed(learner, header.task, problem), now)
+            return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
+        # The run's clock may have stood still while the learner trained on; more than passed is not charged.
+        record = writer.controller.roster[learner]
+        elapsed = max(0.0, now - record.task_sent_at + record.unclocked)
+        event = UpdateRequest(
+            learner,
+            header.task,
+            header.steps,
+            min(header.seconds, elapsed),
+            header.time_per_batch,
+            Model.empty(),
+            header.loss,
+            claimed_error(header),
+        )
+        return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, received.blob).seq)
+
+
+def _too_late(task: int, version: int) -> pb.Receipt:
+    reason = f"late: task {task} is no longer open; rebase onto community model {version}"
+    return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=reason)
+
+
+def claimed_error(header: pb.UploadHeader) -> float:
+    """What the compression of this update left out, as the learner claims; NaN where that makes no sense."""
+    error = header.compression_error if header.HasField("compression_error") else math.nan
+    return error if 0 <= error < math.inf else math.nan
+
+
+def implausible(header: pb.UploadHeader) -> str | None:
+    """Which of these claims cannot be true; None if all may be."""
+    for name in ("seconds", "time_per_batch"):
+        value = getattr(header, name)
+        if not (math.isfinite(value) and value >= 0):
+            return f"it claims {name} = {value}"
+    return None

@@ -1,0 +1,87 @@
+"""What a controller process is given to run: the federation's plan and how learners are treated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from metis.core.community import ModelStore
+from metis.core.compression import Compression
+from metis.core.controller import Controller, StopRule
+from metis.core.costs import Power
+from metis.core.events import LearnerId
+from metis.core.model import Model
+from metis.core.policies import Policy
+from metis.deployment.controller.durable import MakeController
+from metis.errors import ConfigError
+from metis.runs.setting import Setting
+
+Report = Callable[[str, str], None]  # kind ("info", "warning", "round", ...), sentence
+
+
+@dataclass(frozen=True)
+class DeploymentSettings:
+    """How the controller treats its learners; the table [deployment] of a file."""
+
+    expected: int = 1  # learners to wait for before the first round
+    minimum: int = 1  # enough to begin with after `wait_seconds`; with fewer the federation pauses
+    wait_seconds: float = math.inf
+    lease: float = 30.0  # seconds of silence after which a learner has left
+    heartbeat: float = 5.0
+    largest_number: float = 1e10  # an update with a larger weight is refused
+    max_examples: int = 10**9
+    evaluate_every: float = 0.0
+    evaluate_at_learners: bool = False
+    linger: float = 30.0  # seconds at the end in which learners may fetch the final model
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.expected:
+            raise ConfigError(
+                f"deployment.minimum is {self.minimum}, but must be between 1 and {self.expected}, the number of "
+                "expected learners"
+            )
+        if self.lease < 2 * self.heartbeat:
+            raise ConfigError(
+                f"deployment.lease is {self.lease:g} s, but must be at least twice deployment.heartbeat, "
+                f"{self.heartbeat:g} s"
+            )
+
+
+@dataclass(frozen=True)
+class FederationPlan:
+    """What is to be run: made from the configuration file, and the same after a restart."""
+
+    make: MakeController
+    initial_model: Model
+    learner_settings: str  # JSON that is sent to the learners; opaque here
+    setting: Setting  # folds the events into a run; lists learners as far as they are known
+    members: Mapping[LearnerId, Power] | None  # who may join, in order; None for everybody with a certificate
+    deployment: DeploymentSettings = field(default_factory=DeploymentSettings)
+    compression: Compression | None = None  # of the learners' updates
+
+
+class Evaluator(Protocol):
+    """Measures a community model on the controller's held-out examples, outside this process."""
+
+    async def evaluate(self, model: Path) -> dict[str, float]: ...
+
+
+def make_core(policy: Policy, stop: StopRule, settings: DeploymentSettings, refusals_allowed: int) -> MakeController:
+    """A factory of the core controller for this federation."""
+
+    def make(model: Model, store: ModelStore) -> Controller:
+        return Controller(
+            policy,
+            model,
+            stop=stop,
+            learners_expected=settings.expected,
+            quorum=settings.minimum,
+            refusals_allowed=refusals_allowed,
+            store=store,
+            models_checked=True,  # as they came over the wire; checking again would map every file once more
+        )
+
+    return make

@@ -1,0 +1,280 @@
+"""Receiving an update: streamed to disk by chunks, hashed and checked on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.compression import Compression
+from metis.core.model import Layout, Model
+from metis.deployment.controller.session import Context, Refused
+from metis.deployment.controller.state import Incoming, State
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.protocol import CHUNK, TURN, Piece, model_bytes, model_parts
+from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended
+
+_T = TypeVar("_T")
+
+_HELLO_SECONDS = 15.0
+_PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
+_MAX_AHEAD = 3 * CHUNK  # bytes of a model that were received and are not processed yet
+_MAX_INCOMING = 32 << 20  # the same of all models
+
+
+@dataclass(frozen=True)
+class Received:
+    """A local model that came whole, or what is wrong with it; a blob holds it unless its task was answered before."""
+
+    learner: str
+    header: pb.UploadHeader
+    blob: str | None
+    problem: str | None = None
+
+
+class Updates(Protocol):
+    """What becomes of updates and models; the controller behind the service."""
+
+    def base_model(self, learner: str, task: int) -> Model | None:
+        """The community model that this open task of the learner is based on; None if it is not open."""
+
+    def check_upload(self, learner: str, header: pb.UploadHeader) -> pb.Receipt | None:
+        """The answer if none of its bytes are needed; None to receive it. Raises `Refused` if it is not its own."""
+
+    async def hand_in(self, received: Received) -> pb.Receipt:
+        """Make the update durable and let it count."""
+
+    def downloadable(self, learner: str, sha256: str) -> bool:
+        """Whether this learner has a task that is based on this model, or the federation has ended with it."""
+
+
+class UploadReceiver:
+    """Receives local models, many at a time within a bound on memory."""
+
+    def __init__(
+        self,
+        state: State,
+        layout: Layout,
+        compression: Compression | None,
+        updates: Updates,
+        alive: Callable[[str], None],
+        *,
+        largest_number: float,
+    ) -> None:
+        self._state, self._layout, self._compression = state, layout, compression
+        self._updates, self._alive, self._largest_number = updates, alive, largest_number
+        self._length = model_bytes(layout) if compression is None else compression.nbytes(layout)
+        self._receiving = 0  # uploads in progress
+
+    async def receive(
+        self,
+        learner: str,
+        first: pb.UploadPart | Piece | None,
+        requests: AsyncIterator[pb.UploadPart | Piece],
+        context: Context,
+    ) -> Received | pb.Receipt:
+        """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
+        if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
+        header, compression = first.header, self._compression
+        if header.run != self._state.run:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this update belongs to run {header.run[:40]!r}, but this controller serves run {self._state.run}",
+            )
+        if header.bytes != self._length:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
+            )
+        answer = self._updates.check_upload(learner, header)
+        if answer is not None:
+            return answer
+        await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
+        with self._state.incoming() as incoming:
+            numbers = NumberCheck(self._layout, self._largest_number)
+            if compression is None:
+                end = await self._stream(learner, requests, incoming, numbers)
+                concluding = in_thread(self._conclude, learner, header, incoming, numbers, end)
+            else:
+                base = self._updates.base_model(learner, header.task)
+                end = await self._stream(learner, requests, incoming, None)
+                concluding = in_thread(self._unpack, learner, header, incoming, numbers, end, compression, base)
+            try:
+                return await asyncio.shield(concluding)
+            finally:
+                await ended(concluding)
+
+    async def _stream(
+        self,
+        learner: str,
+        requests: AsyncIterator[pb.UploadPart | Piece],
+        incoming: Incoming,
+        numbers: NumberCheck | None,
+    ) -> pb.UploadEnd:
+        """Everything between header and end; chunks are hashed, checked and written while the next ones travel."""
+        length, received, checked = self._length, 0, 0
+
+        def check(data: Bytes) -> None:
+            nonlocal checked
+            incoming.hash(data)
+            if numbers is not None:
+                numbers.add(checked, data)
+            checked += len(data)
+
+        def take(data: Bytes) -> None:
+            check(data)
+            incoming.append(data)
+
+        intake = Intake(check, incoming.append) if length > CHUNK else Intake(take)
+        self._receiving += 1
+        try:
+            with IdleTimeout(_PROGRESS_SECONDS) as idle_timeout:
+                while True:
+                    part = await next_message(requests, idle_timeout)
+                    self._alive(learner)  # on a slow line its heartbeats wait behind its model
+                    match part:
+                        case Piece():
+                            offset, data = part.offset, part.data
+                            if offset != received:
+                                raise Refused(
+                                    grpc.StatusCode.OUT_OF_RANGE,
+                                    f"a chunk at byte {offset} came where byte {received} was expected",
+                                )
+                            if not data or received + len(data) > length or len(data) % 4:
+                                raise Refused(
+                                    grpc.StatusCode.INVALID_ARGUMENT,
+                                    f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
+                                )
+                            received += len(data)
+                            await intake.put(data, min(_MAX_AHEAD, _MAX_INCOMING // self._receiving))
+                        case pb.UploadPart() if part.WhichOneof("part") == "end":
+                            if received != length:
+                                raise Refused(
+                                    grpc.StatusCode.INVALID_ARGUMENT,
+                                    f"the model ended after {received} bytes; {length} were announced",
+                                )
+                            await intake.finish()
+                            return part.end
+                        case None:
+                            raise Refused(
+                                grpc.StatusCode.ABORTED,
+                                f"the upload ended after {received} of {length} bytes without its end message; send it "
+                                "again",
+                            )
+                        case _:
+                            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+        except asyncio.TimeoutError:
+            raise _silent(_PROGRESS_SECONDS) from None
+        finally:
+            self._receiving -= 1
+            await intake.end()
+
+    def _conclude(
+        self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: NumberCheck, end: pb.UploadEnd
+    ) -> Received:
+        """Keep what came, if it may be needed; of any other upload nothing stays, however often it is sent."""
+        whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)
+        problem = numbers.problem() if whole else None
+        if whole and (problem is not None or self._state.find(header.task) is not None):
+            return Received(learner, header, None if problem else incoming.sha256, problem)
+        return Received(learner, header, incoming.commit(end.bytes, end.sha256))
+
+    def _unpack(
+        self,
+        learner: str,
+        header: pb.UploadHeader,
+        incoming: Incoming,
+        numbers: NumberCheck,
+        end: pb.UploadEnd,
+        compression: Compression,
+        base: Model | None,
+    ) -> Received:
+        """Keep the local model that a compressed update stands for, if it may be needed."""
+        if (incoming.bytes, incoming.sha256) != (end.bytes, end.sha256):
+            incoming.commit(end.bytes, end.sha256)  # raises
+        known = self._state.find(header.task)
+        if known is not None or base is None:  # what it was based on may be gone: the first one counts
+            return Received(learner, header, None if known is None else known.blob)
+        try:
+            model = compression.restore(incoming.content(), base)
+        except ValueError as problem:
+            return Received(learner, header, None, str(problem))
+        parts = model_parts(model)
+        numbers.add(0, parts[0])
+        wrong = numbers.problem()
+        if wrong is not None:
+            return Received(learner, header, None, wrong)
+        with self._state.incoming() as whole:
+            for part in parts:
+                whole.write(part)
+            return Received(learner, header, whole.commit(whole.bytes, whole.sha256))
+
+
+class NumberCheck:
+    """Checks the numbers of a model as they stream past."""
+
+    def __init__(self, layout: Layout, largest: float) -> None:
+        self._size, self._largest = layout.size, largest
+        self._tensors = [spec for spec in layout.tensors if spec.role != "counter"]
+        self._ends = np.cumsum([spec.size for spec in self._tensors], dtype=np.int64)
+        self._wild = np.zeros(len(self._tensors), np.int64)  # by tensor: not finite
+        self._large = self._wild.copy()  # by tensor: beyond the largest, or not finite
+        self._all_zero = layout.size > 0
+
+    def add(self, offset: int, data: bytes | memoryview) -> None:
+        count = min(len(data), 4 * self._size - offset) // 4  # counters may be anything
+        if count <= 0:
+            return
+        numbers = np.frombuffer(data, "<f4", count)
+        low, high = float(numbers.min()), float(numbers.max())
+        if not (-self._largest <= low and high <= self._largest):  # a NaN makes both comparisons false
+            self._wild += self._by_tensor(offset, ~np.isfinite(numbers))
+            self._large += self._by_tensor(offset, ~(np.abs(numbers) <= self._largest))
+        self._all_zero &= low == 0.0 == high
+
+    def _by_tensor(self, offset: int, bad: NDArray[np.bool_]) -> NDArray[np.intp]:
+        tensors = np.searchsorted(self._ends, np.flatnonzero(bad) + offset // 4, side="right")
+        return np.bincount(tensors, minlength=len(self._tensors))
+
+    def problem(self) -> str | None:
+        """Why this model must not be mixed, naming the tensor; None if it may."""
+        if self._all_zero:
+            return "every number of the model is 0"
+        for spec, wild, large in zip(self._tensors, self._wild, self._large, strict=True):
+            if wild:
+                return f"tensor '{spec.name}' holds {wild} of {spec.size} numbers that are not finite"
+            if large:
+                return f"tensor '{spec.name}' holds {large} of {spec.size} numbers beyond {self._largest:g}"
+        return None
+
+
+async def next_message(requests: AsyncIterator[_T], idle_timeout: IdleTimeout) -> _T | None:
+    """The next message; None at the end of the stream, which is also how a killed learner looks."""
+    try:
+        return await idle_timeout.wait(requests.__anext__())
+    except StopAsyncIteration:
+        return None
+
+
+async def first_message(requests: AsyncIterator[_T]) -> _T | None:
+    """The first message of a call."""
+    try:
+        with IdleTimeout(_HELLO_SECONDS) as idle_timeout:
+            return await next_message(requests, idle_timeout)
+    except asyncio.TimeoutError:
+        raise _silent(_HELLO_SECONDS) from None
+
+
+def _silent(seconds: float) -> Refused:
+    return Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was received for {seconds:g} seconds")
+
+
+def in_thread(work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+    """Work with a file, which goes on when the call is cancelled; to be awaited behind a shield and with `ended`."""
+    return asyncio.ensure_future(asyncio.to_thread(work, *arguments))

@@ -1,0 +1,286 @@
+"""The writer: the one thread that touches the core controller and its journal.
+
+Events are journaled and applied in the order of their arrival. After each the writer hands the event loop an
+`Outcome` that never changes; the loop keeps its own `View` from these and never reads the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from metis.core.controller import Controller
+from metis.core.events import Action, Event, LearnerId, LocalTask, SendTask
+from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.settings import FederationPlan
+from metis.deployment.controller.state import EXHAUSTED, DiskFull, Entry, State
+from metis.errors import DataError
+from metis.runs.trace import to_line
+
+_T = TypeVar("_T")
+Recorded = tuple[float, Event | Action]  # one line of the trace
+_DISK_FULL_PAUSE = 0.2  # seconds until the next job tries the full disk again
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that a learner may still answer, with everything that sending it takes."""
+
+    task: LocalTask
+    sent_at: float
+    sha256: str  # of the community model that it is based on
+    model_mac: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the federation stands after an event."""
+
+    started: bool
+    finished: bool
+    deadline: float  # on the run's clock; infinite if nothing is due
+    version: int
+    sha256: str  # of that community model
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one journaled event led to."""
+
+    entry: Entry
+    actions: tuple[Action, ...]
+    recorded: tuple[Recorded, ...]  # what was added to the trace; nothing if the core refused the event
+    tasks: Mapping[LearnerId, OpenTask | None]  # of every learner that the event or its actions concern
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the journal led to before this process served anybody."""
+
+    seconds: float  # of the run, at the latest event
+    recorded: tuple[Recorded, ...]
+    tasks: Mapping[LearnerId, OpenTask | None]
+    standing: Standing
+    learners: Mapping[LearnerId, bool]  # in the order of first joining, and whether they are present
+
+
+class Listener(Protocol):
+    """Hears of the writer's work, in the event loop."""
+
+    def applied(self, outcome: Outcome) -> None: ...
+
+    def disk_full(self) -> None: ...
+
+    def failed(self, problem: BaseException) -> None: ...
+
+
+class TraceFile:
+    """The lines of events.jsonl; what finds no room on the disk is written as soon as there is some."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self._unwritten = bytearray()
+
+    def write(self, line: str) -> None:
+        self._unwritten += line.encode() + b"\n"
+        with contextlib.suppress(DiskFull):
+            self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError as problem:
+            if problem.errno not in EXHAUSTED:
+                raise
+            raise DiskFull(f"no room to write {self._path}: {problem.strerror}") from problem
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Writer:
+    """Journals events, then applies them; methods marked "in the writer" are called by its own jobs only."""
+
+    durable: DurableController  # the writer's own; nobody else reads it while the thread runs
+
+    def __init__(self, state: State, trace: Path) -> None:
+        self._state = state
+        self._trace = TraceFile(trace)
+        self._recorded: list[Recorded] = []
+        self._unapplied: deque[tuple[Entry, asyncio.Future[Entry] | None]] = deque()
+        self._thread = ThreadPoolExecutor(1, "metis-writer")
+
+    def recover(self, plan: FederationPlan) -> Recovered:
+        """Be again what the journal says; before anything else."""
+        try:
+            return self._thread.submit(self._recover, plan).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self, plan: FederationPlan) -> Recovered:
+        self.durable = DurableController(plan.make, plan.initial_model, self._state, self._record)
+        roster = self.durable.controller.roster
+        return Recovered(
+            self.durable.now,
+            self._take_recorded(),
+            self._tasks(record.learner for record in roster),
+            self._standing(),
+            {record.learner: record.present for record in roster},
+        )
+
+    def attach(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], listener: Listener) -> None:
+        """Say which loop hears of outcomes and what the run's clock is; before the first event."""
+        self._loop, self.now, self._listener = loop, now, listener
+
+    def close(self) -> None:
+        """Finish what was submitted, and end the thread."""
+        self._thread.shutdown(wait=True)
+        self._trace.close()
+
+    # --- from the event loop --------------------------------------------------------------------
+
+    def submit(self, job: Callable[[], object], or_else: Callable[[], object] | None = None) -> None:
+        """Do the job in the writer; if the disk was full, do `or_else` in the event loop."""
+        self._thread.submit(self._guard, job, or_else)
+
+    def post(self, event: Event, or_else: Callable[[], object] | None = None) -> None:
+        """Let an event happen that nobody waits for."""
+        self.submit(lambda: self.journal(event, self.now()), or_else)
+
+    async def perform(self, event: Event) -> Entry:
+        """Journal and apply an event, and wait for both."""
+        done: asyncio.Future[Entry] = self._loop.create_future()
+
+        def job() -> None:
+            try:
+                self.journal(event, self.now(), done=done)
+            except BaseException as problem:
+                self._loop.call_soon_threadsafe(_answer, done, problem)
+                raise
+
+        self.submit(job)
+        return await done
+
+    async def ask(self, question: Callable[[], _T]) -> _T:
+        """The answer to a question that only the writer can answer, behind the jobs that were submitted before."""
+        return await asyncio.wrap_future(self._thread.submit(question))
+
+    async def snapshot(self) -> None:
+        with contextlib.suppress(DiskFull):  # then a restart replays more
+            await self.ask(self.durable.snapshot)
+
+    async def pin(self, versions: Collection[int]) -> dict[int, Path]:
+        """Protect the files of these community models, and no others, from collection; those that are still there."""
+        return await self.ask(lambda: self._pin(versions))
+
+    def _pin(self, versions: Collection[int]) -> dict[int, Path]:
+        found, blobs = {}, set()
+        for version in versions:
+            with contextlib.suppress(DataError):
+                found[version] = self._state.blob_path(self.durable.hashes[version])
+                blobs.add(self.durable.hashes[version])
+        self.durable.pinned = blobs
+        return found
+
+    # --- in the writer --------------------------------------------------------------------------
+
+    @property
+    def controller(self) -> Controller:
+        """The core, for jobs in the writer."""
+        return self.durable.controller
+
+    def flush_trace(self) -> None:
+        """In the writer: have every line of the trace on the disk, or raise `DiskFull`."""
+        self._trace.flush()
+
+    def in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """In the writer: have something done in the event loop."""
+        self._loop.call_soon_threadsafe(call, *arguments)
+
+    def journal(
+        self, event: Event, now: float, blob: str | None = None, done: asyncio.Future[Entry] | None = None
+    ) -> Entry:
+        """In the writer: make the event durable now, and apply it after everything that was journaled before."""
+        entry = self.durable.journal(event, now, blob)
+        self._unapplied.append((entry, done))
+        self.submit(self._apply_first)
+        return entry
+
+    def _guard(self, job: Callable[[], object], or_else: Callable[[], object] | None) -> None:
+        try:
+            job()
+        except DiskFull:
+            self.in_loop(self._listener.disk_full)
+            if or_else is not None:
+                self.in_loop(or_else)
+            time.sleep(_DISK_FULL_PAUSE)
+        except BaseException as problem:  # nobody waits for this job, so nobody else would learn of it
+            self.in_loop(self._listener.failed, problem)
+
+    def _apply_first(self) -> None:
+        entry, done = self._unapplied[0]
+        try:
+            actions = self.durable.apply(entry)
+        except DiskFull:
+            with contextlib.suppress(RuntimeError):  # the process is ending: the next one applies it
+                self.submit(self._apply_first)
+            raise
+        except BaseException as problem:
+            if done is not None:
+                self.in_loop(_answer, done, problem)
+            raise
+        self._unapplied.popleft()
+        concerned = {action.learner for action in actions if isinstance(action, SendTask)}
+        if "learner" in entry.record:
+            concerned.add(entry.record["learner"])
+        outcome = Outcome(
+            entry, tuple(actions), self._take_recorded(), self._tasks(concerned), self._standing()
+        )  # fmt: skip
+        self.in_loop(self._listener.applied, outcome)
+        if done is not None:
+            self.in_loop(_answer, done, entry)
+
+    def _record(self, now: float, item: Event | Action) -> None:
+        self._trace.write(to_line(now, item))
+        self._recorded.append((now, item))
+
+    def _take_recorded(self) -> tuple[Recorded, ...]:
+        recorded, self._recorded = tuple(self._recorded), []
+        return recorded
+
+    def _tasks(self, learners: Iterable[LearnerId]) -> dict[LearnerId, OpenTask | None]:
+        return {learner: self._open_task(learner) for learner in learners}
+
+    def _open_task(self, learner: LearnerId) -> OpenTask | None:
+        task, durable = self.durable.open_task(learner), self.durable
+        if task is None:
+            return None
+        version, sent_at = task.based_on.version, durable.controller.roster[learner].task_sent_at
+        return OpenTask(task, sent_at, durable.hashes[version], durable.model_macs.get(version))
+
+    def _standing(self) -> Standing:
+        controller = self.durable.controller
+        version = controller.community.stamp.version
+        return Standing(
+            controller.started, controller.finished, controller.deadline, version, self.durable.hashes[version]
+        )
+
+
+def _answer(done: asyncio.Future[Entry], answer: Entry | BaseException) -> None:
+    if done.done():  # its waiter may have been cancelled meanwhile
+        return
+    if isinstance(answer, BaseException):
+        done.set_exception(answer)
+    else:
+        done.set_result(answer)
