@@ -347,7 +347,7 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
             await liar.ready(**lie)
             tried()
             assert await liar.ended() == _CODE.FAILED_PRECONDITION
-            assert "both must be 1 to 1000000000 (deployment.max_examples)" in await liar.stream.details()
+            assert "both must be between 1 and 1000000000 (deployment.max_examples)" in await liar.stream.details()
             await finish(here, "l0")
             assert here.process._writer.durable.controller.roster.get("liar") is None
 

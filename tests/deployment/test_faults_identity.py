@@ -46,7 +46,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
                 alarms = [text for kind, text in here.told if kind == "warning"]
                 assert any("a second process with the certificate of 'l0'" in text for text in alarms)
                 # What the old one said last may arrive when the new one is there already.
-                here.process.hear(session, pb.FromLearner(leaving=pb.Leaving(reason="replaced")))
+                here.process._hear(session, pb.FromLearner(leaving=pb.Leaving(reason="replaced")))
                 await new.ready()
                 assert (await new.task()).number == task.number
                 assert (await new.hand_in(task.number)).verdict == pb.Receipt.COMMITTED
@@ -72,7 +72,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
                 tried()
                 code, reason = await status_of(anna.hand_in(bens.number, local_model(99.0)))
                 assert code == _CODE.PERMISSION_DENIED
-                assert reason == f"task {bens.number} is not a task of learner 'anna'"
+                assert reason == f"task {bens.number} does not belong to learner 'anna'"
                 if not journaled(here):
                     assert (await ben.hand_in(bens.number, local_model(3.0))).verdict == pb.Receipt.COMMITTED
             alarm = f"learner 'anna' tried to hand in task {bens.number}, which is another learner's"
