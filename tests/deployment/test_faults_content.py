@@ -356,12 +356,12 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
 
 IMPOSSIBLE: list[dict[str, Any]] = [
     *({"seconds": value} for value in (math.nan, math.inf, -math.inf, -1.0)),
-    *({"time_per_batch": value} for value in (math.nan, math.inf, -1.0, 0.0)),
+    *({"time_per_batch": value} for value in (math.nan, math.inf, -1.0, 0.0, 5e-324)),
     *({"steps": value} for value in (0, 11, 2**64 - 1)),  # the tasks are of 10 steps
 ]
 HARMLESS: list[dict[str, Any]] = [
     *({"seconds": value} for value in (0.0, 1e300)),
-    *({"time_per_batch": value} for value in (1e300, 5e-324)),
+    *({"time_per_batch": value} for value in (1e300, 1e-9)),
     *({"loss": value} for value in (math.nan, -math.inf)),
 ]
 

@@ -75,7 +75,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
                 assert reason == f"task {bens.number} does not belong to learner 'anna'"
                 if not journaled(here):
                     assert (await ben.hand_in(bens.number, local_model(3.0))).verdict == pb.Receipt.COMMITTED
-            alarm = f"learner 'anna' tried to hand in task {bens.number}, which is another learner's"
+            alarm = f"learner 'anna' tried to hand in task {bens.number}, which belongs to another learner"
             assert here.told.count(("warning", alarm)) == 2
             await anna.say(failed=pb.Failed(task=bens.number, reason="sabotage"))
             tried()
