@@ -169,8 +169,8 @@ def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, t
             same(steady, killed)
     same(steady, killed)
     assert steady.durable.controller.community.stamp.version > 3
-    assert steady.durable.seals.keys() <= steady.durable.versions.keys()
-    for version, sealed in steady.durable.seals.items():
+    assert steady.durable.model_macs.keys() <= steady.durable.versions.keys()
+    for version, sealed in steady.durable.model_macs.items():
         check, right = checker("", sealed)
         check.update(steady.state.blob_path(steady.durable.versions[version]).read_bytes())
         assert check.digest() == right
