@@ -21,6 +21,7 @@ from metis.core.compression import Compression
 from metis.core.controller import StopRule
 from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
 from metis.core.model import Model, Vector
+from metis.deployment.controller.document import core_status
 from metis.deployment.controller.status import _metrics
 from metis.deployment.wire import wire_pb2 as pb
 from metis.reporting.dashboard.view import RunView
@@ -79,9 +80,10 @@ async def run(
         for learner in learners:
             learner.compression, learner.claim = compression, claim
         await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
-        status = await federation.process.status()
         assert await federation.serving
-        vector = federation.process._writer.durable.controller.community.model.vector
+        core = federation.process._writer.controller
+        status = federation.process._document(core_status(core), 0)
+        vector = core.community.model.vector
         return vector, status, [learner.error for learner in learners]
 
 
