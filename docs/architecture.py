@@ -37,7 +37,11 @@ WALK: list[tuple[str, str, str | None]] = [
     ("The learner trains until its budget ends", "Learner.train", None),
     ("The local model travels back", "Simulator._arrive", "Uploads.upload, UploadReceiver.receive"),
     ("It is checked before it counts", "Learner.checked", "NumberCheck, implausible"),
-    ("The event is written to disk before it has an effect", "", "Writer.submit, DurableController.apply, State.append"),
+    (
+        "The event is written to disk before it has an effect",
+        "",
+        "Writer.submit, DurableController.apply, State.append",
+    ),
     ("The controller handles the update request", "Controller.handle", None),
     ("The contribution value weights the model", "ContributionValue", None),
     ("Mixing takes the model in", "Community", None),
