@@ -42,16 +42,9 @@ from metis.deployment.security.identity import (
     server_credentials,
 )
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import (
-    CHANNEL_OPTIONS,
-    CHUNK,
-    PROTOCOL,
-    TURN,
-    FederationStub,
-    Piece,
-    model_bytes,
-    read_model,
-)
+from metis.deployment.wire.chunks import CHUNK, Piece
+from metis.deployment.wire.models import model_bytes, read_model
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, TURN, FederationStub
 from metis.kernels import use_all_processors
 from metis.runs.setting import Setting
 

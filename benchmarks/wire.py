@@ -46,7 +46,10 @@ from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.work import Update
 from metis.deployment.security.identity import channel_credentials, load_kit, server_credentials
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, SERVER_OPTIONS, keep_buffers, model_bytes
+from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.models import model_bytes
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, SERVER_OPTIONS
+from metis.deployment.wire.transfer import keep_buffers
 from metis.runs.trace import read_trace
 
 PIECE = 1 << 20

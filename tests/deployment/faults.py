@@ -24,7 +24,8 @@ from metis.core.model import Layout
 from metis.core.policies import Policy
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub, model_bytes
+from metis.deployment.wire.models import model_bytes
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub
 from metis.runs.trace import read_trace
 
 _T = TypeVar("_T")

@@ -36,7 +36,8 @@ from metis.core import policies
 from metis.core.controller import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD, model_bytes
+from metis.deployment.wire.models import model_bytes
+from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD
 
 HANG = 30.0  # seconds after which a call that should have ended hangs
 METHODS = {"attend": ATTEND, "upload": UPLOAD, "download": DOWNLOAD}

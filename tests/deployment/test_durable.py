@@ -30,7 +30,8 @@ from metis.core.schedules import Schedule
 from metis.core.server import FedAvgM, FedYogi
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import DuplicateUpdate, State, StateError
-from metis.deployment.wire.protocol import checker, model_parts
+from metis.deployment.wire.model_mac import checker
+from metis.deployment.wire.models import model_parts
 from metis.runs.trace import to_line
 
 NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))

@@ -42,7 +42,8 @@ from metis.core.model import Layout, TensorSpec
 from metis.core.timing import MOST_STEPS
 from metis.deployment.controller.upload import NumberCheck
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import UPLOAD, model_bytes
+from metis.deployment.wire.models import model_bytes
+from metis.deployment.wire.protocol import UPLOAD
 
 _CODE = grpc.StatusCode
 LENGTH = model_bytes(LAYOUT)

@@ -45,7 +45,7 @@ from metis.core.model import Layout, TensorSpec
 from metis.deployment.controller.state import State, StateError
 from metis.deployment.controller.upload import in_thread
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import checker
+from metis.deployment.wire.model_mac import checker
 from metis.deployment.wire.transfer import ended
 
 TESTS = Path(__file__).parents[1]

@@ -19,8 +19,7 @@ pytest.importorskip("grpc")
 from deployment.test_trainer import Trainer, training
 from deployment.tiny import settings
 from metis.deployment.trainer.followers import own_device
-from metis.deployment.trainer.process import write_model
-from metis.deployment.wire.protocol import read_model
+from metis.deployment.wire.models import read_model, write_model
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
 

@@ -25,7 +25,8 @@ from metis.core.model import Layout, TensorSpec
 from metis.deployment.learner.connection import Backoff
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import PROTOCOL, Seal
+from metis.deployment.wire.model_mac import ModelMac
+from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError
 from metis.experiments.site import build_silo
 from metis.runs.storage import load_model
@@ -336,7 +337,7 @@ def test_a_sealed_model_is_checked_against_its_seal(play: Play, tmp_path: Path) 
     """Wherever it was cut; a model that breaks its seal is fetched anew and fails the task in the end."""
 
     def sealed(content: bytes) -> bytes:
-        seal = Seal()
+        seal = ModelMac()
         seal.update(content)
         return seal.digest()
 

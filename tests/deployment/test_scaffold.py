@@ -14,8 +14,7 @@ pytest.importorskip("grpc")
 from deployment.chaos.harness import Process, free_port, until
 from deployment.test_trainer import Trainer
 from deployment.tiny import settings, write_site
-from metis.deployment.trainer.process import write_model
-from metis.deployment.wire.protocol import read_model
+from metis.deployment.wire.models import read_model, write_model
 from metis.experiments.build import build_federation, build_policy
 from metis.experiments.config.load import load_config
 from metis.experiments.site import build_silo

@@ -23,8 +23,8 @@ pytest.importorskip("grpc")
 
 from deployment.tiny import settings, write_site
 from metis.core.compression import Compression
-from metis.deployment.trainer.process import _Pace, write_model
-from metis.deployment.wire.protocol import read_model
+from metis.deployment.trainer.pace import Pace
+from metis.deployment.wire.models import read_model, write_model
 from metis.experiments.site import build_silo
 from metis.runs.storage import load_model
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_told_and_the_process_goes_on(
     trainer: Trainer, site: Path, model: Path, tmp_path: Path
 ) -> None:
     """Every fault is one sentence; the next command is answered as if nothing had been."""
-    assert trainer.ask("dance")["failed"] == "a trainer knows no command 'dance'"
+    assert trainer.ask("dance")["failed"] == "'dance' is not a command of a trainer"
     layout = trainer.prepare(site)["done"]["layout"]
     layout[0][1] = [8, 4]
     failed = trainer.prepare(site, layout=layout)["failed"]
@@ -311,7 +311,7 @@ def test_a_pace_ends_with_the_budget(trainer: Trainer, site: Path, model: Path, 
 def test_a_slow_batch_is_not_slowed_further() -> None:
     """The pace is a lower bound: what is left of it is waited for, and nothing if the batch took longer."""
     waits: list[float] = []
-    pace = _Pace(0.05, math.inf, lambda seconds: bool(waits.append(seconds)))
+    pace = Pace(0.05, math.inf, lambda seconds: bool(waits.append(seconds)))
     pace.wait(0)
     time.sleep(0.06)
     pace.wait(1)

@@ -12,23 +12,18 @@ from hypothesis import strategies as st
 
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import (
+from metis.deployment.wire.chunks import (
     CHUNK,
     SMALLEST_CHUNK,
     ChunkSize,
     Piece,
-    Seal,
-    checker,
-    let_go,
-    model_parts,
-    new_seal,
-    payload_sha256,
     read_chunk,
-    read_model,
     read_part,
     write_chunk,
     write_part,
 )
+from metis.deployment.wire.model_mac import ModelMac, checker, new_model_mac
+from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
 
 OFFSETS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
 NEARLY = st.builds(  # messages that begin as a chunk does, and end somehow
@@ -95,7 +90,7 @@ def test_a_model_that_was_let_go_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"".join(model_parts(model)))
     mapped = read_model(tmp_path / "model", layout)
     for each in (mapped, model):
-        let_go(each)
+        release_memory(each)
         assert payload_sha256(each) == payload_sha256(model)
 
 
@@ -121,7 +116,7 @@ def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
 def test_a_seal_breaks_with_any_byte(content: bytes, place: int, change: int) -> None:
     """However the bytes are cut; and two seals of the same bytes tell nothing of each other."""
     place %= len(content)
-    seal, other = new_seal(), new_seal()
+    seal, other = new_model_mac(), new_model_mac()
     assert seal is not None and other is not None
     for one in (seal, other):
         one.update(memoryview(content)[:place])
@@ -132,7 +127,7 @@ def test_a_seal_breaks_with_any_byte(content: bytes, place: int, change: int) ->
     damaged[place] ^= change
     for received, right in ((content, True), (bytes(damaged), False), (content + b"\0", False), (content[:-1], False)):
         check, announced = checker("00" * 32, sealed)
-        assert isinstance(check, Seal)
+        assert isinstance(check, ModelMac)
         check.update(received)
         assert (check.digest() == announced) == right
 

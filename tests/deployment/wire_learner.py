@@ -14,7 +14,8 @@ import numpy as np
 
 from metis.core.model import Layout
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, PROTOCOL, FederationStub
+from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub
 
 Train = Callable[[pb.Task, "np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"]
 _PERMANENT = (

@@ -26,7 +26,7 @@ from metis.deployment.controller.status import StatusServer, announce, withdraw
 from metis.deployment.preflight import serving_problem
 from metis.deployment.security.identity import Revocations, check_kit, load_kit, server_credentials, warnings
 from metis.deployment.trainer.child import Child
-from metis.deployment.wire.protocol import model_parts, read_model
+from metis.deployment.wire.models import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.build import build_stop
 from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document

@@ -24,18 +24,18 @@ def build(command: Mapping[str, Any]) -> Silo:
     return build_silo(command["settings"], site, command["name"], command["index"], command["device"])
 
 
-def place(arguments: Sequence[str]) -> trainer.Place:
+def group(arguments: Sequence[str]) -> trainer.Group:
     """Of several processes that train as one: `--processes 4` is the first, which starts the others by `--follow`."""
     match arguments:
         case ["--processes", size]:
-            return trainer.Place(0, int(size))
+            return trainer.Group(0, int(size))
         case ["--follow", rank, size, meeting_point]:
-            return trainer.Place(int(rank), int(size), meeting_point)
+            return trainer.Group(int(rank), int(size), meeting_point)
         case _:
-            return trainer.Place()
+            return trainer.Group()
 
 
 if __name__ == "__main__":
     # Before torch is imported; the settings' threads are set later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    trainer.main(build, place(sys.argv[1:]))
+    trainer.main(build, group(sys.argv[1:]))

@@ -36,7 +36,8 @@ from metis.core.events import (
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub, model_parts, payload_sha256, read_model
+from metis.deployment.wire.models import model_parts, payload_sha256, read_model
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
 from metis.errors import LearnerError
 from metis.experiments.config.load import load_config
 from metis.experiments.deploy import make_plan

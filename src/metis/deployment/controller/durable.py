@@ -32,7 +32,8 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.controller.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
-from metis.deployment.wire.protocol import let_go, model_parts, new_seal, payload_sha256, read_model
+from metis.deployment.wire.model_mac import new_model_mac
+from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
 from metis.errors import DataError, LearnerError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
@@ -180,7 +181,7 @@ class DurableController:
 
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
-        seal = new_seal()
+        seal = new_model_mac()
         blob = self.state.put_blob(model_parts(action.community_model), durable=False, seal=seal)
         if seal is not None:
             self.model_macs[action.stamp.version] = seal.digest()
@@ -271,7 +272,7 @@ class DurableController:
                 self._since_snapshot += entry.update is not None
         finally:
             self._record, self._recovering = real_record, False
-            let_go(self._initial_model)
+            release_memory(self._initial_model)
         # Killed between publishing and writing it down: nobody has trained on these yet.
         for version in range(self._published + 1, self.controller.community.stamp.version + 1):
             self._note_published(version, self.now)

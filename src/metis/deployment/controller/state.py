@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
-from metis.deployment.wire.transfer import beside
+from metis.deployment.wire.transfer import in_background
 from metis.errors import ConfigError, DataError, LearnerError, MetisError
 from metis.files import LockHeld, sync, take_lock
 
@@ -658,7 +658,7 @@ class Incoming:
             self.hash(whole)
             self.append(whole)
             return
-        writing = beside(self.append, whole)
+        writing = in_background(self.append, whole)
         try:
             self.hash(whole)
         finally:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import grpc
 
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, CHUNK, FederationStub
+from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
 
 _T = TypeVar("_T")
 

@@ -22,8 +22,8 @@ from metis.deployment.learner.connection import (
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Incoming, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHUNK
-from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, beside
+from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, in_background
 
 PROGRESS_SECONDS = 120.0  # a transfer may take as long as it likes if something moves
 _MAX_AHEAD = 3 * CHUNK  # bytes that were received and are not processed yet
@@ -76,7 +76,7 @@ class Downloads:
             raise TaskFailed(self._no_room(problem)) from problem
         if incoming is None:
             return True
-        making_room = beside(self._work.forget_models, {sha256, self.in_use})
+        making_room = in_background(self._work.forget_models, {sha256, self.in_use})
 
         def append(data: Bytes) -> None:
             making_room.result()  # takes a while, in which the first bytes may arrive

@@ -40,7 +40,8 @@ from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import WorkFolder
 from metis.deployment.trainer.child import Child, ChildDied, ChildFailed
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import PROTOCOL, keep_buffers
+from metis.deployment.wire.protocol import PROTOCOL
+from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import MetisError
 
 _WELCOME_SECONDS = 60.0

@@ -23,7 +23,8 @@ from metis.deployment.learner.downloads import PROGRESS_SECONDS
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, file_sha256
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import TURN, ChunkSize, Piece
+from metis.deployment.wire.chunks import ChunkSize, Piece
+from metis.deployment.wire.protocol import TURN
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
 from metis.text import size
 

@@ -1,10 +1,10 @@
 """The folder in which a learner keeps what must outlive its process: updates that were not acknowledged yet.
 
-LOCK              held by the process that works here
+LOCK              held by the process that uses the folder
 membership.json   which run it takes part in, under which name, with which layout
 spool/            a trained update: TASK.model, and TASK.json once it is whole; both go when it is acknowledged
 models/           community models by their SHA-256; `.part` while they are on their way
-memory/           what the learner keeps between tasks; the trainer's
+memory/           what the learner keeps between tasks; written by the trainer
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from metis.deployment.wire.protocol import checker
+from metis.deployment.wire.model_mac import checker
 from metis.errors import ConfigError
 from metis.files import LockHeld, sync, sync_file, take_lock, write_durable
 
@@ -38,7 +38,7 @@ class Update:
     loss: float
     sha256: str
     bytes: int
-    compression_error: float | None = None  # what of it is left out for now, as a share; None: it is whole
+    compression_error: float | None = None  # the share of it that is left out for now; None: it is whole
 
 
 class WorkFolder:
@@ -65,7 +65,7 @@ class WorkFolder:
             known = json.loads((self.folder / "membership.json").read_text("utf-8"))
             self.run, self.learner, self.layout = known["run"], known["learner"], known["layout"]
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # it never took part, or was cut off while it wrote that down for the first time
+            pass  # it never took part, or was killed before it had written that for the first time
         return self
 
     def __exit__(
@@ -75,7 +75,7 @@ class WorkFolder:
             os.close(self._lock)
 
     def begin(self, run: str, learner: str, layout: str) -> None:
-        """Take part in this run from now on; what is here of another one is dropped."""
+        """Take part in this run from now on; files of another one are dropped."""
         if (run, learner, layout) == (self.run, self.learner, self.layout):
             return
         if (run, learner) != (self.run, self.learner):
@@ -100,8 +100,8 @@ class WorkFolder:
     def keep(self, update: Update) -> None:
         """Remember, durably, that the local model in the task's file is whole and waits.
 
-        Under its name from the start: half of it is no JSON and is not taken for an update, and a new name afterwards
-        would be one more thing to wait for the disk for.
+        It is written under its final name: half of it is not valid JSON and not taken for an update, and a new name
+        afterwards would mean waiting for the disk once more.
         """
         path = self.folder / "spool" / f"{update.task}.json"
         try:
@@ -115,7 +115,7 @@ class WorkFolder:
         sync(path.parent)
 
     def updates(self) -> list[Update]:
-        """What waits for an acknowledgement, in the order of the tasks; leavings without a whole model are removed."""
+        """What waits for an acknowledgement, in the order of the tasks; entries without a whole model are removed."""
         found = []
         for path in (self.folder / "spool").glob("*.json"):
             try:
@@ -135,7 +135,7 @@ class WorkFolder:
         self.update_file(task).unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """At the start: local models that were never finished, downloads of another time."""
+        """At the start: remove local models that were never finished."""
         waiting = {self.update_file(update.task).name for update in self.updates()}
         for path in (self.folder / "spool").iterdir():
             if path.suffix != ".json" and path.name not in waiting:
@@ -146,9 +146,9 @@ class WorkFolder:
     def model_file(self, sha256: str) -> Path:
         return self.folder / "models" / sha256
 
-    def incoming(self, sha256: str, length: int, seal: bytes) -> Incoming | None:
+    def incoming(self, sha256: str, length: int, model_mac: bytes) -> Incoming | None:
         """Where to put this model; None if it is here already."""
-        return None if self.has_model(sha256, length) else Incoming(self, sha256, length, seal)
+        return None if self.has_model(sha256, length) else Incoming(self, sha256, length, model_mac)
 
     def has_model(self, sha256: str, length: int) -> bool:
         """Whether the model is here, every bit of it."""
@@ -162,13 +162,13 @@ class WorkFolder:
 
 
 class Incoming:
-    """A community model on its way into its file; goes on where an earlier attempt ended."""
+    """A community model on its way into its file; continues where an earlier attempt ended."""
 
-    def __init__(self, work: WorkFolder, sha256: str, length: int, seal: bytes = b"") -> None:
-        """It is checked against the seal, or against the SHA-256 if there is none."""
+    def __init__(self, work: WorkFolder, sha256: str, length: int, model_mac: bytes = b"") -> None:
+        """It is checked against the model MAC, or against the SHA-256 if there is none."""
         self._target, self._length = work.model_file(sha256), length
         self._part = self._target.with_name(f"{sha256}.part")
-        self._announced = sha256, seal
+        self._announced = sha256, model_mac
         self._file = self._part.open("a+b", buffering=0)
         self._file.seek(0)
         self._check, self._right = checker(*self._announced)
@@ -180,7 +180,7 @@ class Incoming:
             self.restart()
 
     def check(self, data: bytes | memoryview) -> None:
-        """Every byte goes through here too, beside `append`."""
+        """Every byte goes through here and through `append`, in either order."""
         self._check.update(data)
 
     def append(self, data: bytes | memoryview) -> None:
@@ -195,7 +195,7 @@ class Incoming:
         self.received = 0
 
     def commit(self) -> bool:
-        """Give it its name if it is what was asked for; else begin anew."""
+        """Give it its name if it is what was asked for; otherwise start again."""
         if self.received != self._length or self._check.digest() != self._right:
             self.restart()
             return False
@@ -215,5 +215,5 @@ def file_sha256(path: Path) -> str:
 
 
 def update_of(run: str, answer: Mapping[str, Any]) -> Update:
-    """What the trainer answered to `train`, as an update of this run."""
+    """The trainer's answer to `train`, as an update of this run."""
     return Update(run=run, **{name: answer[name] for name in Update.__dataclass_fields__ if name in answer})

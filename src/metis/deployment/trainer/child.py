@@ -1,4 +1,4 @@
-"""The parent's end of the trainer: starts the child process, asks it for work, notices how it ended."""
+"""The parent's side of the trainer: starts the child process, sends it commands, notices how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_LINE = 64 << 20  # the layout of a very deep network
 
 
 class ChildFailed(LearnerError):
-    """The site's code or data did not do what was asked; the child is well."""
+    """The site's code or data failed; the child is alive."""
 
     def __init__(self, reason: str, steps: int = 0, seconds: float = 0.0) -> None:
         super().__init__(reason)
@@ -28,7 +28,7 @@ class ChildDied(LearnerError):
 
 
 class Abandoned(LearnerError):
-    """The training was given up, as asked."""
+    """The training was abandoned, as asked."""
 
 
 class Child:
@@ -60,7 +60,7 @@ class Child:
             process.stdin.write(json.dumps({"id": number, "command": command, **arguments}).encode() + b"\n")
             await process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the reader will say how it ended
+            pass  # the reader notices how it ended
         try:
             return await answer
         except asyncio.CancelledError:
@@ -87,7 +87,7 @@ class Child:
             await self._reader
 
     def kill(self) -> None:
-        """At once, whatever it does."""
+        """At once, whatever it is doing."""
         if self.alive:
             assert self._process is not None
             self._process.kill()
@@ -114,7 +114,7 @@ class Child:
             elif "done" in message:
                 answer.set_result(message["done"])
             elif "abandoned" in message:
-                answer.set_exception(Abandoned("the training was given up"))
+                answer.set_exception(Abandoned("the training was abandoned"))
             else:
                 answer.set_exception(
                     ChildFailed(message["failed"], message.get("steps", 0), message.get("seconds", 0.0))

@@ -1,8 +1,8 @@
-"""The other processes of a silo that trains in several: started, told and watched by the one that the learner knows.
+"""The other processes of a silo that trains in several: started, commanded and watched by the first one.
 
-Each follower is a trainer like the first and is told the same commands. It answers on its own line; an answer that is
-missing, a failure that the first one does not share, or its death ends all of them, so that nobody waits for ever in a
-sum that never comes. The learner then starts anew.
+Each follower is a trainer like the first and gets the same commands. A missing answer, a failure that the first process
+does not share, or the death of one ends all of them, so that none waits for ever for the others. The learner then
+starts them again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0  # in which all processes must end a task in the same way
 
 
 class Followers:
-    """Processes 1, 2, ... of a silo; `lost` is called from another thread when one is not to be counted on."""
+    """Processes 1, 2, ... of a silo; `lost` is called from another thread when one is dead or out of step."""
 
     def __init__(self, size: int, lost: Callable[[str], None]) -> None:
         self.size = size
@@ -47,26 +47,26 @@ class Followers:
             self._answers.append(queue.SimpleQueue())
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
 
-    def tell(self, command: Mapping[str, Any]) -> None:
-        """The same command to everybody, each with a device of its own."""
+    def send(self, command: Mapping[str, Any]) -> None:
+        """The same command to each, with a device of its own."""
         for rank, process in enumerate(self._processes, start=1):
             line = {**command, **({"device": own_device(command, rank, self.size)} if "device" in command else {})}
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # whoever listens to it notices its death
+            with contextlib.suppress(BrokenPipeError):  # the thread that reads from it notices its death
                 process.stdin.write(json.dumps(line).encode() + b"\n")
                 process.stdin.flush()
 
-    def together(self, command: Mapping[str, Any], own: Callable[[], Result]) -> Result:
-        """Let everybody do what this process does; its own failure counts first, then that of another."""
-        self.tell(command)
+    def all_do(self, command: Mapping[str, Any], own: Callable[[], Result]) -> Result:
+        """Let all processes carry out a command; a failure of this process counts first, then that of another."""
+        self.send(command)
         problem: Exception | None = None
         try:
             result = own()
         except Exception as raised:
             problem = raised
         # Making network and data may take any time; a task ends for all at the same batch.
-        idle_timeout = _GRACE_SECONDS if command["command"] == "train" else None
-        failures = [self._answer_of(rank, idle_timeout, problem) for rank in range(1, self.size)]
+        timeout = _GRACE_SECONDS if command["command"] == "train" else None
+        failures = [self._failure_of(rank, timeout, problem) for rank in range(1, self.size)]
         if problem is not None:
             raise problem
         for failure in failures:
@@ -74,12 +74,12 @@ class Followers:
                 raise ConfigError(failure)
         return result
 
-    def _answer_of(self, rank: int, idle_timeout: float | None, problem: Exception | None) -> str | None:
+    def _failure_of(self, rank: int, timeout: float | None, problem: Exception | None) -> str | None:
         """Why this process failed; None if it did not."""
         try:
-            answer = self._answers[rank - 1].get(timeout=idle_timeout)
+            answer = self._answers[rank - 1].get(timeout=timeout)
         except queue.Empty:
-            late = f"process {rank} of {self.size} did not come to the end of the task"
+            late = f"process {rank} of {self.size} did not end the task with the others"
             self._lost(late if problem is None else told(problem))
             raise AssertionError("the process has ended") from None
         timer = self._failing.pop(rank, None)
@@ -92,7 +92,7 @@ class Followers:
         for line in process.stdout:
             answer = json.loads(line)
             if "failed" in answer:
-                # If the first process fails as well, all is in order; else it waits for this one, and in vain.
+                # If the first process fails as well, all is in order; otherwise it waits for this one in vain.
                 reason = f"process {rank} of {self.size}: {answer['failed']}"
                 timer = self._failing[rank] = threading.Timer(_GRACE_SECONDS, self._lost, [reason])
                 timer.daemon = True

@@ -1,0 +1,77 @@
+"""A model as bytes, on the wire and on disk.
+
+They are its vector as little-endian float32 followed by its counters as little-endian int64 and nothing else, so their
+number follows from the layout, and their SHA-256 names the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from metis.core.model import Layout, Model
+from metis.deployment.wire.transfer import in_background
+from metis.errors import DataError
+from metis.files import durable_file
+
+_PIECE = 1 << 20  # bytes that are written at once
+
+
+def model_bytes(layout: Layout) -> int:
+    """Length of every model of this layout."""
+    return 4 * layout.size + 8 * layout.counters
+
+
+def read_model(path: Path, layout: Layout) -> Model:
+    """Map a model file; nothing is read before it is needed."""
+    counters = np.fromfile(path, "<i8", offset=4 * layout.size).astype(np.int64, copy=False)
+    if not layout.size:
+        return Model(layout, np.zeros(0, np.float32), counters)
+    return Model(layout, np.memmap(path, "<f4", mode="r", shape=(layout.size,)), counters)
+
+
+def release_memory(model: Model) -> None:
+    """Free the memory of a mapped model that was read; what is needed again is read from the file again."""
+    mapped = getattr(model.vector, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def model_parts(model: Model) -> tuple[memoryview, memoryview]:
+    """The bytes of a model, without a copy where the machine is little-endian."""
+    vector = np.ascontiguousarray(model.vector, "<f4")
+    counters = np.ascontiguousarray(model.counters, "<i8")
+    return vector.view(np.uint8).data, counters.view(np.uint8).data
+
+
+def payload_sha256(model: Model) -> str:
+    """The SHA-256 of a model's bytes."""
+    digest = hashlib.sha256()
+    for part in model_parts(model):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def write_model(path: Path, model: Model) -> tuple[str, int]:
+    """Write a model durably, whole or not at all; returns the SHA-256 and the number of its bytes."""
+    return write_parts(path, model_parts(model))
+
+
+def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
+    """Write bytes durably, whole or not at all; returns their SHA-256 and their number."""
+    digest, length = hashlib.sha256(), 0
+    try:
+        with durable_file(path) as file:
+            for part in parts:
+                hashing = in_background(digest.update, part)  # while it is written
+                for start in range(0, len(part), _PIECE):
+                    file.write(part[start : start + _PIECE])
+                hashing.result()
+                length += len(part)
+    except OSError as problem:
+        raise DataError(f"the model cannot be written to {path.parent}: {problem.strerror}") from problem
+    return digest.hexdigest(), length
