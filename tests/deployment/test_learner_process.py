@@ -333,25 +333,25 @@ def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None
     play(story)
 
 
-def test_a_sealed_model_is_checked_against_its_seal(play: Play, tmp_path: Path) -> None:
-    """Wherever it was cut; a model that breaks its seal is fetched anew and fails the task in the end."""
+def test_a_model_is_checked_against_its_mac(play: Play, tmp_path: Path) -> None:
+    """Wherever it was cut; a model that does not match is fetched again and fails the task in the end."""
 
-    def sealed(content: bytes) -> bytes:
-        seal = ModelMac()
-        seal.update(content)
-        return seal.digest()
+    def mac_of(content: bytes) -> bytes:
+        mac = ModelMac()
+        mac.update(content)
+        return mac.digest()
 
     async def story(counterpart: Counterpart) -> None:
         async with learner(counterpart, tmp_path / "work"):
             stream = await counterpart.ready()
             counterpart.download_faults = [48, None, "wrong", None]
-            await trained(counterpart, stream, 1, seal=sealed(counterpart.model))
+            await trained(counterpart, stream, 1, seal=mac_of(counterpart.model))
             assert counterpart.offsets == [0, 48]
             counterpart.model = counterpart.model[:-4] + counterpart.model[:4]
-            await trained(counterpart, stream, 2, seal=sealed(counterpart.model))
+            await trained(counterpart, stream, 2, seal=mac_of(counterpart.model))
             assert counterpart.offsets[2:] == [0, 0]
             counterpart.model = counterpart.model[4:] + counterpart.model[:4]
-            stream.send(task=counterpart.task(3, seal=sealed(counterpart.model[::-1])))
+            stream.send(task=counterpart.task(3, seal=mac_of(counterpart.model[::-1])))
             failed = await stream.expect("failed")
             assert (failed.task, failed.reason) == (3, "community model 4 did not arrive as it was announced")
 

@@ -113,27 +113,27 @@ def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255))
-def test_a_seal_breaks_with_any_byte(content: bytes, place: int, change: int) -> None:
-    """However the bytes are cut; and two seals of the same bytes tell nothing of each other."""
+def test_a_model_mac_differs_with_any_byte(content: bytes, place: int, change: int) -> None:
+    """However the bytes are cut; two codes of the same bytes have nothing in common."""
     place %= len(content)
-    seal, other = new_model_mac(), new_model_mac()
-    assert seal is not None and other is not None
-    for one in (seal, other):
+    model_mac, other = new_model_mac(), new_model_mac()
+    assert model_mac is not None and other is not None
+    for one in (model_mac, other):
         one.update(memoryview(content)[:place])
         one.update(content[place:])
-    sealed = seal.digest()
-    assert sealed != other.digest()
+    announced_mac = model_mac.digest()
+    assert announced_mac != other.digest()
     damaged = bytearray(content)
     damaged[place] ^= change
     for received, right in ((content, True), (bytes(damaged), False), (content + b"\0", False), (content[:-1], False)):
-        check, announced = checker("00" * 32, sealed)
+        check, announced = checker("00" * 32, announced_mac)
         assert isinstance(check, ModelMac)
         check.update(received)
         assert (check.digest() == announced) == right
 
 
-def test_without_a_seal_the_hash_counts() -> None:
-    for seal in (b"", b"of another length"):
-        check, announced = checker(hashlib.sha256(b"model").hexdigest(), seal)
+def test_without_a_model_mac_the_hash_counts() -> None:
+    for model_mac in (b"", b"of another length"):
+        check, announced = checker(hashlib.sha256(b"model").hexdigest(), model_mac)
         check.update(b"model")
         assert check.digest() == announced

@@ -44,7 +44,9 @@ from metis.deployment.controller.state import State
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import SERVER_OPTIONS, keep_buffers, read_part, service_handler
+from metis.deployment.wire.chunks import read_part
+from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
+from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
 from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS

@@ -20,7 +20,7 @@ from metis.deployment.controller.upload import Received
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import read_model
+from metis.deployment.wire.models import read_model
 
 _CODE = grpc.StatusCode
 

@@ -13,7 +13,7 @@ from metis.deployment.controller.document import CoreStatus, core_status
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
-from metis.deployment.wire.protocol import read_model
+from metis.deployment.wire.models import read_model
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo
 from metis.runs.storage import save_model

@@ -23,7 +23,9 @@ from metis.deployment.controller.session import Context, Refused, Session, addre
 from metis.deployment.controller.state import BlobMismatch, DiskFull, State
 from metis.deployment.controller.upload import Updates, UploadReceiver, first_message
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHUNK, PROTOCOL, SMALLEST_CHUNK, ChunkSize, Piece, model_bytes
+from metis.deployment.wire.chunks import CHUNK, SMALLEST_CHUNK, ChunkSize, Piece
+from metis.deployment.wire.models import model_bytes
+from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
 
 _T = TypeVar("_T")

@@ -16,7 +16,8 @@ from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import FederationPlan, Report
 from metis.deployment.controller.view import View
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHUNK, model_bytes
+from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.models import model_bytes
 
 _CODE = grpc.StatusCode
 _MAX_SKEW = 60.0  # seconds between two machines' clocks that nobody is warned of

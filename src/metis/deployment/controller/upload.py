@@ -16,7 +16,9 @@ from metis.core.model import Layout, Model
 from metis.deployment.controller.session import Context, Refused
 from metis.deployment.controller.state import Incoming, State
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.protocol import CHUNK, TURN, Piece, model_bytes, model_parts
+from metis.deployment.wire.chunks import CHUNK, Piece
+from metis.deployment.wire.models import model_bytes, model_parts
+from metis.deployment.wire.protocol import TURN
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended
 
 _T = TypeVar("_T")
