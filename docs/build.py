@@ -1,4 +1,4 @@
-"""Builds the documentation site into build/site; a warning, a dead link and anything from elsewhere are errors.
+"""Builds the documentation site in build/site; warnings, dead links and external resources are errors.
 
     python docs/build.py
 
@@ -46,27 +46,27 @@ FENCE = re.compile(r"^(```+)[^\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
 
 
 class Fault(Exception):
-    """What is wrong with the documentation, one line a fault."""
+    """What is wrong with the documentation, one line per fault."""
 
 
 # --- gathering --------------------------------------------------------------------------------
 
 
 def page_of(path: Path) -> str:
-    """Where a file of the repository is in the site."""
+    """The path in the site of a file in the repository."""
     place = path.relative_to(ROOT).as_posix()
     return ELSEWHERE.get(place) or (place.removeprefix("docs/") if path.is_relative_to(DOCS) else f"files/{place}")
 
 
 def gather() -> None:
-    """Put all pages and what they show into build/docs."""
+    """Put all pages and their images into build/docs."""
     shutil.rmtree(STAGED, ignore_errors=True)
     architecture.write()
     sources = sorted(DOCS.glob("*.md")) + [ROOT / place for place in ELSEWHERE if place.endswith(".md")]
     made = reference.pages()
-    if not (ROOT / RESULTS).is_file():  # it is written by measuring
+    if not (ROOT / RESULTS).is_file():  # `make bench` writes it
         sources.remove(ROOT / RESULTS)
-        made[page_of(ROOT / RESULTS)] = "# Results\n\nNothing was measured yet: `make bench` writes this page.\n"
+        made[page_of(ROOT / RESULTS)] = "# Results\n\nNothing has been measured yet: `make bench` writes this page.\n"
     for source in sources:
         write(page_of(source), relinked(source.read_text("utf-8"), source, made))
     write(page_of(NOTEBOOK), relinked(notebook(NOTEBOOK), NOTEBOOK, made))
@@ -78,7 +78,7 @@ def gather() -> None:
 
 
 def configure(pages: set[str]) -> None:
-    """Write build/zensical.toml: the one of the root, with the pages that there are, each of them once."""
+    """Write build/zensical.toml: the one in the root, with every existing page exactly once."""
     content = tomlkit.parse((ROOT / "zensical.toml").read_text("utf-8")).unwrap()
     project, named = content["project"], set()
 
@@ -108,7 +108,7 @@ def write(place: str, text: str) -> None:
 
 
 def relinked(text: str, source: Path, made: dict[str, str]) -> str:
-    """A page whose links lead to the same things in the site; files that it shows or names are copied there."""
+    """A page with its links rewritten for the site; linked files are copied there."""
     here = posixpath.dirname(page_of(source))
 
     def moved(match: re.Match[str]) -> str:
@@ -120,21 +120,21 @@ def relinked(text: str, source: Path, made: dict[str, str]) -> str:
         place = page_of(target)
         if place not in made and not (STAGED / place).is_file():
             if not target.is_file():
-                raise Fault(f"{source.relative_to(ROOT)}: there is no {address}")
+                raise Fault(f"{source.relative_to(ROOT)}: {address} does not exist")
             if not place.endswith(".md"):
                 (STAGED / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(target, STAGED / place)
         return posixpath.relpath(place, here or ".") + hash_ + anchor
 
     parts, end = [], 0
-    for fence in FENCE.finditer(text):  # what looks like a link in code is none
+    for fence in FENCE.finditer(text):  # code is left alone
         parts += [LINK.sub(moved, text[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*parts, LINK.sub(moved, text[end:])])
 
 
 def notebook(path: Path) -> str:
-    """An executed notebook as a page."""
+    """An executed notebook as a Markdown page."""
     parts = []
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -144,25 +144,25 @@ def notebook(path: Path) -> str:
         parts.append(f"```python\n{source}\n```")
         for number, output in enumerate(cell["outputs"]):
             shown = {kind: "".join(content) for kind, content in output.get("data", {}).items()}
-            if "text/html" in shown:  # Markdown would end it at an empty line, and take its symbols for its own
+            if "text/html" in shown:  # Markdown would end it at an empty line and interpret its symbols
                 page = "".join(line.strip() + "\n" for line in shown["text/html"].splitlines() if line.strip())
                 parts.append(f'<div class="shown">\n{page}</div>')
             elif "image/png" in shown:
                 name = f"{path.stem}-{cell['execution_count']}-{number}.png"
                 (STAGED / "notebooks").mkdir(parents=True, exist_ok=True)
                 (STAGED / "notebooks" / name).write_bytes(base64.b64decode(shown["image/png"]))
-                parts.append(f"![What this cell has drawn]({name})")
+                parts.append(f"![The output of this cell]({name})")
             else:
                 text = shown.get("text/plain") or "".join(output.get("text", ""))
                 parts.append(f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-# --- looking at what came out -----------------------------------------------------------------
+# --- checking the built site -----------------------------------------------------------------
 
 
 class Page(html.parser.HTMLParser):
-    """What a page links to, loads and can be linked at."""
+    """The links, resources and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -188,30 +188,30 @@ class Page(html.parser.HTMLParser):
             self._paragraph = False
 
     def handle_data(self, data: str) -> None:
-        """A list or a table without an empty line before it becomes running text."""
+        """Find lists and tables that became running text for want of an empty line before them."""
         if self._paragraph:
             self.clumsy += re.findall(r"(?:^|\n)((?:[-*] |\d+\. |\||#+ |```).{0,40})", data)
 
 
 def faults() -> list[str]:
-    """Everything that a reader would stumble over in the built site."""
+    """Everything in the built site that a reader would stumble over."""
     pages = {path: Page(path.read_text("utf-8")) for path in SITE.rglob("*.html")}
     found = []
     for path, page in pages.items():
         name = path.relative_to(SITE).as_posix()
-        found += [f"{name}: text that was meant as a list or a table: {text!r}" for text in page.clumsy]
+        found += [f"{name}: a list or table that became text: {text!r}" for text in page.clumsy]
         for link in page.links + page.loaded:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 if link in page.loaded and parts.scheme != "data":
-                    found.append(f"{name}: loads {link} from elsewhere")
+                    found.append(f"{name}: loads the external resource {link}")
                 continue
             base = SITE if parts.path.startswith("/") else path.parent
             target = (base / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             anchors = pages[target].anchors if target in pages else {parts.fragment}
             if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
-                found.append(f"{name}: there is no {link}")
+                found.append(f"{name}: {link} does not exist")
     return sorted(set(found))
 
 

@@ -1,4 +1,4 @@
-"""The pages of the reference, made from what they describe: docstrings, the configuration's schema, the commands."""
+"""The pages of the reference, generated from docstrings, the configuration's schema and the commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from metis.reporting import trackers
 
 
 def pages() -> dict[str, str]:
-    """Every page of the reference by its place in the site."""
+    """Every page of the reference by its path in the site."""
     return {
         "reference/configuration.md": configuration(),
         "reference/commands.md": commands(),
@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; a bar in a cell would end it, unless it is in code."""
+    """A Markdown table; a bar would end a cell, unless it is in code."""
 
     def safe(cell: str) -> str:
         return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split("(`.*?`)", cell))
@@ -56,14 +56,14 @@ _WORDS = {"integer": "whole number", "number": "number", "string": "text", "bool
 
 
 def configuration() -> str:
-    """All tables and keys of an experiment's file."""
+    """All tables and keys of an experiment file."""
     schema = config_schema()
     parts = [
         "# Configuration",
-        "Every table and key of an experiment's file, made from the schema that checks it. `metis init FILE` writes a "
-        "commented example. A key that is not here is refused with the nearest one that is; `--set KEY=VALUE` changes "
-        "one for a single run, as in `--set learners.0.count=3`. What is neither required nor has a default may be "
-        "left out.",
+        "Every table and key of an experiment file, generated from the schema that checks it. `metis init FILE` writes "
+        "a commented example. An unknown key is refused, with the closest valid one; `--set KEY=VALUE` changes a key for "
+        "a single run, as in `--set learners.0.count=3`. Keys that are neither required nor have a default may be "
+        "omitted.",
         _keys({"properties": {"seed": schema["properties"]["seed"]}}),
     ]
     for name, rule in schema["properties"].items():
@@ -73,7 +73,7 @@ def configuration() -> str:
         listed = rule.get("type") == "array"
         parts += _section(schema, rule, f"[[{name}]]" if listed else f"[{name}]", name, 2)
         if name == "policy":
-            parts.append("Beside these a `[[policy]]` table takes the parameters of the policy that it names:")
+            parts.append("A `[[policy]]` table also takes the parameters of the policy that it names:")
             for policy, parameters in schema["policies"].items():
                 words = inspect.getdoc(getattr(metis, policy)) or ""
                 parts += [f"### {policy}", _sentence(words), _keys(parameters)]
@@ -81,7 +81,7 @@ def configuration() -> str:
 
 
 def _section(schema: Mapping[str, Any], table_rule: Mapping[str, Any], title: str, path: str, depth: int) -> list[str]:
-    """One table of the file, and the tables in it."""
+    """One table of the file, with the tables inside it."""
     reference = _reference(table_rule)
     rules = schema["$defs"][reference]
     words = _sentence(rules["description"])
@@ -103,7 +103,7 @@ def _section(schema: Mapping[str, Any], table_rule: Mapping[str, Any], title: st
 
 
 def _reference(rule: Mapping[str, Any]) -> str | None:
-    """The table that a key is, a list of, or may be."""
+    """The table to which a key refers, as a table, a list of tables or one of several types."""
     options = [rule, rule.get("items", {}), *rule.get("anyOf", [])]
     return next((option["$ref"].rpartition("/")[2] for option in options if "$ref" in option), None)
 
@@ -119,7 +119,7 @@ def _keys(rules: Mapping[str, Any]) -> str:
 
 
 def _type(rule: Mapping[str, Any]) -> tuple[str, str]:
-    """What kind of value, and which ones, in words."""
+    """The type of a value and the allowed values, in words."""
     if "anyOf" in rule:
         options = [_type(option) for option in rule["anyOf"] if option.get("type") != "null"]
         limits = dict.fromkeys(allowed for _, allowed in options if allowed)
@@ -158,12 +158,12 @@ def _sentence(text: str) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as `--help` tells them."""
+    """Every command with its arguments and options, as `--help` shows them."""
     root = typer.main.get_command(cli.app)
     parts = [
         "# Command line",
-        "What `metis --help` and `metis COMMAND --help` say. Results go to stdout, everything else to stderr. Exit "
-        "codes: 0 done, 2 a mistake of the user, 130 interrupted, 1 a mistake of Metis.",
+        "What `metis --help` and `metis COMMAND --help` print. Results go to stdout, everything else to stderr. Exit "
+        "codes: 0 success, 2 an error in a file or an argument, 130 interrupted, 1 a bug in Metis.",
         "Before the command, `--debug` shows the full traceback of an error; `metis --version` prints the version.",
     ]
     return "\n\n".join(parts + _group(root, ("metis",))) + "\n"
@@ -199,7 +199,7 @@ def _shown(argument: Any) -> str:
 
 
 def _spelled(option: Any) -> str:
-    """`--set KEY=VALUE`, as one writes it."""
+    """`--set KEY=VALUE`, as a user types it."""
     spelled = ", ".join(f"`{name}`" for name in option.opts)
     if option.is_flag:
         return spelled
@@ -218,7 +218,7 @@ def _help(parameter: Any) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """Without the markup of the terminal; what it prints bold is code here, but in the examples."""
+    """The text without terminal markup; what a terminal prints in bold is code here, except in the examples."""
     if text.lstrip().startswith("[bold]metis"):
         return re.sub(r"\[/?(?:bold)?\]", "", text)
     return re.sub(r"\[bold\](.*?)\[/\]", r"`\1`", text)
@@ -236,7 +236,7 @@ _GROUPS = {
 
 
 def python() -> str:
-    """The public names of `metis`, by what they are for, and what one needs to extend it."""
+    """The public names of `metis`, grouped by purpose, and the interfaces for extensions."""
     grouped = {name for names in _GROUPS.values() for name in names}
     rest = [name for name in metis.__all__ if name not in grouped and not name.startswith("__")]
     policies = [name for name in rest if name == "Policy" or name.islower()]
@@ -255,12 +255,12 @@ def python() -> str:
     parts += [
         "## Errors",
         f"```text\n{(errors.__doc__ or '').strip()}\n```",
-        "All are in `metis.errors`; `metis.MetisError` is all of them.",
+        "All of them are in `metis.errors`; `metis.MetisError` is their base class.",
         "## Partitions",
-        "`metis.data.partition`: who holds which examples. Sizes first, then which examples.",
+        "`metis.data.partition`: who holds which examples. First the sizes, then the examples.",
         *_functions(partition),
         "## For extensions",
-        "What [a policy of your own](../extend.md) is made of.",
+        "The parts of [a policy of your own](../extend.md).",
     ]
     for name in protocols.__all__:
         parts += _described(f"metis.core.protocols.{name}", getattr(protocols, name), 3)
@@ -282,7 +282,7 @@ def _described(path: str, thing: Any, depth: int) -> list[str]:
     name = path.rpartition(".")[2]
     words = _prose(thing)
     if not words:
-        raise ValueError(f"{path} has no docstring, and is part of the reference")
+        raise ValueError(f"{path} is part of the reference and has no docstring")
     heading = f"{'#' * depth} {name}"
     if not inspect.isclass(thing):
         return [heading, _signature(path, thing), words]
@@ -295,7 +295,7 @@ def _described(path: str, thing: Any, depth: int) -> list[str]:
             for field in dataclasses.fields(thing)
             if not field.name.startswith("_")
         ]
-        if comments:  # without them the signature has said it all
+        if comments:  # without them the signature says everything
             parts.append(table(["field", "type", "what it means"], rows))
     members, methods = [], []
     for key, value in vars(thing).items():
@@ -323,7 +323,7 @@ def _prose(thing: Any) -> str:
 
 
 def _signature(path: str, thing: Any) -> str:
-    """As one calls it: on one line, or one parameter a line."""
+    """The call on one line, or with one parameter per line."""
     parameters = _listed(thing)
     gives = "" if inspect.isclass(thing) else f" -> {_returned(thing)}"
     line = f"{path}({', '.join(parameters)}){gives}"
@@ -344,7 +344,7 @@ def _parameters(thing: Any) -> str:
 def _listed(thing: Any) -> list[str]:
     try:
         found = list(inspect.signature(thing).parameters.values())
-    except ValueError:  # an exception takes what it takes
+    except ValueError:  # exceptions have no signature
         return ["..."]
     parts: list[str] = []
     for parameter in found:
@@ -373,7 +373,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def field_comments(thing: type) -> dict[str, str]:
-    """What the comment at the end of a field's line says."""
+    """The comment at the end of each field's line."""
     comments = {}
     lines = textwrap.dedent(inspect.getsource(thing)).splitlines()
     for line in lines:
@@ -390,12 +390,12 @@ def field_comments(thing: type) -> dict[str, str]:
 
 
 def data() -> str:
-    """What a file can name."""
+    """The names of data sets and networks."""
     parts = [
         "# Data sets and networks",
-        "What `data.dataset` and `network.name` can be. `metis data list` says where a set is, `metis data fetch NAME` "
-        "brings it; one that is not bundled is looked for in the folder that `METIS_DATA` or `data.folder` names, then "
-        "in the cache.",
+        "The values of `data.dataset` and `network.name`. `metis data list` shows where a data set is, and "
+        "`metis data fetch NAME` downloads it; data sets that are not bundled are looked up in the folder that "
+        "`METIS_DATA` or `data.folder` names, then in the cache.",
         "## Data sets",
         table(
             ["name", "what it is", "example", "task", "train", "test", ""],
@@ -413,8 +413,8 @@ def data() -> str:
             ],
         ),
         "## Networks",
-        "The options stand beside `name` in `[network]`. A network of your own comes in a "
-        "[site file or from Python](../bring.md).",
+        "The options are keys of `[network]`, next to `name`. To use a network of your own, see "
+        "[Bring your own network and data](../bring.md).",
     ]
     for name, function in NETWORKS.items():
         parts += [f"### {name}", inspect.getdoc(function) or ""]

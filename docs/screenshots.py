@@ -1,4 +1,4 @@
-"""Makes the pictures of the dashboard and of the report in docs/images from a real run of examples/demo.toml.
+"""Takes the screenshots of the dashboard and the report in docs/images from a real run of examples/demo.toml.
 
     python docs/screenshots.py [--runs DIR]
 
@@ -45,7 +45,7 @@ def look(browser: Any, url: str, name: str, width: int, theme: str, *, section: 
     page.goto(url)
     page.locator("#shown", has_text="10 learners").wait_for()
     page.locator("#energy-2 canvas").wait_for()
-    page.wait_for_timeout(1500)  # whatever is drawn once a second is drawn
+    page.wait_for_timeout(1500)  # until everything that is drawn once a second is drawn
     path = IMAGES / f"dashboard-{name}.png"
     if section is None:
         page.screenshot(path=path, full_page=True)
@@ -69,7 +69,7 @@ def look_at_report(browser: Any, report: Path, theme: str) -> None:
 
 
 def reduce(path: Path) -> None:
-    # A palette is enough for a page of few colours, and a third of the size.
+    # A palette suffices for a page with few colors, and takes a third of the space.
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)

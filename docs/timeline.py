@@ -28,7 +28,7 @@ def at(second: float) -> float:
 
 
 def panel(run: Run, title: str, top: float) -> tuple[list[str], float]:
-    """One policy: a row for each learner, and where the next panel may begin."""
+    """The panel of one policy, one row per learner, and the position where the next panel begins."""
     costs = run.costs
     idle = costs.idle_time / sum(costs.parallel_time - learner.away for learner in costs.by_learner.values())
     said = f"waiting {idle:.0%} of the time, {run.rounds} community models, accuracy {run.final_metric:.2f}"
@@ -45,7 +45,7 @@ def panel(run: Run, title: str, top: float) -> tuple[list[str], float]:
     for span in run.spans():
         if span.kind in bars and span.start < SECONDS:
             start, end = at(span.start), at(min(span.end, SECONDS))
-            # A hair of nothing between two tasks, so that they can be counted.
+            # A small gap between two tasks, so that they can be counted.
             bars[span.kind].append(
                 f"M{start:.1f} {rows[span.learner]:g}h{max(0.3, end - start - 0.6):.1f}v{BAR}H{start:.1f}z"
             )

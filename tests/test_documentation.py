@@ -1,4 +1,4 @@
-"""What the documentation shows works: its Python runs, its files load, its commands and their options exist."""
+"""The documentation works: its Python runs, its files load, its commands and their options exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")]
-# What a page builds on, and the commands that are run before its Python, as they stand on the page.
+# What a page builds on, and which of its commands are run before its Python.
 BUILDS_ON = {"report.md": "quickstart.md"}
 RUN = {"quickstart.md": "metis ", "bring.md": "metis ", "deploy.md": "metis simulate"}
 
@@ -49,7 +49,7 @@ def named(paths: list[Path]) -> Any:
 
 
 def write_files(path: Path, folder: Path) -> None:
-    """The files that a page has in full, with their names as titles."""
+    """Write the files that a page contains in full; their names are the titles of the blocks."""
     for block in blocks(path, "python", "toml"):
         if block.title is not None:
             (folder / block.title).write_text(block.text, encoding="utf-8")
@@ -66,7 +66,7 @@ def execute(path: Path, names: dict[str, Any], folder: Path) -> None:
         if line.startswith(RUN.get(path.name, "no command")):
             result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
             assert result.exit_code == 0, f"{line}: {result.output}"
-    if path.name == "deploy.md":  # what a real federation leaves, in its rehearsal's place
+    if path.name == "deploy.md":  # the rehearsal stands in for a real federation
         shutil.copytree(folder / "runs" / "federation-semisync-lambda-2", folder / "state" / "run")
     for block in blocks(path, "python"):
         exec(compile(block.text, path.name, "exec"), names)
@@ -91,7 +91,7 @@ def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyte
 
 @named([path for path in READ if blocks(path, "toml")])
 def test_the_files_of_a_page_load(path: Path, tmp_path: Path) -> None:
-    """Whole ones as they are; a part of one in place of the same tables of the example that `metis init` writes."""
+    """Complete files as they are; partial ones replace tables of the example that `metis init` writes."""
     write_files(path, tmp_path)
     example = Path(metis.__file__).parent / "experiments" / "example.toml"
     for number, block in enumerate(blocks(path, "toml")):
@@ -108,7 +108,7 @@ def test_the_files_of_a_page_load(path: Path, tmp_path: Path) -> None:
 
 
 def commands(path: Path) -> list[str]:
-    """The lines of a page that call metis, without comments and what a shell does with them."""
+    """The lines of a page that call metis, without comments, pipes and redirections."""
     text = path.read_text("utf-8")
     lines = [line for block in blocks(path, "sh") for line in block.text.splitlines()]
     lines += re.findall(r"^    (metis .*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
@@ -130,7 +130,7 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that these words name, and what is left of them."""
     command = root()
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
-        assert words[0] in command.commands, f"there is no command {words[0]}"
+        assert words[0] in command.commands, f"{words[0]} is not a command"
         command, words = command.commands[words[0]], words[1:]
     return command, words
 
@@ -146,7 +146,7 @@ def test_every_command_of_a_page_exists(path: Path) -> None:
 
 @named(READ)
 def test_every_command_within_a_sentence_exists(path: Path) -> None:
-    """It may leave out arguments, but not name an option that there is not."""
+    """It may omit arguments, but not name an option that does not exist."""
     for line in re.findall(r"`(metis [a-z][^`]*)`", path.read_text("utf-8")):
         command, words = found_command(line.split()[1:])
         options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
@@ -156,7 +156,7 @@ def test_every_command_within_a_sentence_exists(path: Path) -> None:
 
 @named(READ)
 def test_every_target_of_make_exists(path: Path) -> None:
-    """`make NAME` on a page is one of the Makefile's."""
+    """`make NAME` on a page is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
     text = path.read_text("utf-8")
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) <= targets
@@ -176,7 +176,7 @@ def test_every_module_of_a_page_exists(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def build() -> Iterator[ModuleType]:
-    """docs/build.py, with the reference that it imports from beside it."""
+    """docs/build.py, which imports modules next to it."""
     sys.path.insert(0, str(DOCS))
     try:
         spec = importlib.util.spec_from_file_location("documentation_build", DOCS / "build.py")
@@ -189,7 +189,7 @@ def build() -> Iterator[ModuleType]:
 
 
 def test_the_reference_names_everything(build: ModuleType, tmp_path: Path) -> None:
-    """Every public name, key, parameter and command has its place, and the examples of the commands exist."""
+    """Every public name, key, parameter and command is listed, and the examples of the commands exist."""
     pages = build.reference.pages()
     python, keys = pages["reference/python.md"], pages["reference/configuration.md"]
     for name in metis.__all__:
@@ -224,7 +224,7 @@ def test_the_table_of_policies_lists_their_parameters() -> None:
 
 
 def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link works in the repository and in the site; one that leads nowhere is told."""
+    """A link works in the repository and in the site; one that leads nowhere is reported."""
     monkeypatch.setattr(build, "STAGED", tmp_path)
 
     def moved(text: str, source: str) -> str:
@@ -237,7 +237,7 @@ def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, mon
     assert moved("```\n[a](nowhere)\n```\n", "docs/faq.md") == "```\n[a](nowhere)\n```\n"
     assert moved("![a](../examples/demo.toml)", "docs/faq.md") == "![a](files/examples/demo.toml)"
     assert (tmp_path / "files" / "examples" / "demo.toml").is_file()
-    with pytest.raises(build.Fault, match=r"docs/faq.md: there is no nowhere.md"):
+    with pytest.raises(build.Fault, match=r"docs/faq.md: nowhere.md does not exist"):
         moved("[a](nowhere.md)", "docs/faq.md")
 
 
@@ -248,17 +248,17 @@ def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, mon
         ('<a href="https://example.org/">', None),
         ('<img src="data:image/png;base64,AA">', None),
         ("<p>A dash - in a line</p>", None),
-        ('<a href="b.html#here">', "a.html: there is no b.html#here"),
-        ('<a href="c.html">', "a.html: there is no c.html"),
-        ('<img src="c.png">', "a.html: there is no c.png"),
-        ('<script src="https://example.org/x.js">', "a.html: loads https://example.org/x.js from elsewhere"),
-        ("<p>So:\n- one</p>", "a.html: text that was meant as a list or a table: '- one'"),
+        ('<a href="b.html#here">', "a.html: b.html#here does not exist"),
+        ('<a href="c.html">', "a.html: c.html does not exist"),
+        ('<img src="c.png">', "a.html: c.png does not exist"),
+        ('<script src="https://example.org/x.js">', "a.html: loads the external resource https://example.org/x.js"),
+        ("<p>So:\n- one</p>", "a.html: a list or table that became text: '- one'"),
     ],
 )
 def test_what_a_reader_would_stumble_over_is_found(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fault: str | None
 ) -> None:
-    """In the pages as they were built."""
+    """In the built pages."""
     monkeypatch.setattr(build, "SITE", tmp_path)
     (tmp_path / "a.html").write_text(body, encoding="utf-8")
     (tmp_path / "b.html").write_text('<h1 id="there">', encoding="utf-8")
@@ -266,7 +266,7 @@ def test_what_a_reader_would_stumble_over_is_found(
 
 
 def test_the_navigation_has_every_page_once(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that is not there is left out, one that nobody named comes at the end by its heading."""
+    """A missing page is left out; a page that is not listed is added at the end, under its heading."""
     monkeypatch.setattr(build, "BUILD", tmp_path)
     monkeypatch.setattr(build, "STAGED", tmp_path)
     for place in ("index.md", "extra.md"):
