@@ -61,8 +61,8 @@ def configuration() -> str:
     parts = [
         "# Configuration",
         "Every table and key of an experiment file, generated from the schema that checks it. `metis init FILE` writes "
-        "a commented example. An unknown key is refused, with the closest valid one; `--set KEY=VALUE` changes a key for "
-        "a single run, as in `--set learners.0.count=3`. Keys that are neither required nor have a default may be "
+        "a commented example. An unknown key is refused, with the closest valid one; `--set KEY=VALUE` changes a key "
+        "for a single run, as in `--set learners.0.count=3`. Keys that are neither required nor have a default may be "
         "omitted.",
         _keys({"properties": {"seed": schema["properties"]["seed"]}}),
     ]
