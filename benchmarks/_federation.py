@@ -26,8 +26,8 @@ import grpc
 import numpy as np
 
 from metis.core import policies
-from metis.core.controller import StopRule
 from metis.core.model import Layout, TensorSpec
+from metis.core.stop import StopRule
 from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core

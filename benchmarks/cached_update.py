@@ -17,7 +17,7 @@ import math
 import numpy as np
 from _bench import Report, arguments, best, report
 
-from metis.core.community import CachedAverage, FullPass, MemoryStore
+from metis.core.mixing import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.kernels import use_all_processors
 from metis.reproduction.mixing import _cached_request, _median_seconds, _models

@@ -18,7 +18,7 @@ import torch
 from _bench import SPENT_BYTES, Report, arguments, best, report
 from _peers import Unavailable, ask
 
-from metis.core.community import FullPass, MemoryStore
+from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.kernels import use_all_processors
 

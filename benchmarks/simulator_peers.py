@@ -64,7 +64,7 @@ def simulate(kind: str, learners: int, rounds: int, workers: int, together: int 
             moments.append(time.perf_counter())
 
     policy = sync_fedavg(local_epochs=1)
-    federation.simulate(policy, rounds=rounds + 1, workers=workers, together=together, watch=watch)
+    federation.simulate(policy, rounds=rounds + 1, workers=workers, batched=together, watch=watch)
     return simple.rounds_of(moments)
 
 
@@ -80,7 +80,7 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
         }
         if kind == "small":
-            found["Metis, together"] = median(simulate(kind, learners, rounds, 2, together=200))
+            found["Metis, together"] = median(simulate(kind, learners, rounds, 2, batched=200))
         for name, (peer, script, processes) in PEERS.items() if peers else ():
             if name == "FedJAX" and kind != "small":
                 continue

@@ -19,28 +19,31 @@ from metis.runs import display
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from metis.core.compression import Compression
-    from metis.core.controller import StopRule, Target
     from metis.core.costs import Power
-    from metis.core.model import Model
-    from metis.core.nova import FedNova
-    from metis.core.pacing import AdaptivePeriod
-    from metis.core.policies import (
-        Policy,
-        async_fedavg,
-        fedasync,
-        fedbuff,
-        fedrec,
-        semisync_fedavg,
-        sync_fedavg,
+    from metis.core.layers import (
+        AdaptivePeriod,
+        Cap,
+        Compression,
+        FedAdagrad,
+        FedAdam,
+        FedAvgM,
+        FedNova,
+        FedYogi,
+        Layer,
+        ProximalPull,
+        Sample,
+        ScheduledLambda,
+        ScheduledRate,
     )
-    from metis.core.sampling import Sample
+    from metis.core.model import Model
+    from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+    from metis.core.policy import Policy
     from metis.core.schedules import Moment, Schedule
-    from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+    from metis.core.solvers import FedProx, MomentumSGD, Scaffold, Solver, VanillaSGD
+    from metis.core.stop import StopRule, Target
     from metis.data.datasets import Dataset, load_dataset
     from metis.errors import MetisError
     from metis.experiments.federation import Federation, SimulatedLearner
-    from metis.learning.solvers import FedProx, MomentumSGD, Scaffold, VanillaSGD
     from metis.reporting.notebook import Comparison
     from metis.reporting.trackers import Tracking
     from metis.runs.run import Run
@@ -48,87 +51,71 @@ if TYPE_CHECKING:
     from metis.simulation.link import Link
     from metis.simulation.speed import Speed
 
-_HOMES = {
-    "AdaptivePeriod": "metis.core.pacing",
-    "Comparison": "metis.reporting.notebook",
-    "Compression": "metis.core.compression",
-    "Dataset": "metis.data.datasets",
-    "FedAdagrad": "metis.core.server",
-    "FedAdam": "metis.core.server",
-    "FedAvgM": "metis.core.server",
-    "FedNova": "metis.core.nova",
-    "FedProx": "metis.learning.solvers",
-    "FedYogi": "metis.core.server",
-    "Federation": "metis.experiments.federation",
-    "Link": "metis.simulation.link",
-    "MetisError": "metis.errors",
-    "Model": "metis.core.model",
-    "Moment": "metis.core.schedules",
-    "MomentumSGD": "metis.learning.solvers",
-    "Policy": "metis.core.policies",
-    "Power": "metis.core.costs",
-    "RandomAvailability": "metis.simulation.availability",
-    "RecordedAvailability": "metis.simulation.availability",
-    "Run": "metis.runs.run",
-    "Sample": "metis.core.sampling",
-    "Scaffold": "metis.learning.solvers",
-    "Schedule": "metis.core.schedules",
-    "SimulatedLearner": "metis.experiments.federation",
-    "Speed": "metis.simulation.speed",
-    "StopRule": "metis.core.controller",
-    "Target": "metis.core.controller",
-    "Tracking": "metis.reporting.trackers",
-    "VanillaSGD": "metis.learning.solvers",
-    "async_fedavg": "metis.core.policies",
-    "fedasync": "metis.core.policies",
-    "fedbuff": "metis.core.policies",
-    "fedrec": "metis.core.policies",
-    "load_dataset": "metis.data.datasets",
-    "semisync_fedavg": "metis.core.policies",
-    "sync_fedavg": "metis.core.policies",
+# The public names and where each is defined.
+_PUBLIC = {
+    "metis.core.costs": ("Power",),
+    "metis.core.layers": (
+        "AdaptivePeriod",
+        "Cap",
+        "Compression",
+        "FedAdagrad",
+        "FedAdam",
+        "FedAvgM",
+        "FedNova",
+        "FedYogi",
+        "Layer",
+        "ProximalPull",
+        "Sample",
+        "ScheduledLambda",
+        "ScheduledRate",
+    ),
+    "metis.core.model": ("Model",),
+    "metis.core.policies": (
+        "async_fedavg",
+        "fedasync",
+        "fedbuff",
+        "fedrec",
+        "semisync_fedavg",
+        "sync_fedavg",
+    ),
+    "metis.core.policy": ("Policy",),
+    "metis.core.schedules": (
+        "Moment",
+        "Schedule",
+    ),
+    "metis.core.solvers": (
+        "FedProx",
+        "MomentumSGD",
+        "Scaffold",
+        "Solver",
+        "VanillaSGD",
+    ),
+    "metis.core.stop": (
+        "StopRule",
+        "Target",
+    ),
+    "metis.data.datasets": (
+        "Dataset",
+        "load_dataset",
+    ),
+    "metis.errors": ("MetisError",),
+    "metis.experiments.federation": (
+        "Federation",
+        "SimulatedLearner",
+    ),
+    "metis.reporting.notebook": ("Comparison",),
+    "metis.reporting.trackers": ("Tracking",),
+    "metis.runs.run": ("Run",),
+    "metis.simulation.availability": (
+        "RandomAvailability",
+        "RecordedAvailability",
+    ),
+    "metis.simulation.link": ("Link",),
+    "metis.simulation.speed": ("Speed",),
 }
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = [
-    "AdaptivePeriod",
-    "Comparison",
-    "Compression",
-    "Dataset",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvgM",
-    "FedNova",
-    "FedProx",
-    "FedYogi",
-    "Federation",
-    "Link",
-    "MetisError",
-    "Model",
-    "Moment",
-    "MomentumSGD",
-    "Policy",
-    "Power",
-    "RandomAvailability",
-    "RecordedAvailability",
-    "Run",
-    "Sample",
-    "Scaffold",
-    "Schedule",
-    "SimulatedLearner",
-    "Speed",
-    "StopRule",
-    "Target",
-    "Tracking",
-    "VanillaSGD",
-    "__version__",
-    "async_fedavg",
-    "draw",
-    "fedasync",
-    "fedbuff",
-    "fedrec",
-    "load_dataset",
-    "semisync_fedavg",
-    "sync_fedavg",
-]
+__all__ = ["__version__", "draw", *_HOMES]  # noqa: PLE0604 - a test holds it against the imports above
 
 
 def draw(runs: list[Any], path: Any = None) -> Any:

@@ -2,9 +2,10 @@
 
 MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
+│   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
 │   └── DataError          a data set that is missing, damaged or cannot be divided as asked
 ├── LearnerError           a learner's: the federation goes on without its update
-│   ├── UnexpectedUpdate   an update that answers no open task; it changed nothing
+│   ├── UnexpectedEvent    an event that cannot happen now, such as an answer to no open task; it changed nothing
 │   └── Diverged           local training left the finite numbers
 └── InternalError          ours: please report it
 """
@@ -24,6 +25,14 @@ class ConfigError(MetisError):
     """The user asked for something that cannot be."""
 
 
+class ArgumentError(ConfigError, ValueError):
+    """An argument has an impossible value."""
+
+    def __init__(self, message: str, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument  # its name, for a file's checks to say where it stands
+
+
 class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
 
@@ -32,8 +41,8 @@ class LearnerError(MetisError):
     """A learner did something that the federation survives."""
 
 
-class UnexpectedUpdate(LearnerError):
-    """An update that answers no open task; the controller's state is unchanged."""
+class UnexpectedEvent(LearnerError):
+    """An event that cannot happen now; the controller's state is unchanged."""
 
 
 class Diverged(LearnerError):

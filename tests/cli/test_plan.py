@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from metis.cli.app import app
-from metis.experiments.build import build_federation, build_policy, build_stop
+from metis.experiments.build import build_federation, build_stop
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import load_config
 from metis.planning.outlook import make_outlook, network_bytes
 from metis.planning.timings import read_timings

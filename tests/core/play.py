@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.costs import CostLedger, Costs, Power
 from metis.core.events import (
     Action,
@@ -31,7 +31,8 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.core.timing import TOLERANCE
 
 LAYOUT = Layout((TensorSpec("weight", (2,)), TensorSpec("bias", ())))

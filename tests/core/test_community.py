@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from core.play import LAYOUT, model
 from metis.core import arithmetic
-from metis.core.community import (
-    Buffered,
-    CachedAverage,
-    Community,
-    FullPass,
-    Interpolation,
-    MemoryStore,
-)
 from metis.core.events import CommunityStamp
+from metis.core.mixing import Buffered, CachedAverage, Community, FullPass, Interpolation, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 
 LEARNERS = ("a", "b", "c", "d")

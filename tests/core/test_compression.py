@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from metis.core.compression import Compression
+from metis.core.layers.compression import Compression
 from metis.core.model import Layout, Model, TensorSpec
 
 KINDS = [

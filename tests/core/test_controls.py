@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.core import policies
-from metis.core.community import Buffered, CachedAverage, Community, FullPass, Interpolation, MemoryStore, ModelStore
-from metis.core.compression import Compression
-from metis.core.controls import ControlVariates
+from metis.core.layers import AdaptivePeriod, FedNova
+from metis.core.layers.compression import Compression
+from metis.core.layers.control_variates import ControlledCommunity
+from metis.core.layers.server_optimizers import FedAdam
+from metis.core.mixing import Buffered, CachedAverage, Community, FullPass, Interpolation, MemoryStore, ModelStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.server import FedAdam
 from metis.runs.storage import DiskStore
 
 NETWORK = Layout(
@@ -51,9 +52,9 @@ def random_model(seed: int, layout: Layout = LAYOUT) -> Model:
     return Model(layout, vector, np.arange(layout.counters, dtype=np.int64))
 
 
-def controlled(name: str, initial_model: Model, store: ModelStore) -> ControlVariates:
+def controlled(name: str, initial_model: Model, store: ModelStore) -> ControlledCommunity:
     rule, by_round = RULES[name]
-    return ControlVariates(initial_model, store, rule, EXAMPLES.__getitem__, by_round=by_round)
+    return ControlledCommunity(initial_model, store, rule, EXAMPLES.__getitem__, by_round=by_round)
 
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(name: st
 
 def test_progress_divergence_optimizer_and_normalised_averaging_see_the_network_alone() -> None:
     """The same numbers as for the network without control variates."""
-    policy = policies.semisync_fedavg().with_nova().with_server(FedAdam()).with_adaptive_period()
+    policy = policies.semisync_fedavg().with_layers(FedNova()).with_layers(FedAdam()).with_layers(AdaptivePeriod())
     plain, with_controls = policy.for_solver(0.5, 0.0), policy.for_solver(0.5, 0.0, controls=True)
     start = random_model(0)
     alone = plain.start_community(start.network, MemoryStore())

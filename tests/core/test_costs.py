@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.play import Actor, Play, model
-from metis.core.controller import StopRule
 from metis.core.costs import CostLedger, Energy, LearnerCosts, Power, Totals
 from metis.core.events import (
     Action,
@@ -30,6 +29,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.stop import StopRule
 
 MODEL_BYTES = 1000
 

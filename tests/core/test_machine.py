@@ -24,8 +24,7 @@ from hypothesis.stateful import (
 )
 
 from core.play import LAYOUT, community_snapshot, model, snapshot
-from metis.core.community import Buffered, CachedAverage, Community, FullPass, Interpolation
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.events import (
     Action,
     CommunityPublished,
@@ -45,23 +44,18 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
-from metis.core.layer import Layer
+from metis.core.layers.adaptive_period import AdaptivePeriod
+from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
+from metis.core.layers.server_optimizers import FedAvgM
+from metis.core.layers.wrapper import Wrapper
+from metis.core.mixing import Buffered, CachedAverage, Community, FullPass, Interpolation
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.nova import FedNova, NormalizedAverage, accumulated_steps
-from metis.core.pacing import AdaptivePeriod
-from metis.core.policies import (
-    Policy,
-    async_fedavg,
-    fedasync,
-    fedbuff,
-    fedrec,
-    semisync_fedavg,
-    sync_fedavg,
-)
+from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policy import Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
-from metis.core.server import FedAvgM
+from metis.core.stop import StopRule
 from metis.core.timing import SHORTEST_BATCH, TypicalTime
-from metis.errors import UnexpectedUpdate
+from metis.errors import UnexpectedEvent
 
 NAMES = ("a", "b", "c", "d")
 REFUSALS_ALLOWED = 2
@@ -78,11 +72,11 @@ POLICIES = {
     "fedrec": fedrec(1, rebuild_every=10**6),
     "fedasync": fedasync(1),
     "fedbuff": fedbuff(1, buffer_size=2),
-    "semisync-adaptive": semisync_fedavg(timings="smoothed", max_local_epochs=2).with_adaptive_period(ADAPTIVE),
-    "semisync-server": semisync_fedavg(2).with_server(FedAvgM(0.5, 0.8)),
-    "fedasync-server": fedasync(1).with_server(FedAvgM(0.5, 0.8)),
-    "sync-nova": sync_fedavg(1.5).with_nova(FedNova(3.0, momentum=0.5)),
-    "fedbuff-server": fedbuff(1, buffer_size=2).with_server(FedAvgM(0.5, 0.8)),
+    "semisync-adaptive": semisync_fedavg(timings="smoothed", max_local_epochs=2).with_layers(ADAPTIVE),
+    "semisync-server": semisync_fedavg(2).with_layers(FedAvgM(0.5, 0.8)),
+    "fedasync-server": fedasync(1).with_layers(FedAvgM(0.5, 0.8)),
+    "sync-nova": sync_fedavg(1.5).with_layers(FedNova(3.0, momentum=0.5)),
+    "fedbuff-server": fedbuff(1, buffer_size=2).with_layers(FedAvgM(0.5, 0.8)),
 }
 
 names = st.sampled_from(NAMES)
@@ -175,7 +169,7 @@ class Federation(RuleBasedStateMachine):
     def mixing(self) -> Community:
         """The mixing rule, without the optimizer that may be behind it."""
         community = self.controller.community
-        while isinstance(community, Layer):
+        while isinstance(community, Wrapper):
             community = community.inside
         return community
 
@@ -426,7 +420,7 @@ class Federation(RuleBasedStateMachine):
     def illegal(self, event: Event) -> None:
         """An illegal event raises and changes nothing: roster, protocol, community."""
         before = snapshot(self.controller)
-        with pytest.raises(UnexpectedUpdate):
+        with pytest.raises(UnexpectedEvent):
             self.controller.handle(event, self.now)
         assert snapshot(self.controller) == before
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from core.play import model
 from metis.core import measured as measured_module
-from metis.core.community import CachedAverage, Community, FullPass, MemoryStore
-from metis.core.measured import Measured
+from metis.core.layers import AdaptivePeriod
+from metis.core.layers.adaptive_period import Measured
+from metis.core.layers.fednova import NormalizedAverage
+from metis.core.layers.server_optimizers import FedAdam, FedAvgM, Optimized
+from metis.core.mixing import CachedAverage, Community, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.nova import NormalizedAverage
 from metis.core.policies import semisync_fedavg
-from metis.core.server import FedAdam, FedAvgM, Optimized
 
 weights = st.floats(-10, 10, width=32)
 vectors = st.lists(weights, min_size=3, max_size=3)
@@ -68,7 +69,7 @@ def test_learners_that_agree_go_as_far_as_their_mean():
 @pytest.mark.parametrize("optimizer", [FedAvgM(1.0, 0.9), FedAvgM(0.01, 0.0), FedAdam(0.5)])
 def test_an_optimizer_s_steps_are_not_taken_for_agreement(optimizer):
     """Two learners at right angles agree by a half, however far the optimizer then goes."""
-    policy = semisync_fedavg().with_adaptive_period().with_server(optimizer)
+    policy = semisync_fedavg().with_layers(AdaptivePeriod()).with_layers(optimizer)
     community = policy.start_community(model(1, 1, 1), MemoryStore())
     for _ in range(4):
         x, y, z = (float(number) for number in community.model.vector)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from core.play import LAYOUT, model
-from metis.core.community import CachedAverage, FullPass, Interpolation, MemoryStore
+from metis.core.mixing import CachedAverage, FullPass, Interpolation, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec, mixable_problem
 
 NETWORK = Layout(

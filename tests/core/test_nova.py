@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from core.play import Play, model
 from metis.core import nova as nova_module
-from metis.core.community import FullPass, MemoryStore
+from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
+from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.nova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
 
 weights = st.floats(-10, 10, width=32)
@@ -180,7 +180,7 @@ def test_a_replay_without_weights_goes_on_to_the_bit():
 def test_a_policy_with_normalised_averaging_keeps_its_course():
     """WHEN and WHO are not its business; the slow learner counts for more."""
     plays = [
-        Play(policy, gpu=0.03, cpu=0.3) for policy in (semisync_fedavg(2), semisync_fedavg(2).with_nova(FedNova(4.0)))
+        Play(policy, gpu=0.03, cpu=0.3) for policy in (semisync_fedavg(2), semisync_fedavg(2).with_layers(FedNova(4.0)))
     ]
     plain, nova = (play.run_until(community_version=4) for play in plays)
 
@@ -191,8 +191,8 @@ def test_a_policy_with_normalised_averaging_keeps_its_course():
 @pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
 def test_policies_without_rounds_cannot_have_it(policy):
     with pytest.raises(ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} has none"):
-        policy.with_nova()
-    assert sync_fedavg().with_nova().label == "Sync FedNova"
+        policy.with_layers(FedNova())
+    assert sync_fedavg().with_layers(FedNova()).label == "Sync FedNova"
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,21 @@ from metis.core.events import (
     SpeedChanged,
     UpdateRequest,
 )
+from metis.core.layers import FedNova, ScheduledRate
+from metis.core.layers.adaptive_period import AdaptivePeriod
+from metis.core.layers.scheduled_lambda import ScheduledLambda
+from metis.core.layers.server_optimizers import FedAvgM
 from metis.core.model import Model
-from metis.core.pacing import AdaptivePeriod, ScheduledLambda, Timed
 from metis.core.policies import fedrec, semisync_fedavg, sync_fedavg
+from metis.core.protocols.pacing import TimedLearner
 from metis.core.schedules import Moment, Schedule
-from metis.core.server import FedAvgM
 from metis.errors import ConfigError
 
 AGREE, DISAGREE = RoundMeasure(1.0, 1.0), RoundMeasure(0.1, 1.0)
 
 
-def learners(*times: float, examples: int = 100, epoch: float = 50, exchange: float = 0.0) -> list[Timed]:
-    return [Timed(examples, epoch * time, time, exchange) for time in times]
+def learners(*times: float, examples: int = 100, epoch: float = 50, exchange: float = 0.0) -> list[TimedLearner]:
+    return [TimedLearner(examples, epoch * time, time, exchange) for time in times]
 
 
 # --- lambda by a schedule ---------------------------------------------------------------------
@@ -38,7 +41,9 @@ def learners(*times: float, examples: int = 100, epoch: float = 50, exchange: fl
 def test_lambda_follows_its_schedule_round_by_round():
     """The period of the round after model v is lambda(v) epochs of the slowest learner, from the same moment on."""
     schedule = Schedule(4, 1, 3, shape="linear")
-    play = Play(semisync_fedavg().with_lambda(schedule), gpu=0.03, cpu=0.3).run_until(community_version=6)
+    play = Play(semisync_fedavg().with_layers(ScheduledLambda(schedule)), gpu=0.03, cpu=0.3).run_until(
+        community_version=6
+    )
 
     epoch = 50 * 0.3
     budgets = [item.task.budget for item in play.items(SendTask) if item.learner == "cpu"]
@@ -53,7 +58,11 @@ def test_lambda_follows_its_schedule_round_by_round():
 
 def test_lambda_may_be_any_function_of_steps_or_time():
     """Here: long periods until 2,000 steps are done."""
-    play = Play(semisync_fedavg().with_lambda(lambda moment: 2.0 if moment.steps < 2000 else 0.5), gpu=0.03, cpu=0.3)
+    play = Play(
+        semisync_fedavg().with_layers(ScheduledLambda(lambda moment: 2.0 if moment.steps < 2000 else 0.5)),
+        gpu=0.03,
+        cpu=0.3,
+    )
     play.run_until(community_version=6)
 
     stamps = {item.stamp.version: item.stamp.steps for item in play.published()}
@@ -66,18 +75,20 @@ def test_lambda_may_be_any_function_of_steps_or_time():
 @pytest.mark.parametrize("number", [0.0, -1.0, math.nan, math.inf])
 def test_a_function_that_gives_no_lambda_is_named(number):
     with pytest.raises(ConfigError, match=f"the schedule of lambda gives {number} after 1 rounds"):
-        Play(semisync_fedavg().with_lambda(lambda moment: number if moment.rounds else 1.0), cpu=0.3).run_until(
-            community_version=3
-        )
+        Play(
+            semisync_fedavg().with_layers(ScheduledLambda(lambda moment: number if moment.rounds else 1.0)), cpu=0.3
+        ).run_until(community_version=3)
 
 
 def test_a_label_keeps_what_was_put_on_top_before():
     """In whatever order a policy is put together."""
-    nova = semisync_fedavg(3, max_local_epochs=5).with_nova()
-    assert nova.with_lambda(Schedule(4, 1, 3)).label == "SemiSync (λ scheduled), at most 5 epochs FedNova"
+    nova = semisync_fedavg(3, max_local_epochs=5).with_layers(FedNova())
     assert (
-        nova.with_adaptive_period().label
-        == semisync_fedavg(max_local_epochs=5).with_adaptive_period().with_nova().label
+        nova.with_layers(ScheduledLambda(Schedule(4, 1, 3))).label == "SemiSync (λ scheduled), at most 5 epochs FedNova"
+    )
+    assert (
+        nova.with_layers(AdaptivePeriod()).label
+        == semisync_fedavg(max_local_epochs=5).with_layers(AdaptivePeriod()).with_layers(FedNova()).label
     )
 
 
@@ -140,7 +151,7 @@ def test_momentum_asks_for_longer_periods():
     assert plain.batches == 4
     assert momentum.batches == pytest.approx(0.5 / (1 - 0.95))
     assert AdaptivePeriod(batches=5).for_solver(0.9).batches == 5
-    policy = semisync_fedavg().with_adaptive_period().for_solver(0.95, 0.0)
+    policy = semisync_fedavg().with_layers(AdaptivePeriod()).for_solver(0.95, 0.0)
     assert policy.protocol.pacing == momentum
     assert ScheduledLambda(abs).for_solver(0.9) == ScheduledLambda(abs)
 
@@ -150,7 +161,7 @@ def test_a_learner_that_becomes_ten_times_slower_does_less_instead_of_holding_ev
     names = [f"site-{number}" for number in range(5)]
     rounds = {}
     for kind, policy in (
-        ("adaptive", semisync_fedavg(timings="smoothed").with_adaptive_period(AdaptivePeriod(25, longest=0.5))),
+        ("adaptive", semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod(25, longest=0.5))),
         ("fixed", semisync_fedavg(0.5)),
     ):
         play = Play(policy, **dict.fromkeys(names, 0.1)).run_until(time=50.0)
@@ -166,7 +177,7 @@ def test_a_learner_that_becomes_ten_times_slower_does_less_instead_of_holding_ev
 def test_rounds_are_measured_only_where_somebody_asks():
     """And the measure is told with the publication."""
     plain = Play(semisync_fedavg(2), gpu=0.03, cpu=0.3).run_until(community_version=3)
-    adaptive = Play(semisync_fedavg().with_adaptive_period(), gpu=0.03, cpu=0.3).run_until(community_version=3)
+    adaptive = Play(semisync_fedavg().with_layers(AdaptivePeriod()), gpu=0.03, cpu=0.3).run_until(community_version=3)
 
     assert [item.measure for item in plain.published()] == [None] * 3
     for item in adaptive.published():
@@ -176,7 +187,7 @@ def test_rounds_are_measured_only_where_somebody_asks():
 
 def test_a_replay_without_weights_paces_as_it_was_measured():
     """The measures of the record count, not those of empty models."""
-    policy = semisync_fedavg().with_adaptive_period(AdaptivePeriod(batches=8, gain=3.0))
+    policy = semisync_fedavg().with_layers(AdaptivePeriod(batches=8, gain=3.0))
     play = Play(policy, Actor("gpu", 0.03), Actor("cpu", 0.3, transfer=0.2)).run_until(community_version=8)
     periods = {item.task.budget.seconds for item in play.items(SendTask)}
     assert len(periods) > 3, "otherwise this would show nothing"
@@ -199,7 +210,7 @@ def test_a_scheduled_lambda_leaves_room_for_the_exchange_as_a_fixed_one_does():
     """A schedule that stays at 2 is lambda = 2, also where exchanges take longer than the training."""
     cast = (Actor("near", 0.03), Actor("far", 0.3, transfer=40.0))
     fixed = Play(semisync_fedavg(2, exchange="inside"), *cast).run_until(community_version=4)
-    policy = semisync_fedavg(exchange="inside").with_lambda(Schedule(2, 2, 10))
+    policy = semisync_fedavg(exchange="inside").with_layers(ScheduledLambda(Schedule(2, 2, 10)))
     scheduled = Play(policy, *cast).run_until(community_version=4)
 
     assert scheduled.tasks() == fixed.tasks()
@@ -210,7 +221,7 @@ def test_a_scheduled_lambda_leaves_room_for_the_exchange_as_a_fixed_one_does():
 def test_an_adaptive_period_has_room_for_the_exchange():
     """Of those who hold most examples everybody still does the batches that are sensible."""
     cast = [Actor(f"far{number}", 0.3, transfer=0.5) for number in range(4)]
-    play = Play(semisync_fedavg(exchange="inside").with_adaptive_period(AdaptivePeriod(6, gain=1e-6)), *cast)
+    play = Play(semisync_fedavg(exchange="inside").with_layers(AdaptivePeriod(6, gain=1e-6)), *cast)
     play.run_until(community_version=4)
     assert min(play.tasks().values()) >= 6
 
@@ -220,7 +231,7 @@ def test_an_adaptive_period_has_room_for_the_exchange():
 )
 def test_one_exchange_that_stalls_does_not_change_a_smoothed_period(policy):
     """Two do: then the line has become slower."""
-    policy = policy or semisync_fedavg(timings="smoothed").with_adaptive_period(AdaptivePeriod(gain=1e-6))
+    policy = policy or semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod(gain=1e-6))
     cast = [Actor(f"site{number}", 0.3, transfer=2.0) for number in range(2)]
     play = Play(policy, *cast).run_until(community_version=3)
     period = play.controller.protocol.synchronization_period
@@ -311,7 +322,7 @@ def test_other_timings_tell_of_no_change():
 def test_a_task_carries_the_factor_of_its_learning_rate(policy, over, moment_of):
     """By rounds, by committed steps or by time, as they are when the task is sent; without a schedule it is 1."""
     schedule = Schedule(1, 0.1, {"rounds": 4, "steps": 3000, "seconds": 60}[over], over, "linear")
-    play = Play(policy.with_rate(schedule), gpu=0.03, cpu=0.3).run_until(community_version=8)
+    play = Play(policy.with_layers(ScheduledRate(schedule)), gpu=0.03, cpu=0.3).run_until(community_version=8)
 
     sent = [(at, item.task) for at, item in play.log if isinstance(item, SendTask)]
     assert len({task.rate for _, task in sent}) > 2
@@ -327,8 +338,8 @@ def test_a_task_carries_the_factor_of_its_learning_rate(policy, over, moment_of)
 def test_the_server_s_rate_follows_its_schedule(over):
     """A step of half the rate goes half as far; the moment is that of the model that comes out."""
     schedule = Schedule(1, 0.5, {"rounds": 2, "seconds": 20}[over], over, "step")
-    plain = Play(sync_fedavg(1).with_server(FedAvgM(1.0, 0.0)), cpu=0.3).run_until(community_version=2)
-    halved = Play(sync_fedavg(1).with_server(FedAvgM(1.0, 0.0), schedule), cpu=0.3).run_until(community_version=2)
+    plain = Play(sync_fedavg(1).with_layers(FedAvgM(1.0, 0.0)), cpu=0.3).run_until(community_version=2)
+    halved = Play(sync_fedavg(1).with_layers(FedAvgM(1.0, 0.0, rate=schedule)), cpu=0.3).run_until(community_version=2)
 
     ways = []
     for play in (plain, halved):
@@ -340,11 +351,11 @@ def test_the_server_s_rate_follows_its_schedule(over):
 
 def test_a_function_that_gives_no_rate_is_named():
     with pytest.raises(ConfigError, match="the schedule of the learning rate gives -1 after 1 rounds"):
-        Play(sync_fedavg(1).with_rate(lambda moment: -1 if moment.rounds else 1), cpu=0.3).run_until(
+        Play(sync_fedavg(1).with_layers(ScheduledRate(lambda moment: -1 if moment.rounds else 1)), cpu=0.3).run_until(
             community_version=3
         )
     with pytest.raises(ConfigError, match="the schedule of the server's learning rate gives 0 after 1 rounds"):
-        Play(sync_fedavg(1).with_server(FedAvgM(), lambda moment: 0), cpu=0.3).run_until(community_version=3)
+        Play(sync_fedavg(1).with_layers(FedAvgM(rate=lambda moment: 0)), cpu=0.3).run_until(community_version=3)
 
 
 # --- what cannot be ---------------------------------------------------------------------------
@@ -353,11 +364,11 @@ def test_a_function_that_gives_no_rate_is_named():
 @pytest.mark.parametrize("policy", [sync_fedavg(), fedrec()], ids=lambda policy: policy.name)
 def test_policies_without_periods_cannot_be_paced(policy):
     with pytest.raises(ValueError, match=f"adaptive periods are for semi-synchronous training; {policy.name} has none"):
-        policy.with_adaptive_period()
+        policy.with_layers(AdaptivePeriod())
     with pytest.raises(
         ValueError, match=f"schedule of lambda is for semi-synchronous training; {policy.name} has none"
     ):
-        policy.with_lambda(Schedule(2, 1, 10))
+        policy.with_layers(ScheduledLambda(Schedule(2, 1, 10)))
 
 
 @pytest.mark.parametrize(

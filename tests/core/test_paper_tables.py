@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from core.play import Actor, Play
-from metis.core.controller import StopRule
 from metis.core.costs import Power
 from metis.core.policies import semisync_fedavg, sync_fedavg
+from metis.core.stop import StopRule
 from metis.data.partition import power_law_sizes, uniform_sizes
 
 EXAMPLES, LEARNERS, BATCH = 50_000, 10, 100

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.play import Actor, Play, model, snapshot
-from metis.core.controller import Controller, StopRule, Target
+from metis.core.controller import Controller
 from metis.core.events import (
     Budget,
     CommunityPublished,
@@ -31,17 +31,11 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import (
-    Policy,
-    async_fedavg,
-    fedasync,
-    fedbuff,
-    fedrec,
-    semisync_fedavg,
-    sync_fedavg,
-)
+from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policy import Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
-from metis.errors import UnexpectedUpdate
+from metis.core.stop import StopRule, Target
+from metis.errors import UnexpectedEvent
 
 EPOCH = 50  # batches: 5,000 examples in batches of 100, as `Actor` has them
 FAST, SLOW = 0.03, 0.30
@@ -647,7 +641,7 @@ def test_an_illegal_event_raises_and_changes_nothing(policy: Policy, name: str):
     play.run_until(community_version=1)
     before = snapshot(play.controller)
 
-    with pytest.raises(UnexpectedUpdate, match=f"'{event.learner}'.*{sentence}"):  # type: ignore[union-attr]
+    with pytest.raises(UnexpectedEvent, match=f"'{event.learner}'.*{sentence}"):  # type: ignore[union-attr]
         play.controller.handle(event, play.now)
 
     assert snapshot(play.controller) == before
@@ -661,7 +655,7 @@ def test_a_duplicate_update_counts_once(policy: Policy):
     (copy, *_) = play.items(UpdateRequest)
     before = snapshot(play.controller)
 
-    with pytest.raises(UnexpectedUpdate):
+    with pytest.raises(UnexpectedEvent):
         play.controller.handle(copy, play.now)
 
     assert snapshot(play.controller) == before
@@ -750,7 +744,7 @@ def test_stop_after_rounds(policy: Policy):
         assert play.handle(event) == []
     play.handle(LearnerLeft("gpu"))
     assert play.handle(LearnerJoined("gpu", 500, 100)) == []
-    with pytest.raises(UnexpectedUpdate, match="'cpu' sent an update, but the federation has ended"):
+    with pytest.raises(UnexpectedEvent, match="'cpu' sent an update, but the federation has ended"):
         play.controller.handle(update("cpu", 0), play.now)
 
 

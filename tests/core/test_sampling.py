@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from core.play import Actor, Play
 from metis.core.events import Budget, CommunityPublished, SendTask, UpdateRequest
+from metis.core.layers import AdaptivePeriod
+from metis.core.layers.sample import Sample
 from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
 from metis.core.roster import LearnerRecord
-from metis.core.sampling import Sample
 
 NAMES = [f"site-{number}" for number in range(20)]
 
@@ -67,7 +68,7 @@ def test_another_seed_draws_others():
 @pytest.mark.parametrize("policy", [sync_fedavg(1), semisync_fedavg(1)], ids=lambda policy: policy.name)
 def test_each_round_has_its_sample_and_waits_for_nobody_else(policy):
     """Three of ten train, the model is theirs, and over some rounds everybody has its turn."""
-    play = Play(policy.with_sample(Sample(learners=3)), **dict.fromkeys(NAMES[:10], 0.1))
+    play = Play(policy.with_layers(Sample(learners=3)), **dict.fromkeys(NAMES[:10], 0.1))
     play.run_until(community_version=25)
 
     by_version: dict[int, set[str]] = {}
@@ -83,7 +84,7 @@ def test_the_period_is_that_of_the_sample():
     """A slow learner that does not take part in a round does not make it longer; one that was never measured does
     its own cold start in the period of the others."""
     speeds = {name: (1.0 if name == NAMES[0] else 0.1) for name in NAMES[:6]}
-    play = Play(semisync_fedavg(1).with_sample(Sample(learners=2)), **speeds).run_until(community_version=30)
+    play = Play(semisync_fedavg(1).with_layers(Sample(learners=2)), **speeds).run_until(community_version=30)
 
     seen: set[str] = set()
     rounds: dict[int, list[SendTask]] = {}
@@ -102,13 +103,13 @@ def test_the_period_is_that_of_the_sample():
 
 
 def test_a_replay_draws_the_same():
-    policy = semisync_fedavg(timings="smoothed").with_adaptive_period().with_sample(Sample(share=0.4))
+    policy = semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()).with_layers(Sample(share=0.4))
     plays = [Play(policy, **dict.fromkeys(NAMES[:8], 0.1)).run_until(community_version=12) for _ in range(2)]
     assert plays[0].log == plays[1].log
 
 
 def test_a_sample_whose_learners_have_left_is_drawn_anew():
-    play = Play(sync_fedavg(1).with_sample(Sample(learners=1)), a=0.1, b=0.1)
+    play = Play(sync_fedavg(1).with_layers(Sample(learners=1)), a=0.1, b=0.1)
     play.step(), play.step()
     (first,) = play.tasks()
     play.leave(first, at=0.0)
@@ -119,7 +120,7 @@ def test_a_sample_whose_learners_have_left_is_drawn_anew():
 @pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
 def test_policies_without_rounds_draw_no_sample(policy):
     with pytest.raises(ValueError, match=f"sample is drawn for each round, and {policy.name} has none"):
-        policy.with_sample(Sample(learners=2))
+        policy.with_layers(Sample(learners=2))
 
 
 @pytest.mark.parametrize(

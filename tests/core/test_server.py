@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from core.play import Play, model
 from metis.core import server as server_module
-from metis.core.community import Buffered, CachedAverage, FullPass, Interpolation, MemoryStore
+from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
+from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import async_fedavg, fedasync, semisync_fedavg, sync_fedavg
-from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 
 RULES = [FullPass, CachedAverage, partial(Interpolation, mixing=1.0), partial(Buffered, buffer_size=1)]
 rules = pytest.mark.parametrize("rule", RULES, ids=["full", "cached", "interpolation", "buffered"])
@@ -173,11 +173,11 @@ def test_impossible_settings_are_refused(make, complaint):
 @pytest.mark.parametrize("policy", [sync_fedavg(1), semisync_fedavg(2), async_fedavg(1), fedasync(1)])
 def test_a_server_optimizer_leaves_the_course_of_events_alone(policy):
     """WHEN and WHO are not its business: only the models differ, and the label says so."""
-    plays = [Play(each, gpu=0.03, cpu=0.3) for each in (policy, policy.with_server(FedAdam()))]
+    plays = [Play(each, gpu=0.03, cpu=0.3) for each in (policy, policy.with_layers(FedAdam()))]
     for play in plays:
         play.run_until(community_version=5)
 
     plain, behind = plays
     assert behind.log == plain.log
     assert plain.controller.community.model.sha256() != behind.controller.community.model.sha256()
-    assert policy.with_server(FedAdam()).label == f"{policy.label} + FedAdam"
+    assert policy.with_layers(FedAdam()).label == f"{policy.label} + FedAdam"

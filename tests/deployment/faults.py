@@ -18,10 +18,10 @@ import numpy as np
 from deployment.federations import LAYOUT, Served, served
 from deployment.wire_learner import WireLearner, move_towards, parts
 from metis.core import policies
-from metis.core.controller import StopRule
 from metis.core.events import Action, Event
 from metis.core.model import Layout
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes

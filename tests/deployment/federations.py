@@ -13,10 +13,10 @@ import grpc
 import numpy as np
 
 from deployment.wire_learner import WireLearner, move_towards
-from metis.core.controller import StopRule
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Context
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, FederationPlan, make_core

@@ -33,7 +33,7 @@ from deployment.faults import local_model, watched
 from deployment.federations import LAYOUT, Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes

@@ -16,7 +16,7 @@ from typing import Any
 
 from deployment.federations import served
 from metis.core import policies
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.state import State
 

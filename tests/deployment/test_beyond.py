@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metis.core.layers import AdaptivePeriod, ScheduledLambda, ScheduledRate
+
 pytest.importorskip("grpc")
 
 from deployment.federations import Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
-from metis.core.controller import StopRule
 from metis.core.events import Action, CommunityPublished, Event, LearnersExpected, SendTask, SpeedChanged
-from metis.core.nova import FedNova
-from metis.core.policies import Policy
-from metis.core.sampling import Sample
+from metis.core.layers.fednova import FedNova
+from metis.core.layers.sample import Sample
+from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from metis.core.policy import Policy
 from metis.core.schedules import Schedule
-from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.runs.trace import read_trace
 
@@ -100,12 +102,12 @@ OPTIMIZERS: list[tuple[ServerOptimizer, float]] = [
 def test_server_optimizers_step_from_what_the_learners_propose(
     optimizer: ServerOptimizer, way: float, policy: Policy, tmp_path: Path
 ) -> None:
-    _, _, vector = federate(tmp_path, policy.with_server(optimizer), steady(BATCH), 1)
+    _, _, vector = federate(tmp_path, policy.with_layers(optimizer), steady(BATCH), 1)
     assert vector == pytest.approx(np.full_like(vector, 1 + way), rel=1e-5)
 
 
 def test_the_servers_rate_follows_its_schedule(tmp_path: Path) -> None:
-    policy = policies.sync_fedavg(1).with_server(FedAvgM(1.0, 0.0), Schedule(1, 0.25, 2, shape="step", jumps=1))
+    policy = policies.sync_fedavg(1).with_layers(FedAvgM(1.0, 0.0, rate=Schedule(1, 0.25, 2, shape="step", jumps=1)))
     _, _, vector = federate(tmp_path, policy, steady(BATCH), 3)
     where = 1.0
     for rate in (1.0, 0.25, 0.25):  # at the server a round is over when its models are mixed
@@ -117,7 +119,7 @@ def test_fednova_holds_back_who_did_many_steps(tmp_path: Path) -> None:
     """Ten steps against one: the long way is scaled to the average length, the short one is not amplified."""
     cast = steady(BATCH, BATCH, examples=(100, 10))
     plain = federate(tmp_path / "plain", policies.sync_fedavg(1), cast, 1)[2]
-    nova = federate(tmp_path / "nova", policies.sync_fedavg(1).with_nova(FedNova()), cast, 1)[2]
+    nova = federate(tmp_path / "nova", policies.sync_fedavg(1).with_layers(FedNova()), cast, 1)[2]
     assert plain == pytest.approx(np.full_like(plain, 3.0), rel=1e-5)
     most, few = 100 / 110, 10 / 110
     average = most * 10 + few * 1
@@ -136,7 +138,7 @@ def test_an_adaptive_period_goes_by_what_the_controller_measures(
             learner.train = move_towards(goal)
         return learners
 
-    policy = policies.semisync_fedavg(timings="smoothed", grace=PATIENT).with_adaptive_period()
+    policy = policies.semisync_fedavg(timings="smoothed", grace=PATIENT).with_layers(AdaptivePeriod())
     _, course, _ = federate(tmp_path, policy, cast, 5)
     cold_start, *later = steps_by_round(course, "l0")
     assert cold_start == 40
@@ -164,7 +166,7 @@ def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
 
 def test_lambda_follows_its_schedule(tmp_path: Path) -> None:
     """Of a single learner a period is lambda epochs to the batch."""
-    policy = policies.semisync_fedavg(grace=PATIENT).with_lambda(Schedule(3, 1, 2, shape="linear"))
+    policy = policies.semisync_fedavg(grace=PATIENT).with_layers(ScheduledLambda(Schedule(3, 1, 2, shape="linear")))
     _, course, _ = federate(tmp_path, policy, steady(BATCH), 5)
     cold_start, *later = steps_by_round(course, "l0")
     assert cold_start == 10
@@ -172,14 +174,14 @@ def test_lambda_follows_its_schedule(tmp_path: Path) -> None:
 
 
 def test_tasks_carry_the_learning_rate_of_their_moment(tmp_path: Path) -> None:
-    policy = policies.sync_fedavg(1).with_rate(Schedule(1, 0.25, 2, shape="linear"))
+    policy = policies.sync_fedavg(1).with_layers(ScheduledRate(Schedule(1, 0.25, 2, shape="linear")))
     (learner,), _, _ = federate(tmp_path, policy, steady(BATCH), 4)
     assert [task.rate if task.HasField("rate") else 1.0 for task in learner.tasks] == [1.0, 0.625, 0.25, 0.25]
 
 
 def test_each_round_has_its_sample(tmp_path: Path) -> None:
     """Two of four a round, in the course of time all of them."""
-    policy = policies.sync_fedavg(1).with_sample(Sample(learners=2, seed=3))
+    policy = policies.sync_fedavg(1).with_layers(Sample(learners=2, seed=3))
     _, course, _ = federate(tmp_path, policy, steady(BATCH, BATCH, BATCH, BATCH), 8)
     assert [item.contributors for _, item in course if isinstance(item, CommunityPublished)] == [2] * 8
     assert {item.learner for _, item in course if isinstance(item, SendTask)} == {"l0", "l1", "l2", "l3"}

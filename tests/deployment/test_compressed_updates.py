@@ -17,10 +17,10 @@ from deployment.federations import LAYOUT, initial_model, served
 from deployment.wire_learner import WireLearner
 from metis.cli import status as cli_status
 from metis.core import policies
-from metis.core.compression import Compression
-from metis.core.controller import StopRule
 from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
+from metis.core.layers.compression import Compression
 from metis.core.model import Model, Vector
+from metis.core.stop import StopRule
 from metis.deployment.controller.document import core_status
 from metis.deployment.controller.status import _metrics
 from metis.deployment.wire import wire_pb2 as pb

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from metis.core import policies
-from metis.core.community import ModelStore
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.events import (
     Action,
     DeadlinePassed,
@@ -23,11 +22,14 @@ from metis.core.events import (
     TaskFailed,
     UpdateRequest,
 )
+from metis.core.layers import AdaptivePeriod, FedNova, ScheduledRate
+from metis.core.layers.sample import Sample
+from metis.core.layers.server_optimizers import FedAvgM, FedYogi
+from metis.core.mixing import ModelStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import Policy
-from metis.core.sampling import Sample
+from metis.core.policy import Policy
 from metis.core.schedules import Schedule
-from metis.core.server import FedAvgM, FedYogi
+from metis.core.stop import StopRule
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import DuplicateUpdate, State, StateError
 from metis.deployment.wire.model_mac import checker
@@ -46,15 +48,18 @@ POLICIES = {
     "fedrec": policies.fedrec(1),
     "fedasync": policies.fedasync(1),
     "fedbuff": policies.fedbuff(1, buffer_size=3),
-    "semisync-adaptive": policies.semisync_fedavg(timings="smoothed").with_adaptive_period(),
-    "semisync-sample": policies.semisync_fedavg(2, exchange="inside").with_sample(Sample(learners=2)),
-    "sync-nova-server": policies.sync_fedavg(1).with_nova().with_server(FedYogi(), RATE).with_rate(RATE),
-    "fedasync-server": policies.fedasync(1).with_server(FedAvgM()),
-    "sync-sample-scaffold": policies.sync_fedavg(1).with_sample(Sample(learners=2)).for_solver(0, 0, controls=True),
+    "semisync-adaptive": policies.semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()),
+    "semisync-sample": policies.semisync_fedavg(2, exchange="inside").with_layers(Sample(learners=2)),
+    "sync-nova-server": policies.sync_fedavg(1)
+    .with_layers(FedNova())
+    .with_layers(FedYogi(rate=RATE))
+    .with_layers(ScheduledRate(RATE)),
+    "fedasync-server": policies.fedasync(1).with_layers(FedAvgM()),
+    "sync-sample-scaffold": policies.sync_fedavg(1).with_layers(Sample(learners=2)).for_solver(0, 0, controls=True),
     "async-scaffold": policies.async_fedavg(1, rebuild_every=7).for_solver(0, 0, controls=True),
     "fedbuff-scaffold": policies.fedbuff(1, buffer_size=3).for_solver(0, 0, controls=True),
     "semisync-adaptive-scaffold": (
-        policies.semisync_fedavg(timings="smoothed").with_adaptive_period().for_solver(0, 0, controls=True)
+        policies.semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()).for_solver(0, 0, controls=True)
     ),
 }
 

@@ -9,10 +9,11 @@ import pytest
 
 from deployment.federations import served
 from metis.core import policies
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.events import Action, CommunityPublished, Event, SendTask
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.runs.trace import read_trace, to_line, to_record
 from metis.simulation.recording import replay_recorded
 

@@ -15,7 +15,8 @@ from deployment.chaos.harness import Process, free_port, until
 from deployment.test_trainer import Trainer
 from deployment.tiny import settings, write_site
 from metis.deployment.wire.models import read_model, write_model
-from metis.experiments.build import build_federation, build_policy
+from metis.experiments.build import build_federation
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import load_config
 from metis.experiments.site import build_silo
 from metis.runs.storage import load_model

@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployment.federations import Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.deployment.controller import status as status_module
 from metis.deployment.controller.document import core_status
 from metis.deployment.controller.state import State

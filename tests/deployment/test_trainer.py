@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("grpc")
 
 from deployment.tiny import settings, write_site
-from metis.core.compression import Compression
+from metis.core.layers.compression import Compression
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import read_model, write_model
 from metis.experiments.site import build_silo

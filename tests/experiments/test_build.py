@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metis.core.solvers import FedProx, MomentumSGD, VanillaSGD
 from metis.data.partition import power_law_sizes
 from metis.errors import ConfigError, DataError
 from metis.experiments.build import (
@@ -24,7 +25,6 @@ from metis.experiments.build import (
     divide,
 )
 from metis.experiments.config.load import ExperimentConfig, resolve_config
-from metis.learning import FedProx, MomentumSGD, VanillaSGD
 
 CONTENT: dict[str, Any] = {
     "learners": [

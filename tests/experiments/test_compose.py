@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 import metis
-from metis.core.community import MemoryStore
 from metis.core.events import UpdateRequest
-from metis.core.pacing import AdaptivePeriod, ScheduledLambda
+from metis.core.layers.adaptive_period import AdaptivePeriod
+from metis.core.layers.scheduled_lambda import ScheduledLambda
+from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
+from metis.core.mixing import MemoryStore
 from metis.core.protocols import SemiSynchronous
 from metis.core.schedules import Schedule
-from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 from metis.errors import ConfigError
-from metis.experiments.build import build_federation, build_policies, build_policy, build_solver, build_stop
-from metis.experiments.compose import server_optimizer
+from metis.experiments.build import build_federation, build_policies, build_stop
+from metis.experiments.compose import build_policy, build_solver, server_optimizer
 from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
 from metis.learning import accumulation
 
@@ -130,7 +131,7 @@ def test_normalised_averaging_knows_the_solver(
     assert config.policy[0].label == "SemiSync (λ=2) FedNova"
     assert made.nova == metis.FedNova(3.0, momentum, pull)
     assert again(config, tmp_path) == config
-    by_hand = metis.semisync_fedavg(2).with_nova(metis.FedNova(3.0))
+    by_hand = metis.semisync_fedavg(2).with_layers(metis.FedNova(3.0))
     assert by_hand.for_solver(*accumulation(build_solver(config.policy[0].training))).nova == made.nova
 
 
@@ -249,7 +250,9 @@ def test_a_learner_trains_with_the_rate_of_its_task() -> None:
     federation = build_federation(config)
     ways = []
     for factor in (1.0, 1e-3):
-        run = federation.simulate(metis.sync_fedavg(1).with_rate(lambda moment, factor=factor: factor), rounds=1)
+        run = federation.simulate(
+            metis.sync_fedavg(1).with_layers(metis.ScheduledRate(lambda moment, factor=factor: factor)), rounds=1
+        )
         ways.append(run.community_model.vector.astype(float) - federation.initial_model.vector)
     ratio = np.linalg.norm(ways[1]) / np.linalg.norm(ways[0])
     assert 0.5e-3 < ratio < 2e-3

@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 
+from metis.core.policies import POLICIES
 from metis.errors import ConfigError
-from metis.experiments.config.load import (
-    POLICIES,
-    ExperimentConfig,
-    config_schema,
-    load_config,
-    resolve_config,
-    slug,
-)
+from metis.experiments.config.load import ExperimentConfig, config_schema, load_config, resolve_config, slug
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

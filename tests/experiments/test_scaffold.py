@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 import metis
 from metis.core.events import LearnerLeft
 from metis.errors import ConfigError
-from metis.experiments.build import build_federation, build_policy, build_solver
+from metis.experiments.build import build_federation
+from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import resolve_config
 from metis.experiments.site import build_controller_side, build_silo
 from metis.planning.outlook import network_bytes
@@ -63,14 +64,14 @@ ROUNDS, REQUESTS = {"rounds": 60}, {"update_requests": 300}
 CASES: dict[str, tuple[metis.Policy, dict[str, int]]] = {
     "sync": (metis.sync_fedavg(20), ROUNDS),
     "semisync": (metis.semisync_fedavg(5), ROUNDS),
-    "nova": (metis.semisync_fedavg(5).with_nova(), ROUNDS),
-    "server": (metis.semisync_fedavg(5).with_server(metis.FedAvgM(1, 0.5)), ROUNDS),
-    "sample": (metis.sync_fedavg(10).with_sample(metis.Sample(learners=2)), {"rounds": 120}),
+    "nova": (metis.semisync_fedavg(5).with_layers(metis.FedNova()), ROUNDS),
+    "server": (metis.semisync_fedavg(5).with_layers(metis.FedAvgM(1, 0.5)), ROUNDS),
+    "sample": (metis.sync_fedavg(10).with_layers(metis.Sample(learners=2)), {"rounds": 120}),
     "async": (metis.async_fedavg(10), REQUESTS),
     "fedrec": (metis.fedrec(10), REQUESTS),
     "fedasync": (metis.fedasync(10), REQUESTS),
     "fedbuff": (metis.fedbuff(10), {"update_requests": 600}),
-    "rate": (metis.semisync_fedavg(5).with_rate(metis.Schedule(1, 0.2, 40)), {"rounds": 80}),
+    "rate": (metis.semisync_fedavg(5).with_layers(metis.ScheduledRate(metis.Schedule(1, 0.2, 40))), {"rounds": 80}),
 }
 
 
@@ -100,7 +101,7 @@ def test_it_is_still_right_when_a_learner_comes_and_goes(optimum: NDArray[Any]) 
 @pytest.mark.parametrize(("kind", "most"), [("float16", 1e-3), ("int8", 0.02), ("top_k", 0.1)])
 def test_compressed_it_is_as_exact_as_the_compression(kind: Any, most: float, optimum: NDArray[Any]) -> None:
     compression = metis.Compression(kind, 0.4 if kind == "top_k" else None)
-    policy = metis.semisync_fedavg(5).with_compression(compression)
+    policy = metis.semisync_fedavg(5).with_layers(compression)
     run = federation().simulate(policy, solver=CORRECTED, rounds=60)
     assert np.abs(run.community_model.vector - optimum).max() < most
 
@@ -126,7 +127,7 @@ def test_a_run_ends_with_the_network_alone_and_counts_all_that_travels(tmp_path:
 @pytest.mark.parametrize("kind", ["int8", "top_k"])
 def test_compressed_runs_go_on_in_the_same_bits(kind: Any, tmp_path: Path) -> None:
     """What was left out and the variates are part of the checkpoint; so is what everybody handed in last."""
-    policy = metis.sync_fedavg(3).with_sample(metis.Sample(learners=2)).with_compression(metis.Compression(kind))
+    policy = metis.sync_fedavg(3).with_layers(metis.Sample(learners=2)).with_layers(metis.Compression(kind))
     whole = federation().simulate(policy, solver=WITH_MOMENTUM, rounds=20)
 
     class Enough(Exception):

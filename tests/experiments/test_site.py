@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from metis.cli.app import app
 from metis.core.events import Budget
+from metis.core.solvers import MomentumSGD
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
@@ -26,7 +27,7 @@ from metis.experiments.site import (
     rehearsal,
     settled,
 )
-from metis.learning import ArrayExamples, JoinedExamples, MomentumSGD
+from metis.learning import ArrayExamples, JoinedExamples
 from metis.runs.storage import load_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "site"

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from metis.core.events import Budget
+from metis.core.solvers import MomentumSGD, VanillaSGD
 from metis.errors import ConfigError, DataError, Diverged
 from metis.learning import (
     ArrayExamples,
     Batch,
     DatasetExamples,
     Learner,
-    MomentumSGD,
     TorchEngine,
     Trained,
-    VanillaSGD,
     as_examples,
     horizontal_flip,
     logistic,

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metis.learning.scaffold import ControlledEngine
+from metis.learning.solvers import with_proximal_term, with_rate
 from numpy.typing import NDArray
 from torch import nn
 
-from metis.core.compression import Compression
+from metis.core.layers.compression import Compression
 from metis.core.model import Model
+from metis.core.solvers import MomentumSGD, Scaffold
 from metis.errors import ConfigError, Diverged
-from metis.learning import ArrayExamples, Learner, MomentumSGD, Scaffold, TorchEngine, accumulation, engine_for
-from metis.learning.scaffold import ControlledEngine
-from metis.learning.solvers import with_proximal_term, with_rate
+from metis.learning import ArrayExamples, Learner, TorchEngine, accumulation, engine_for
 
 CURVATURE = np.array([1.0, 0.5, 2.0, 0.1])
 MINIMUM = np.array([1.0, -2.0, 0.0, 3.0])

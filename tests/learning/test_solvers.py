@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from metis.core.solvers import FedProx, MomentumSGD, Solver, VanillaSGD
 from metis.errors import ConfigError
-from metis.learning import FedProx, MomentumSGD, Solver, VanillaSGD
 
 CURVATURE = np.array([1.0, 0.5, 2.0, 0.1])
 MINIMUM = np.array([1.0, -2.0, 0.0, 3.0])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from metis.core.model import Model
+from metis.core.solvers import FedProx, MomentumSGD, VanillaSGD
 from metis.errors import ConfigError, DataError
-from metis.learning import ArrayExamples, Batch, FedProx, MomentumSGD, TorchEngine, VanillaSGD, mlp, small_cnn
+from metis.learning import ArrayExamples, Batch, TorchEngine, mlp, small_cnn
 
 NETWORK = partial(mlp, (5,), 3, hidden=(7,))
 

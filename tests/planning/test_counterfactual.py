@@ -10,7 +10,6 @@ import pytest
 
 import metis
 from deployment.federations import served
-from metis.core.controller import StopRule
 from metis.core.events import (
     Budget,
     CommunityStamp,
@@ -22,7 +21,8 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.errors import DataError
 from metis.planning.counterfactual import (

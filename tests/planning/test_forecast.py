@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metis
-from metis.core.community import CachedAverage
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.costs import CostLedger, Costs, Energy, LearnerCosts, Power
 from metis.core.events import (
     Action,
@@ -24,9 +23,11 @@ from metis.core.events import (
     SendTask,
     UpdateRequest,
 )
+from metis.core.mixing import CachedAverage
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
+from metis.core.stop import StopRule
 from metis.core.timing import steps_of_epochs
 from metis.experiments.build import dry_assignments
 from metis.planning.advice import (

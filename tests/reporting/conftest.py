@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import metis
-from metis.core.controller import Target
 from metis.core.costs import Power
 from metis.core.events import (
     Action,
@@ -25,6 +24,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Model
+from metis.core.stop import Target
 from metis.data import partition
 from metis.learning import mlp
 from metis.runs.run import Run

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.reporting import console as module
 from metis.reporting.console import RunProgress, TaskProgress
 from metis.runs.folds import RunFold

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from metis.core.controller import StopRule
 from metis.core.events import Action, CommunityPublished, Evaluated, Event
 from metis.core.model import Model
+from metis.core.stop import StopRule
 from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from metis.cli import reproduce as cli_reproduce
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError
 from metis.reproduction import environments as cells_module
 from metis.reproduction.environments import SCALES, Environment, Scale, load_environment, load_environments

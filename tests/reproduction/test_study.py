@@ -15,7 +15,7 @@ from rich.console import Console
 from metis.cli import reproduce as cli_reproduce
 from metis.core.protocols import SemiSynchronous
 from metis.errors import ConfigError
-from metis.experiments.build import build_policy
+from metis.experiments.compose import build_policy
 from metis.reproduction.environments import Scale
 from metis.reproduction.page import study_sheet
 from metis.reproduction.runner import cell_folder, kept, load_finished, run_cells

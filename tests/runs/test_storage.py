@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from metis.core.community import CachedAverage, FullPass, MemoryStore
+from metis.core.mixing import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import DataError
 from metis.runs.storage import DiskStore, load_arrays, load_model, save_arrays, save_model

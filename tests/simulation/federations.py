@@ -27,13 +27,17 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     "fedrec": lambda: metis.fedrec(local_epochs=1),
     "fedasync": lambda: metis.fedasync(local_epochs=1),
     "fedbuff": lambda: metis.fedbuff(local_epochs=1, buffer_size=3),
-    "semisync_adaptive": lambda: metis.semisync_fedavg(timings="smoothed", max_local_epochs=2).with_adaptive_period(),
-    "semisync_nova": lambda: (
-        metis.semisync_fedavg(slowest_learner_epochs=1).with_nova().with_rate(metis.Schedule(1, 0.1, 5, "seconds"))
+    "semisync_adaptive": lambda: metis.semisync_fedavg(timings="smoothed", max_local_epochs=2).with_layers(
+        metis.AdaptivePeriod()
     ),
-    "sync_sample": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(metis.Sample(learners=2)),
-    "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_server(metis.FedAdam()),
-    "sync_sample_scaffold": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_sample(
+    "semisync_nova": lambda: (
+        metis.semisync_fedavg(slowest_learner_epochs=1)
+        .with_layers(metis.FedNova())
+        .with_layers(metis.ScheduledRate(metis.Schedule(1, 0.1, 5, "seconds")))
+    ),
+    "sync_sample": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_layers(metis.Sample(learners=2)),
+    "fedasync_server": lambda: metis.fedasync(local_epochs=1).with_layers(metis.FedAdam()),
+    "sync_sample_scaffold": lambda: metis.sync_fedavg(local_epochs=1, round_limit=2.5).with_layers(
         metis.Sample(learners=2)
     ),
     "fedrec_scaffold": lambda: metis.fedrec(local_epochs=1, rebuild_every=7),

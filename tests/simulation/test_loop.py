@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import metis
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.events import Budget, LearnerJoined, LearnerLeft, LearnersExpected, SendTask, UpdateRequest
 from metis.core.model import Model
+from metis.core.stop import StopRule
 from metis.planning.forecast import PlannedLearner
 from metis.runs.trace import to_record
 from metis.simulation.loop import Pace, ScheduledEvent, Stretch, play

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import metis
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.events import (
     CommunityPublished,
     Evaluated,
@@ -21,7 +21,8 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.planning.counterfactual import decisions
 from metis.planning.forecast import PlannedLearner
 from metis.runs.trace import without_weights

@@ -250,7 +250,8 @@ def _write_config(job: Job) -> None:
 
 def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> Run:
     """Run one policy with live progress; an interruption ends it early and is not an error."""
-    from metis.experiments.build import build_policy, build_solver, build_stop
+    from metis.experiments.build import build_stop
+    from metis.experiments.compose import build_policy, build_solver
     from metis.reporting.console import RunProgress, errors, sentence
 
     config, stop = job.config, build_stop(job.config)
@@ -275,7 +276,7 @@ def _execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> 
             pool=config.run.pool,
             ray_address=config.run.ray_address,
             gpus_per_learner=config.run.gpus_per_learner,
-            together=config.run.together,
+            batched=config.run.batched,
             store=config.run.store,
             refusals_allowed=config.run.refusals_allowed,
             checkpoint_every=config.run.checkpoint_every,

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from metis.core.controller import StopRule
+from metis.core.stop import StopRule
 from metis.errors import ConfigError
 from metis.experiments.build import divide
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, resolve_config

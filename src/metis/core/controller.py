@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
-from metis.core.community import MemoryStore, ModelStore
 from metis.core.events import (
     Action,
-    Budget,
     CommunityPublished,
     CommunityStamp,
     ControllerAway,
@@ -37,45 +34,14 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
+from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Model, mixable_problem
-from metis.core.policies import Policy
-from metis.core.protocols import Paced, SemiSynchronous
+from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
-from metis.core.schedules import Moment, factor_of
+from metis.core.schedules import Moment
+from metis.core.stop import StopRule
 from metis.core.timing import SHORTEST_BATCH, TOLERANCE
-from metis.errors import UnexpectedUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A metric worth reaching."""
-
-    metric: str
-    value: float
-    higher_is_better: bool = True
-
-    def reached_by(self, metrics: dict[str, float]) -> bool:
-        measured = metrics.get(self.metric, math.nan)
-        return measured >= self.value if self.higher_is_better else measured <= self.value
-
-
-@dataclass(frozen=True, slots=True)
-class StopRule:
-    """The federation ends at whichever comes first, between two rounds unless time is up; None for never."""
-
-    rounds: int | None = None  # published community models
-    seconds: float | None = None
-    update_requests: int | None = None
-    target: Target | None = None
-    steps: int | None = None  # committed local steps of all learners: a budget of computing
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "seconds", "update_requests", "steps"):
-            limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{name} must be greater than 0, not {limit}")
-            if name != "seconds" and not isinstance(limit, (int, type(None))):
-                raise ValueError(f"{name} must be a whole number, not {limit}")
+from metis.errors import UnexpectedEvent
 
 
 class Controller:
@@ -91,18 +57,11 @@ class Controller:
         quorum: int = 0,
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
-        models_checked: bool = False,  # whoever hands in updates has looked at every number already
+        models_checked: bool = False,  # the runtime has checked every number of an update already
     ) -> None:
         self.policy = policy
-        self.protocol = replace(policy.protocol)  # type: ignore[type-var]  # a fresh copy: settings without state
-        self._now = 0.0
-        self._paced = self.protocol if isinstance(self.protocol, Paced) else None
-        self.community = policy.start_community(
-            initial_model,
-            MemoryStore() if store is None else store,
-            lambda: self._now,
-            lambda learner: self.roster[learner].examples,
-        )
+        self.protocol = policy.start_protocol()
+        self.community = policy.start_community(initial_model, MemoryStore() if store is None else store)
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
@@ -113,6 +72,7 @@ class Controller:
         self.started = False
         self.finished = False
         self._tasks_sent = 0
+        self._rounds_begun = 0
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
@@ -130,7 +90,6 @@ class Controller:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
-        self._now = now
         actions: list[Action] = []
         match event:
             case LearnerJoined():
@@ -154,7 +113,7 @@ class Controller:
                     record.unclocked += event.seconds
                 return []
             case StopRequested():
-                pending = self._publish() if event.publish and not self.finished else []
+                pending = self._publish(now) if event.publish and not self.finished else []
                 return [*pending, *self._finish(event.reason)]
             case DeadlinePassed():
                 if self.stop.seconds is not None and now >= self.stop.seconds:
@@ -165,36 +124,37 @@ class Controller:
             return actions
         expected = math.inf if self.learners_expected is None else self.learners_expected
         self.started = self.started or self.roster.available_count >= expected
-        budgets = self.protocol.next_tasks(self.roster, now) if self.started and not self.paused else {}
-        return [*actions, *self._publish_and_assign(budgets, now)] if budgets else actions
+        if self.started and not self.paused and self.protocol.ready(self.roster, now):
+            actions += self._publish_and_assign(now)
+        return actions
 
     # --- events -----------------------------------------------------------------------------
 
     def _admit(self, event: LearnerJoined) -> None:
         if event.examples < 1 or event.batch_size < 1:
-            raise UnexpectedUpdate(
+            raise UnexpectedEvent(
                 f"learner '{event.learner}' joined with {event.examples} examples in batches of {event.batch_size}; "
                 "both must be at least 1"
             )
         record = self.roster.get(event.learner)
         if record is not None and record.available:
-            raise UnexpectedUpdate(f"learner '{event.learner}' joined, but it is here already")
+            raise UnexpectedEvent(f"learner '{event.learner}' joined, but it is here already")
         self.roster.admit(event)
 
     def _known(self, learner: LearnerId) -> LearnerRecord:
         record = self.roster.get(learner)
         if record is None:
-            raise UnexpectedUpdate(f"learner '{learner}' is not known here; it must join first")
+            raise UnexpectedEvent(f"learner '{learner}' is not known here; it must join first")
         return record
 
     def _close_task(self, event: UpdateRequest | TaskFailed, now: float) -> list[Action]:
         record = self._known(event.learner)
         task = record.task
         if self.finished:
-            raise UnexpectedUpdate(f"learner '{event.learner}' sent an update, but the federation has ended")
+            raise UnexpectedEvent(f"learner '{event.learner}' sent an update, but the federation has ended")
         if not record.available or task is None or task.number != event.task:
             expected = f"its open task is {task.number}" if task is not None else "it has no open task"
-            raise UnexpectedUpdate(f"learner '{event.learner}' answered task {event.task}, but {expected}")
+            raise UnexpectedEvent(f"learner '{event.learner}' answered task {event.task}, but {expected}")
 
         base, elapsed = record.base_model, now - record.task_sent_at + record.unclocked
         self.roster.close_task(event.learner)
@@ -216,12 +176,11 @@ class Controller:
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0
-        self.community.commit(event.learner, event.local_model, value, event.steps, base)
+        self.community.commit(event.learner, event.local_model, value, event.steps, base, record.examples)
         return [UpdateCommitted(event.learner, task.number, value), *alarm]
 
     def _speed_alarm(self, record: LearnerRecord, before: float | None) -> list[Action]:
-        smoothed = isinstance(self.protocol, SemiSynchronous) and self.protocol.timings == "smoothed"
-        if before is None or record.typical_time.value is None or not smoothed:
+        if before is None or record.typical_time.value is None or not self.protocol.reports_speed:
             return []
         return [SpeedChanged(record.learner, before, record.typical_time.value)]
 
@@ -248,45 +207,32 @@ class Controller:
 
     # --- actions ----------------------------------------------------------------------------
 
-    @property
-    def _moment(self) -> Moment:
-        return Moment(self.community.stamp.version, self.community.committed_steps, self._now)
-
-    def _spent(self) -> str | None:
-        """Which limit is used up, in words; None while there is something left."""
-        if self.stop.rounds is not None and self.community.stamp.version >= self.stop.rounds:
-            return f"{self.community.stamp.version} rounds are done"
-        if self.stop.update_requests is not None and self.update_requests >= self.stop.update_requests:
-            return f"{self.update_requests} update requests were made"
-        if self.stop.steps is not None and self.community.committed_steps >= self.stop.steps:
-            return f"{self.community.committed_steps} steps were made"
-        return None
-
-    def _publish(self) -> list[Action]:
+    def _publish(self, now: float) -> list[Action]:
         contributors = self.community.contributors
-        if not self.community.publish():
+        if not self.community.publish(now):
             return []
-        return [CommunityPublished(self.community.stamp, contributors, self.community.model, self._measure())]
+        # In a replay without weights, what was measured then.
+        measure = self.measures.get(self.community.stamp.version, self.community.measure)
+        return [CommunityPublished(self.community.stamp, contributors, self.community.model, measure)]
 
-    def _measure(self) -> RoundMeasure | None:
-        """What was measured of the round; in a replay without weights, what was measured then."""
-        return self.measures.get(self.community.stamp.version, getattr(self.community, "measure", None))
-
-    def _publish_and_assign(self, budgets: dict[LearnerId, Budget], now: float) -> list[Action]:
+    def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
-        actions = self._publish()
-        spent = self._spent()
+        actions = self._publish(now)
+        community, stop = self.community, self.stop
+        spent = stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
         if spent is not None:
             return [*actions, *self._finish(spent)]
-        if self._paced is not None:
-            measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
-            budgets = self._paced.pace(self.roster, self._moment, measure, budgets)
-        rate = 1.0 if self.policy.rate is None else factor_of(self.policy.rate, "the learning rate", self._moment)
+        self._rounds_begun += 1
+        moment = Moment(community.stamp.version, community.committed_steps, now, self._rounds_begun)
+        measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
+        who = self.policy.choose(self.roster.waiting, moment)
+        budgets = self.policy.limit(self.protocol.tasks(who, self.roster, moment, measure), self.roster, moment)
+        rate = self.policy.scale_rate(moment)
         for learner, budget in budgets.items():
-            task = LocalTask(self._tasks_sent, self.community.stamp, budget, rate)
+            task = LocalTask(self._tasks_sent, community.stamp, budget, rate)
             self._tasks_sent += 1
-            self.roster.assign(learner, task, now, self.community.model if self.community.uses_base else None)
-            actions.append(SendTask(learner, task, self.community.model))
+            self.roster.assign(learner, task, now, community.model if community.uses_base else None)
+            actions.append(SendTask(learner, task, community.model))
         return actions
 
     def _finish(self, reason: str) -> list[Action]:

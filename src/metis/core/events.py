@@ -6,6 +6,7 @@ All are frozen values. `now` never appears in them: time is an argument of `Cont
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -85,7 +86,7 @@ class UpdateRequest:
     time_per_batch: float  # t_beta_k in seconds, as measured at the learner
     local_model: Model = field(compare=False)  # w_k
     loss: float = math.nan  # mean training loss over the task; information only
-    compression_error: float = math.nan  # what of the update is left out for now, as a share of it; information only
+    notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers, by name; information only
 
 
 @dataclass(frozen=True, slots=True)

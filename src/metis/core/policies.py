@@ -1,23 +1,11 @@
-"""The paper's policies: each is a protocol, a contribution value and a way of mixing, composed."""
+"""The paper's policies by name: each is a protocol, a contribution value and a mixing, composed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from metis.core.community import (
-    Buffered,
-    CachedAverage,
-    Community,
-    CommunityFactory,
-    FullPass,
-    Interpolation,
-    ModelStore,
-)
-from metis.core.compression import Compression
 from metis.core.contribution import (
     ContributionValue,
     dataset_size,
@@ -25,196 +13,115 @@ from metis.core.contribution import (
     steps_done,
     version_staleness,
 )
-from metis.core.controls import ControlVariates
-from metis.core.events import LearnerId
-from metis.core.measured import Measured
-from metis.core.model import Model
-from metis.core.nova import FedNova, NormalizedAverage
-from metis.core.pacing import AdaptivePeriod, Pacing, ScheduledLambda
-from metis.core.protocols import Asynchronous, CommunicationProtocol, Paced, SemiSynchronous, Synchronous
-from metis.core.protocols.semi_synchronous import BudgetUnit, Timings
-from metis.core.sampling import Sample
-from metis.core.schedules import Changing
-from metis.core.server import Optimized, ServerOptimizer
+from metis.core.layers import Cap, ProximalPull
+from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation
+from metis.core.policy import POLICIES, Policy
+from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
+from metis.core.protocols.asynchronous import LocalEpochs
+from metis.core.protocols.semi_synchronous import BudgetUnit, ColdStartLimit, Exchange, Lambda, LongestPeriod, Timings
+from metis.core.protocols.synchronous import Grace, RoundLimit
+from metis.errors import ArgumentError
+from metis.registry import Setting
 
-Weighting = Literal["examples", "steps"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "async_fedavg",
+    "fedasync",
+    "fedbuff",
+    "fedrec",
+    "semisync_fedavg",
+    "sync_fedavg",
+]
 
-
-@dataclass(frozen=True)
-class Policy:
-    """WHEN to mix, HOW MUCH a local model counts, HOW models are mixed."""
-
-    name: str
-    protocol: CommunicationProtocol  # settings only; each run works on a fresh copy
-    contribution: ContributionValue
-    community: CommunityFactory
-    label: str = ""  # how tables and legends call it
-    proximal_term: float = 0.0  # regularization toward the received model that the policy asks of local training
-    nova: FedNova | None = None  # normalised averaging in place of the community's own
-    server: ServerOptimizer | None = None  # what becomes of what the community proposes
-    server_rate: Changing | None = None  # times the server's learning rate, in the course of a run
-    rate: Changing | None = None  # times the learners' learning rate, in the course of a run
-    compression: Compression | None = None  # of what learners hand in
-    controls: bool = False  # whether learners train with control variates, which travel behind the network
-
-    def __post_init__(self) -> None:
-        if not self.label:
-            object.__setattr__(self, "label", self.name)
-
-    def start_community(
-        self,
-        initial_model: Model,
-        store: ModelStore,
-        now: Callable[[], float] = lambda: 0.0,
-        examples: Callable[[LearnerId], float] = lambda _: 1.0,
-    ) -> Community:
-        """The mixing of one run, with all that is put on top of it.
-
-        `now` tells how long the run has lasted, `examples` how many a learner has.
-        """
-        mixing = partial(self._start_mixing, now)
-        if not self.controls:
-            return mixing(initial_model, store)
-        return ControlVariates(initial_model, store, mixing, examples, by_round=self.community is FullPass)
-
-    def _start_mixing(self, now: Callable[[], float], initial_model: Model, store: ModelStore) -> Community:
-        community: Community
-        if self.nova is None:
-            community = self.community(initial_model, store)
-        else:
-            community = NormalizedAverage(initial_model, store, self.nova)
-        if isinstance(self.protocol, Paced) and self.protocol.measures:
-            # Below the optimizer: whether local models agree is not told by how long its steps are.
-            community = Measured(community)
-        return community if self.server is None else Optimized(community, self.server, self.server_rate, now)
-
-    def with_server(self, optimizer: ServerOptimizer, rate: Changing | None = None) -> Policy:
-        """The same policy with an optimizer that makes steps from what its mixing proposes.
-
-        `rate` is what its learning rate is multiplied by: a `Schedule`, or a function of the `Moment`.
-        """
-        return replace(self, server=optimizer, server_rate=rate, label=f"{self.label} + {optimizer.name}")
-
-    def with_rate(self, schedule: Changing) -> Policy:
-        """The same policy with a learning rate of the learners that is multiplied by a `Schedule`, or by a function."""
-        return replace(self, rate=schedule, label=f"{self.label}, η scheduled")
-
-    def with_nova(self, settings: FedNova | None = None) -> Policy:
-        """The same policy with normalised averaging; its rounds must be mixed by a plain average."""
-        if self.community is not FullPass:
-            others = "sync_fedavg and semisync_fedavg do"
-            raise ValueError(f"nova mixes rounds by a normalised average, and {self.name} has none; {others}")
-        return replace(self, nova=settings or FedNova(), label=f"{self.label} FedNova")
-
-    def with_compression(self, compression: Compression) -> Policy:
-        """The same policy with updates that travel in fewer bytes."""
-        return replace(self, compression=compression, label=f"{self.label}, {compression.label}")
-
-    def with_sample(self, sample: Sample) -> Policy:
-        """The same policy with a sample of the learners in each round; its protocol must have rounds."""
-        if not isinstance(self.protocol, (Synchronous, SemiSynchronous)):
-            others = "sync_fedavg and semisync_fedavg do"
-            raise ValueError(f"sample is drawn for each round, and {self.name} has none; {others}")
-        size = f"{sample.learners} learners" if sample.learners is not None else f"{sample.share:.0%} of the learners"
-        return replace(self, protocol=replace(self.protocol, sample=sample), label=f"{self.label}, {size}")
-
-    def with_lambda(self, schedule: Changing) -> Policy:
-        """The same semi-synchronous policy with a lambda that changes: a `Schedule`, or a function of the `Moment`."""
-        return self._paced("schedule of lambda is", ScheduledLambda(schedule), "SemiSync (λ scheduled)")
-
-    def with_adaptive_period(self, settings: AdaptivePeriod | None = None) -> Policy:
-        """The same semi-synchronous policy with periods chosen from what its rounds show, without lambda."""
-        return self._paced("adaptive periods are", settings or AdaptivePeriod(), "SemiSync (adaptive)")
-
-    def _paced(self, what: str, pacing: Pacing, label: str) -> Policy:
-        if not isinstance(self.protocol, SemiSynchronous):
-            raise ValueError(f"{what} for semi-synchronous training; {self.name} has none")
-        start, closing, rest = self.label.partition(")")
-        known = start.startswith("SemiSync (") and closing  # then what is behind it, such as FedNova, stays
-        label += rest if known else _limits(self.protocol)
-        return replace(self, protocol=replace(self.protocol, pacing=pacing), label=label)
-
-    def for_solver(self, momentum: float, pull: float, *, controls: bool = False) -> Policy:
-        """With what mixing and pacing must know of the local solver; see `accumulated_steps`."""
-        nova = None if self.nova is None else self.nova.for_solver(momentum, pull)
-        protocol = self.protocol
-        if isinstance(protocol, SemiSynchronous) and protocol.pacing is not None:
-            protocol = replace(protocol, pacing=protocol.pacing.for_solver(momentum))
-        return replace(self, nova=nova, protocol=protocol, controls=controls)
+_Weighting = Literal["examples", "steps"]
+Weighting = Annotated[
+    _Weighting, Setting("what a local model counts by: the learner's examples, or the steps that it did")
+]
+RebuildEvery = Annotated[int, Setting("commits after which the cached sum is computed again, exactly (R11)", ge=1)]
 
 
-def _contribution(weighting: Weighting) -> ContributionValue:
-    if weighting not in get_args(Weighting):
-        raise ValueError(f"weighting must be one of {', '.join(get_args(Weighting))}, not '{weighting}'")
+def _contribution(weighting: str) -> ContributionValue:
+    if weighting not in get_args(_Weighting):
+        raise ArgumentError(
+            f"weighting is '{weighting}'; it must be one of {', '.join(get_args(_Weighting))}", "weighting"
+        )
     return dataset_size if weighting == "examples" else steps_done
 
 
+@POLICIES.register("sync_fedavg")
 def sync_fedavg(
-    local_epochs: float = 4.0,
-    round_limit: float = math.inf,
-    grace: float = 0.1,
+    local_epochs: LocalEpochs = 4.0,
+    round_limit: RoundLimit = math.inf,
+    grace: Grace = 0.1,
     weighting: Weighting = "examples",
 ) -> Policy:
     """SyncFedAvg: everybody trains `local_epochs`, the fast wait for the slowest."""
-    return Policy(
-        "sync_fedavg", Synchronous(local_epochs, round_limit, grace), _contribution(weighting), FullPass, "Sync"
-    )
+    protocol = Synchronous(local_epochs, round_limit, grace)
+    return Policy("sync_fedavg", protocol, _contribution(weighting), FullPass, label="Sync")
 
 
+@POLICIES.register("semisync_fedavg")
 def semisync_fedavg(
-    slowest_learner_epochs: float = 2.0,
-    cold_start_limit: float = math.inf,
+    slowest_learner_epochs: Lambda = 2.0,
+    cold_start_limit: ColdStartLimit = math.inf,
     timings: Timings = "every_round",
     budget: BudgetUnit = "steps",
-    grace: float = 0.1,
+    grace: Grace = 0.1,
     weighting: Weighting = "examples",
-    longest_period: float = math.inf,
-    max_local_epochs: float | None = None,
-    exchange: Literal["inside"] | None = None,
+    longest_period: LongestPeriod = math.inf,
+    max_local_epochs: Annotated[
+        float | None,
+        Setting("most local epochs in a period; a learner that is done waits, and its machine may sleep", gt=0),
+    ] = None,
+    exchange: Exchange = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
     protocol = SemiSynchronous(
-        slowest_learner_epochs,
-        cold_start_limit,
-        timings,
-        budget,
-        grace,
-        longest_period,
-        max_local_epochs=max_local_epochs,
-        exchange=exchange,
+        slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period, exchange
     )
-    label = f"SemiSync (λ={slowest_learner_epochs:g}){_limits(protocol)}"
-    return Policy("semisync_fedavg", protocol, _contribution(weighting), FullPass, label)
+    label = f"SemiSync (λ={slowest_learner_epochs:g}){', exchange inside' if exchange == 'inside' else ''}"
+    policy = Policy("semisync_fedavg", protocol, _contribution(weighting), FullPass, label=label)
+    return policy if max_local_epochs is None else policy.with_layers(Cap(max_local_epochs))
 
 
-def _limits(protocol: SemiSynchronous) -> str:
-    """What of a period is not the paper's, for a label."""
-    most, inside = protocol.max_local_epochs, ", exchange inside" if protocol.exchange == "inside" else ""
-    return inside if most is None else f", at most {most:g} epoch{'' if most == 1 else 's'}{inside}"
-
-
-def async_fedavg(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
+@POLICIES.register("async_fedavg")
+def async_fedavg(local_epochs: LocalEpochs = 4.0, rebuild_every: RebuildEvery = 1000) -> Policy:
     """AsyncFedAvg: no barrier, every learner's latest model counts by its examples, cached sum."""
-    community = partial(CachedAverage, rebuild_every=rebuild_every)
-    return Policy("async_fedavg", Asynchronous(local_epochs), dataset_size, community, "AsyncFedAvg")
+    mixing = partial(CachedAverage, rebuild_every=rebuild_every)
+    return Policy("async_fedavg", Asynchronous(local_epochs), dataset_size, mixing, label="AsyncFedAvg")
 
 
-def fedrec(local_epochs: float = 4.0, rebuild_every: int = 1000) -> Policy:
+@POLICIES.register("fedrec")
+def fedrec(local_epochs: LocalEpochs = 4.0, rebuild_every: RebuildEvery = 1000) -> Policy:
     """FedRec: asynchronous, a model counts less the more steps others committed meanwhile."""
-    community = partial(CachedAverage, rebuild_every=rebuild_every)
-    return Policy("fedrec", Asynchronous(local_epochs), step_recency, community, "FedRec")
+    mixing = partial(CachedAverage, rebuild_every=rebuild_every)
+    return Policy("fedrec", Asynchronous(local_epochs), step_recency, mixing, label="FedRec")
 
 
-def fedasync(local_epochs: float = 4.0, mixing: float = 0.5, regularization: float = 0.005) -> Policy:
+@POLICIES.register("fedasync")
+def fedasync(
+    local_epochs: LocalEpochs = 4.0,
+    mixing: Annotated[float, Setting("alpha: share of a fresh local model in the community model", gt=0, le=1)] = 0.5,
+    regularization: Annotated[
+        float, Setting("rho: pull of local training toward the received model; 0 is none", ge=0)
+    ] = 0.005,
+) -> Policy:
     """FedAsync + Poly: the requester's model is blended into the community model by staleness (R14)."""
     if not 0 <= regularization < math.inf:
-        raise ValueError(f"regularization (rho) must be 0 or more, not {regularization}")
-    community = partial(Interpolation, mixing=mixing)
-    return Policy("fedasync", Asynchronous(local_epochs), version_staleness, community, "FedAsync", regularization)
+        raise ArgumentError(f"regularization (rho) is {regularization}; it must be at least 0", "regularization")
+    blend = partial(Interpolation, mixing=mixing)
+    layers = (ProximalPull(regularization),) if regularization else ()
+    return Policy("fedasync", Asynchronous(local_epochs), version_staleness, blend, layers, "FedAsync")
 
 
-def fedbuff(local_epochs: float = 4.0, buffer_size: int = 3, server_learning_rate: float = 1.0) -> Policy:
+@POLICIES.register("fedbuff")
+def fedbuff(
+    local_epochs: LocalEpochs = 4.0,
+    buffer_size: Annotated[int, Setting("K: updates that make one step of the community model", ge=1)] = 3,
+    server_learning_rate: Annotated[float, Setting("factor of that step", gt=0)] = 1.0,
+) -> Policy:
     """FedBuff: asynchronous, the community model moves once `buffer_size` updates have come."""
-    community = partial(Buffered, buffer_size=buffer_size, server_learning_rate=server_learning_rate)
+    mixing = partial(Buffered, buffer_size=buffer_size, server_learning_rate=server_learning_rate)
     label = f"FedBuff (K={buffer_size})"
-    return Policy("fedbuff", Asynchronous(local_epochs), version_staleness, community, label)
+    return Policy("fedbuff", Asynchronous(local_epochs), version_staleness, mixing, label=label)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 from metis.errors import ConfigError
+from metis.registry import Setting, check_settings
 
 Unit = Literal["rounds", "steps", "seconds"]
 Shape = Literal["step", "linear", "cosine", "exponential"]
@@ -20,29 +21,24 @@ class Moment:
     rounds: int = 0  # community models published
     steps: int = 0  # local steps in them
     seconds: float = 0.0
+    begun: int = 0  # rounds begun, with the one that begins now
 
 
 @dataclass(frozen=True)
 class Schedule:
     """From `start` to `end` over `length` rounds, steps or seconds; afterwards it stays at the end."""
 
-    start: float
-    end: float
-    length: float
-    over: Unit = "rounds"
-    shape: Shape = "cosine"
-    jumps: int = 1  # of a step schedule: in equal factors, at equal distances
+    start: Annotated[float, Setting("value at the beginning", gt=0)]
+    end: Annotated[float, Setting("value once the length is over", gt=0)]
+    length: Annotated[float, Setting("from the start to the end, in the unit that `over` names", gt=0)]
+    over: Annotated[Unit, Setting("published community models, local steps of all learners, or seconds of the run")] = (
+        "rounds"
+    )
+    shape: Annotated[Shape, Setting("how it gets there; step: in jumps of equal factors")] = "cosine"
+    jumps: Annotated[int, Setting("number of jumps of a step schedule, equally spaced; the last at the end", ge=1)] = 1
 
     def __post_init__(self) -> None:
-        for name in ("start", "end", "length"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number greater than 0, not {getattr(self, name)}")
-        if self.over not in get_args(Unit):
-            raise ValueError(f"over must be one of {', '.join(get_args(Unit))}, not '{self.over}'")
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape must be one of {', '.join(get_args(Shape))}, not '{self.shape}'")
-        if self.jumps < 1:
-            raise ValueError(f"jumps must be 1 or more, not {self.jumps}")
+        check_settings(self, "a schedule")
 
     def __call__(self, moment: Moment) -> float:
         passed: float = min(1.0, getattr(moment, self.over) / self.length)
@@ -55,15 +51,15 @@ class Schedule:
                 return self.start * math.pow(self.end / self.start, passed)
             case "step":
                 # 15 / 22 * 22 is a hair under 15; floor alone would make the jump a round late.
-                made = math.floor(passed * self.jumps * (1 + 1e-9))
-                return self.start * math.pow(self.end / self.start, made / self.jumps)
+                done = math.floor(passed * self.jumps * (1 + 1e-9))
+                return self.start * math.pow(self.end / self.start, done / self.jumps)
 
 
 Changing: TypeAlias = Callable[[Moment], float]  # a Schedule, or any function of the moment
 
 
 def factor_of(schedule: Changing, what: str, moment: Moment) -> float:
-    """What a schedule says now; a function of a user may say what cannot be."""
+    """The value of a schedule now; a user's function may return anything, so it is checked."""
     value = schedule(moment)
     if not 0 < value < math.inf:
         raise ConfigError(

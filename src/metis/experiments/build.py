@@ -19,20 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis import __version__
-from metis.core.controller import StopRule, Target
 from metis.core.costs import Power
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule, Target
 from metis.data import partition as divisions
 from metis.data.datasets import DATASETS, Dataset, load_dataset
 from metis.errors import ConfigError, DataError
-from metis.experiments.compose import compose
+from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import (
     METRICS,
     ExperimentConfig,
     LearnerGroup,
     Operation,
-    PolicyConfig,
-    SolverConfig,
     TrainingConfig,
     did_you_mean,
     network_parameters,
@@ -43,8 +41,9 @@ from metis.simulation.link import Link
 from metis.simulation.speed import Speed
 
 if TYPE_CHECKING:
+    from metis.core.solvers import Solver
     from metis.experiments.federation import Federation
-    from metis.learning import Augmentation, Examples, Solver, TorchEngine, Transform
+    from metis.learning import Augmentation, Examples, TorchEngine, Transform
 
 # Streams of chance, so that asking for fewer examples does not change how the rest is divided.
 _SUBSET, _PARTITION = 11, 12
@@ -312,21 +311,6 @@ def _read_trace(path: Path, columns: tuple[str, str], learner: str) -> list[tupl
 # --- training ---------------------------------------------------------------------------------
 
 
-def build_solver(settings: SolverConfig) -> Solver:
-    """The local solver of a policy; its settings are complete once the configuration is loaded."""
-    from metis.learning import FedProx, MomentumSGD, Scaffold, VanillaSGD
-
-    given = settings.model_dump(exclude_none=True)
-    kind = given.pop("solver")
-    makers: dict[str, Callable[..., Solver]] = {
-        "vanilla": VanillaSGD,
-        "momentum": MomentumSGD,
-        "fedprox": FedProx,
-        "scaffold": Scaffold,
-    }
-    return makers[kind](**given)
-
-
 def build_augmentation(
     operations: Sequence[Operation], image_shape: Sequence[int]
 ) -> tuple[Augmentation | None, Transform | None]:
@@ -352,12 +336,6 @@ def build_augmentation(
                 training.append(augmentation.standardize())
                 evaluation.append(augmentation.standardize())
     return augmentation.compose(*training), augmentation.compose(*evaluation) if evaluation else None
-
-
-def build_policy(policy: PolicyConfig) -> Policy:
-    """The policy with the label that tables and figures call it by."""
-    made = compose(policy)
-    return replace(made, label=policy.label or made.label)
 
 
 def build_policies(config: ExperimentConfig) -> list[tuple[Policy, Solver]]:
@@ -486,7 +464,7 @@ def build_federation(
         setup = rehearsal(config, load_site(Path(config.site.file)))
     training = config.training
     for policy in config.policy:
-        wanted = 0 if policy.sample is None else policy.sample.learners or 0
+        wanted = policy.layers.get("sample", {}).get("learners") or 0
         if wanted > len(setup.assignments):
             raise ConfigError(
                 f"{source or 'policy'}: sample.learners of {policy.name} is {wanted}, "

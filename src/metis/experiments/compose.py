@@ -1,72 +1,44 @@
-"""A policy from its table: one of the paper's by name, and what the tables inside it put on top."""
+"""A policy from its table: one by name, and the layers that the tables inside it put on top."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import replace
 
-from metis.core.compression import Compression
-from metis.core.nova import FedNova
-from metis.core.pacing import AdaptivePeriod
-from metis.core.policies import Policy
-from metis.core.sampling import Sample
-from metis.core.schedules import Schedule
-from metis.core.server import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from metis.experiments.config.schema import POLICIES, PolicyConfig, ScheduleConfig, ServerConfig, SolverConfig
-
-SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
-    "momentum": FedAvgM,
-    "adagrad": FedAdagrad,
-    "adam": FedAdam,
-    "yogi": FedYogi,
-}
+from metis.core.policies import POLICIES
+from metis.core.policy import Policy
+from metis.core.solvers import SOLVERS, Solver
+from metis.experiments.config.errors import ConfigErrors
+from metis.experiments.config.schema import PolicyConfig, SolverConfig
+from metis.experiments.config.tables import check_layer, make_layer, solver_settings
+from metis.registry import parameters_of
 
 
 def compose(table: PolicyConfig) -> Policy:
-    """The policy that a table describes; a ValueError says which setting is impossible."""
+    """The policy that a table describes, without its solver; an ArgumentError names the impossible setting."""
     policy = POLICIES[table.name](**table.parameters)
-    if table.schedule is not None:
-        policy = policy.with_lambda(schedule_of(table.schedule))
-    if table.adaptive is not None:
-        policy = policy.with_adaptive_period(AdaptivePeriod(**table.adaptive.model_dump()))
-    if table.sample is not None:
-        policy = policy.with_sample(Sample(**table.sample.model_dump()))
-    if table.nova is not None:
-        policy = policy.with_nova(FedNova(table.nova.largest_amplification))
-    if table.server is not None:
-        rate = table.server.rate
-        policy = policy.with_server(server_optimizer(table.server), None if rate is None else schedule_of(rate))
-    if table.rate is not None:
-        policy = policy.with_rate(schedule_of(table.rate))
-    if table.compression is not None:
-        policy = policy.with_compression(Compression(**table.compression.model_dump()))
-    return policy.for_solver(*_accumulation(table.training), controls=table.training.solver == "scaffold")
+    errors = ConfigErrors("policy")
+    layers = [check_layer(key, given, errors, [key]) for key, given in table.layers.items()]
+    errors.raise_if_any()
+    return policy.with_layers(*(make_layer(*layer) for layer in layers if layer is not None))
 
 
-def _accumulation(solver: SolverConfig) -> tuple[float, float]:
-    """What `metis.learning.accumulation` says of this solver, without loading torch."""
-    momentum = 0.0 if solver.keep_momentum else solver.momentum or 0.0
-    return momentum, (solver.learning_rate or 0.0) * (solver.proximal_term or 0.0)
+def build_solver(settings: SolverConfig) -> Solver:
+    """The local solver of a policy; its settings are complete once the configuration is loaded."""
+    assert settings.solver is not None, "the configuration is complete"
+    definition = SOLVERS.named(settings.solver)
+    known = parameters_of(definition)
+    general = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
+    given = {name: value for name, value in general.items() if value is not None and name in known}
+    own = {name: value for name, value in settings.parameters.items() if name in solver_settings(settings.solver)}
+    return definition(**given, **own)
 
 
-def schedule_of(table: ScheduleConfig) -> Schedule:
-    """A schedule from its table."""
-    return Schedule(**table.model_dump())
+def build_policy(table: PolicyConfig) -> Policy:
+    """The policy as its solver needs it, with the label that tables and figures call it by."""
+    return policy_and_solver(table)[0]
 
 
-def server_optimizer(table: ServerConfig) -> ServerOptimizer:
-    """The optimizer of a table [policy.server]."""
-    given = table.model_dump(exclude_none=True, exclude={"optimizer", "rate"})
-    return SERVER_OPTIMIZERS[table.optimizer](**given)
-
-
-def server_settings(optimizer: str) -> set[str]:
-    """The keys that an optimizer takes."""
-    return {item.name for item in fields(SERVER_OPTIMIZERS[optimizer])}  # type: ignore[arg-type]
-
-
-def completed_server(table: ServerConfig) -> ServerConfig:
-    """With every default written out."""
-    settings: dict[str, Any] = asdict(server_optimizer(table))  # type: ignore[call-overload]
-    return ServerConfig(optimizer=table.optimizer, rate=table.rate, **settings)
+def policy_and_solver(table: PolicyConfig) -> tuple[Policy, Solver]:
+    """A policy and its local solver, as they need each other."""
+    policy, solver = compose(table).for_solver(build_solver(table.training))
+    return replace(policy, label=table.label or policy.label), solver

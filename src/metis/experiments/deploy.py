@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from metis.core.controller import StopRule, Target
 from metis.core.model import Model
+from metis.core.stop import StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
-from metis.experiments.build import build_policy, build_power, versions
+from metis.experiments.build import build_power, versions
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import ExperimentConfig
 from metis.runs.setting import LearnerInfo, Setting
 
@@ -107,4 +108,4 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
     )
     make = make_core(policy, rule, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config))
-    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.compression)
+    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire)

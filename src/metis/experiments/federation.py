@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,27 +17,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import MemoryStore, ModelStore
-from metis.core.compression import Compression
-from metis.core.controller import Controller, StopRule, Target
+from metis.core.controller import Controller
 from metis.core.costs import Power
 from metis.core.events import Action, Event, LearnerId
+from metis.core.layers import Layer
+from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.solvers import Solver
+from metis.core.stop import StopRule, Target
 from metis.errors import ConfigError, DataError, InternalError, LearnerError
 from metis.kernels import use_all_processors
-from metis.learning import (
-    Augmentation,
-    Engine,
-    Learner,
-    Scaffold,
-    Solver,
-    TorchEngine,
-    accumulation,
-    as_examples,
-    engine_for,
-    with_proximal_term,
-)
+from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
+from metis.learning.engine import trainable_of
 from metis.runs.checkpoint import CHECKPOINT, Checkpoint
 from metis.runs.folds import RunFold
 from metis.runs.run import COMMUNITY, SUMMARY, Run
@@ -131,7 +123,7 @@ class Federation:
         self.facts = facts or {}
         self._learners(solver)  # what is wrong with the data shows here, before anything starts
 
-    def _learners(self, solver: Solver, compression: Compression | None = None) -> list[Learner]:
+    def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
         return [
             Learner(
                 setup.name,
@@ -142,7 +134,7 @@ class Federation:
                 solver,
                 self.seed,
                 self.augment,
-                compression=compression,
+                layers=layers,
             )
             for index, setup in enumerate(self.learners)
         ]
@@ -163,7 +155,7 @@ class Federation:
         pool: Literal["inline", "processes", "ray"] | None = None,
         ray_address: str | None = None,
         gpus_per_learner: float = 0.0,
-        together: int = 1,
+        batched: int = 1,
         store: Literal["memory", "disk"] = "memory",
         refusals_allowed: int = 3,
         out: str | Path | None = None,
@@ -177,7 +169,7 @@ class Federation:
         stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
         overwritten) and a run that was cut off goes on with `resume=True`. Learners train in this process without
         `workers`, in so many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
-        With `together` up to so many small learners without convolutions are trained as one computation: faster, but
+        With `batched` up to that many small learners without convolutions are trained as one computation: faster, but
         the last bits may differ from those of each alone.
         """
         if not isinstance(policy, Policy):
@@ -199,8 +191,8 @@ class Federation:
         if out is not None and Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         _whole("workers", workers)
-        _whole("together", together)
-        places = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, together)
+        _whole("batched", batched)
+        places = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, batched)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -208,17 +200,19 @@ class Federation:
             goal = Target(self.metric, target, self.higher_is_better)
         if goal is not None and self.test is None:
             raise ConfigError("a target needs held-out examples to be measured on: give test=...")
-        solver = solver or self.solver
-        if policy.proximal_term:
-            solver = with_proximal_term(solver, policy.proximal_term)
-        policy = policy.for_solver(*accumulation(solver), controls=isinstance(solver, Scaffold))
+        policy, solver = policy.for_solver(solver or self.solver)
         session = _Session(
             self,
             policy,
             stop,
             goal,
             None if out is None else Path(out),
-            Workplace(engine_for(self.engine, solver), self._learners(solver, policy.compression), self.test),
+            Workplace(
+                self.engine,
+                self._learners(solver, policy.learner_layers),
+                self.test,
+                policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
+            ),
             places=places,
             disk=store == "disk",
             refusals_allowed=refusals_allowed,
@@ -284,7 +278,8 @@ class _Session:
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
         self._watch = watch
-        self._initial_model = workplace.engine.initial_model(federation.seed)
+        network = workplace.engine.initial_model(federation.seed)
+        self._initial_model = policy.extend_model(network, trainable_of(workplace.engine))
         self._setting = federation.setting(policy, target, self._initial_model)
         self._fold = RunFold(self._setting)
         self._events: list[tuple[float, Event | Action]] = []
@@ -353,11 +348,11 @@ class _Session:
             for setup in federation.learners
         ]
         parts = {
-            "policy": (replace(self._policy, label="any"), self._refusals_allowed),
+            "policy": (self._policy.identity, self._refusals_allowed),
             "network or seed": (federation.seed, self._initial_model.sha256()),
             "solver": self._workplace.learners[0].solver,
             "augmentation": federation.augment,
-            "way of training (together)": self._places.together > 1,
+            "way of training (batched)": self._places.batched > 1,
             "division of the data or other learners": learners,
             "way of evaluating": (self._evaluate_every, None if federation.test is None else len(federation.test)),
         }

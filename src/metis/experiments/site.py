@@ -35,19 +35,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.model import Layout, Model
+from metis.core.policy import Policy
 from metis.errors import ConfigError, DataError, told
 from metis.experiments.build import (
     Assignment,
     TrainingSetup,
-    build_policy,
-    build_solver,
     build_training_setup,
     check_traces,
 )
+from metis.experiments.compose import policy_and_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
 
 if TYPE_CHECKING:
-    from metis.learning import Batch, Engine, Examples, Learner, Solver
+    from metis.learning import Batch, Engine, Examples, Learner
 
 _FUNCTIONS = {"network": 0, "training_data": 1, "evaluation_data": 1, "test_data": 0, "loss": 2, "augment": 2}
 _ARGUMENTS = {0: "", 1: "site", 2: "outputs, targets"}
@@ -365,11 +366,27 @@ class Silo:
     """What the training process of one learner works with; the controller's has no learner."""
 
     engine: Engine
+    policy: Policy
     learner: Learner | None
     evaluation: Examples | None
     metric: str
     higher_is_better: bool
     seed: int
+
+    @property
+    def layout(self) -> Layout:
+        """Of every model that travels."""
+        return self.policy.extend_layout(self.engine.layout, _trainable(self.engine))
+
+    def initial_model(self, seed: int) -> Model:
+        """Where the federation starts from, as it travels."""
+        return self.policy.extend_model(self.engine.initial_model(seed), _trainable(self.engine))
+
+
+def _trainable(engine: Engine) -> int:
+    from metis.learning.engine import trainable_of
+
+    return trainable_of(engine)
 
 
 def read_settings(settings: Any) -> tuple[ExperimentConfig, int]:
@@ -399,8 +416,8 @@ def build_silo(
     """What the learner of this name trains with: its own site file, or its share of the built-in data set."""
     from metis.learning import Learner
 
-    config, policy = read_settings(settings)
-    solver = _solver(config, policy)
+    config, number = read_settings(settings)
+    policy, solver = policy_and_solver(config.policy[number])
     if site_file is None:
         _refuse_without_site(config)
         setup = build_training_setup(config)
@@ -430,14 +447,14 @@ def build_silo(
         solver,
         config.seed,
         setup.augment,
-        compression=build_policy(config.policy[policy]).compression,
+        layers=policy.learner_layers,
     )
-    return _silo(config, setup, solver, learner, evaluation, device)
+    return _silo(config, setup, policy, learner, evaluation, device)
 
 
 def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, device: str | None = None) -> Silo:
     """What the controller makes the initial model with and, if it has held-out data, measures models on."""
-    config, policy = read_settings(settings)
+    config, number = read_settings(settings)
     if site_file is None:
         _refuse_without_site(config)
         setup = build_training_setup(config)
@@ -445,33 +462,23 @@ def build_controller_side(settings: Mapping[str, Any], site_file: Path | None, d
         site = load_site(site_file)
         config = settled(config, site)
         setup = _setup(config, site, train=None, test=_optional_examples(site, "test_data"), assignments=())
-    return _silo(config, setup, _solver(config, policy), None, setup.test, device)
+    policy, _ = policy_and_solver(config.policy[number])
+    return _silo(config, setup, policy, None, setup.test, device)
 
 
 def _silo(
     config: ExperimentConfig,
     setup: TrainingSetup,
-    solver: Solver,
+    policy: Policy,
     learner: Learner | None,
     evaluation: Examples | None,
     device: str | None,
 ) -> Silo:
-    from metis.learning import engine_for
-
     metric = cast("str", config.evaluation.metric)
     higher = config.evaluation.higher_is_better
     if higher is None:
         higher = METRICS[setup.task].get(metric, True)
-    engine = engine_for(setup.engine(config.training, device), solver)
-    return Silo(engine, learner, evaluation, metric, higher, config.seed)
-
-
-def _solver(config: ExperimentConfig, policy: int) -> Solver:
-    from metis.learning import with_proximal_term
-
-    chosen = config.policy[policy]
-    solver, proximal_term = build_solver(chosen.training), build_policy(chosen).proximal_term
-    return with_proximal_term(solver, proximal_term) if proximal_term else solver
+    return Silo(setup.engine(config.training, device), policy, learner, evaluation, metric, higher, config.seed)
 
 
 def _refuse_without_site(config: ExperimentConfig) -> None:

@@ -1,17 +1,7 @@
-"""Inside a silo: examples, networks, solvers and the training loop. The only package that imports torch."""
+"""Inside a silo: examples, networks and the training loop. The only package that imports torch."""
 
-from metis.learning.engine import Batch, Engine, Examples, Memory, Trained
-from metis.learning.learner import ArrayExamples, DatasetExamples, JoinedExamples, Learner, as_examples
-from metis.learning.scaffold import engine_for
-from metis.learning.solvers import (
-    FedProx,
-    MomentumSGD,
-    Scaffold,
-    Solver,
-    VanillaSGD,
-    accumulation,
-    with_proximal_term,
-)
+from metis.learning.engine import Batch, Engine, Examples, Trained
+from metis.learning.learner import Learner
 from metis.learning.torch.augmentation import (
     Augmentation,
     Transform,
@@ -24,6 +14,7 @@ from metis.learning.torch.augmentation import (
 )
 from metis.learning.torch.batched import kind_of, train_batched
 from metis.learning.torch.engine import TorchEngine
+from metis.learning.torch.examples import ArrayExamples, DatasetExamples, JoinedExamples, as_examples
 from metis.learning.torch.networks import (
     NETWORKS,
     brain_age_cnn3d,
@@ -44,18 +35,11 @@ __all__ = [
     "DatasetExamples",
     "Engine",
     "Examples",
-    "FedProx",
     "JoinedExamples",
     "Learner",
-    "Memory",
-    "MomentumSGD",
-    "Scaffold",
-    "Solver",
     "TorchEngine",
     "Trained",
     "Transform",
-    "VanillaSGD",
-    "accumulation",
     "as_examples",
     "brain_age_cnn3d",
     "brain_age_mlp",
@@ -64,7 +48,6 @@ __all__ = [
     "cifar_resnet",
     "cifar_tutorial",
     "compose",
-    "engine_for",
     "femnist_cnn",
     "horizontal_flip",
     "kind_of",
@@ -74,5 +57,4 @@ __all__ = [
     "small_cnn",
     "standardize",
     "train_batched",
-    "with_proximal_term",
 ]

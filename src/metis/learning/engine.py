@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from metis.core.layers import Memory
 from metis.core.model import Layout, Model
-from metis.learning.solvers import Solver
-from metis.learning.torch.parallel import Part
+from metis.core.solvers import Solver
 
-Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # inputs, targets
-Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between tasks; never leaves its silo
+Batch: TypeAlias = Any  # what the engine trains on: for PyTorch a pair of tensors, inputs and targets
 
 
 class Examples(Protocol):
@@ -40,7 +38,7 @@ class Trained:
     memory: Memory = field(default_factory=dict)
     batch_times: Sequence[float] = ()  # seconds, if a clock was there
     payload: bytes = b""  # what travels, if it is not the model itself
-    compression_error: float = math.nan  # what of the way is left out for now, over what was to be sent
+    notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers; information only
 
     @property
     def seconds(self) -> float:
@@ -67,12 +65,18 @@ class Engine(Protocol):
     def train(
         self,
         community_model: Model,
-        batches: Iterable[Batch | Part],
+        batches: Iterable[Batch],
         solver: Solver,
         memory: Memory | None = None,
         seed: int = 0,
     ) -> Trained:
-        """One step a batch, starting from the community model; `seed` rules dropout and the like."""
+        """One step a batch, starting from the community model; `seed` is for dropout and the like."""
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
         """Loss and metrics, as means over the examples; `memory` if the network keeps local buffers."""
+
+
+def trainable_of(engine: Engine) -> int:
+    """How many numbers at the front of a model's vector a solver changes: what the engine says, else all parameters."""
+    parameters = sum(spec.size for spec in engine.layout.tensors if spec.role == "parameter")
+    return int(getattr(engine, "trainable", parameters))

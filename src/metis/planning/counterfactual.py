@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.costs import CostLedger, Costs, Power
 from metis.core.events import (
     CommunityPublished,
@@ -20,18 +20,15 @@ from metis.core.events import (
     SendTask,
     UpdateRequest,
 )
+from metis.core.layers import FedNova
 from metis.core.model import Model
-from metis.core.policies import Policy
-from metis.errors import ConfigError, DataError, UnexpectedUpdate
-from metis.experiments.build import build_policy, build_power
-from metis.experiments.config.load import (
-    POLICIES,
-    ExperimentConfig,
-    did_you_mean,
-    load_config,
-    read_toml,
-    resolve_config,
-)
+from metis.core.policies import POLICIES
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
+from metis.errors import ConfigError, DataError, UnexpectedEvent
+from metis.experiments.build import build_power
+from metis.experiments.compose import build_policy
+from metis.experiments.config.load import ExperimentConfig, did_you_mean, load_config, read_toml, resolve_config
 from metis.planning.advice import names
 from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, SUMMARY
@@ -96,7 +93,7 @@ def load_recording(directory: Path) -> Recording:
         events,
         chosen.label if chosen is not None else setting.label if setting is not None else "recorded",
         chosen,
-        chosen.protocol.fills_the_period if chosen is not None else bool(setting and setting.fills_the_period),
+        chosen.fills_the_period if chosen is not None else bool(setting and setting.fills_the_period),
         powers,
         nominal,
         setting.model_bytes or None if setting is not None else None,
@@ -146,7 +143,7 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
     except ConfigError as problem:
         raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as the user wrote it
     for policy in resolved.policy:
-        if policy.adaptive is not None:
+        if "adaptive" in policy.layers:
             raise ConfigError(
                 f"{policy.label} cannot be replayed: it chooses its periods from the models, which are not recorded; "
                 "use a fixed slowest_learner_epochs, or simulate it"
@@ -176,7 +173,7 @@ def counterfactual_trace(recording: Recording, policy: Policy) -> Course:
         controller.measures = measures_of(recording.events)  # without weights nothing can be measured again
     try:
         return replay_otherwise(recording.events, controller, recording.nominal)
-    except (*_CONTRADICTIONS, UnexpectedUpdate) as problem:
+    except (*_CONTRADICTIONS, UnexpectedEvent) as problem:
         raise _damaged(recording) from problem
 
 
@@ -306,12 +303,12 @@ def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Counte
     for policy in policies:
         trace = counterfactual_trace(recording, policy)
         traces.append(trace)
-        costs.append(trace_costs(recording, trace, policy.label, policy.protocol.fills_the_period))
+        costs.append(trace_costs(recording, trace, policy.label, policy.fills_the_period))
         if recording.policy is not None and _settings(policy) == _settings(recording.policy):
             reproduced = decisions(trace, recording.end) == decisions(recording.events, recording.end)
     notes = _notes(recording)
-    recorded = None if recording.policy is None else recording.policy.compression
-    if any(policy.compression not in (None, recorded) for policy in policies):
+    recorded = None if recording.policy is None else recording.policy.wire
+    if any(policy.wire not in (None, recorded) for policy in policies):
         notes.append("A different compression is ignored: bytes and transfers are those of the recorded updates.")
     return Counterfactual(recording, tuple(costs), tuple(traces), reproduced, tuple(notes))
 
@@ -332,12 +329,13 @@ def decisions(trace: Course, end: float) -> list[dict[str, Any]]:
     ]
 
 
-def _settings(policy: Policy) -> tuple[Any, ...]:
-    # Communities are functions with bound arguments, which only their representation shows.
-    # Of FedNova only the user's choice: the rest comes from the solver, unknown here, and does not change the trace.
-    nova = None if policy.nova is None else policy.nova.largest_amplification
-    parts = (policy.protocol, policy.community, policy.contribution, nova, policy.server, policy.rate)
-    return policy.name, *(repr(part) for part in parts)
+def _settings(policy: Policy) -> str:
+    """What decides the trace: neither how updates travel, nor what comes from the solver, which is not known here."""
+    layers = [layer for layer in policy.layers if layer.in_files and layer is not policy.wire]
+    chosen = tuple(
+        replace(layer, momentum=None, pull=None) if isinstance(layer, FedNova) else layer for layer in layers
+    )
+    return replace(policy, layers=chosen).identity
 
 
 def _notes(recording: Recording) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.costs import CostLedger, Costs, Energy, Power
 from metis.core.events import (
     Budget,
@@ -25,7 +25,8 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.errors import ConfigError
 from metis.simulation.loop import ScheduledEvent, play
 from metis.simulation.speed import Speed
@@ -152,7 +153,7 @@ def _controller(policy: Policy, learners: Sequence[PlannedLearner], stop: StopRu
 
 def _ledger(policy: Policy, learners: Sequence[PlannedLearner]) -> CostLedger:
     powers = {learner.name: learner.power for learner in learners}
-    return CostLedger(powers, 0, policy.protocol.fills_the_period)
+    return CostLedger(powers, 0, policy.fills_the_period)
 
 
 def _per_hour(now: Energy, then: Energy, span: float) -> Energy:

@@ -13,19 +13,12 @@ import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
+from metis.core.policies import POLICIES
 from metis.data.datasets import DATASETS
 from metis.errors import ConfigError
-from metis.experiments.build import (
-    build_augmentation,
-    build_link,
-    build_policy,
-    build_power,
-    build_solver,
-    build_speed,
-    dry_assignments,
-)
+from metis.experiments.build import build_augmentation, build_link, build_power, build_speed, dry_assignments
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import (
-    POLICIES,
     ExperimentConfig,
     LearnerGroup,
     PolicyConfig,
@@ -368,9 +361,9 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
     with_control_variates = [policy.training.solver == "scaffold" for policy in config.policy]
     if any(with_control_variates) and not all(with_control_variates):
         notes.append("All models count as large as those of scaffold; those of the other solvers have half the bytes.")
-    if any(policy.compression is not None for policy in config.policy):
+    if any("compression" in policy.layers for policy in config.policy):
         notes.append("Compression is ignored: updates count as whole models, in bytes and in transfer times.")
-    if any(policy.adaptive is not None or policy.schedule is not None for policy in config.policy):
+    if any({"adaptive", "schedule"} & policy.layers.keys() for policy in config.policy):
         notes.append("Periods that adapt or follow a schedule are not forecast; fixed lambdas are shown instead.")
     by_assumption: dict[str, list[str]] = {}
     for group in config.learners:
@@ -394,7 +387,8 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
 
 def network_bytes(config: ExperimentConfig, source: str) -> int:
     """Bytes of a model; the network is built once for that, the data set need not be there."""
-    from metis.learning import NETWORKS, ArrayExamples, TorchEngine, engine_for
+    from metis.learning import NETWORKS, ArrayExamples, TorchEngine
+    from metis.learning.engine import trainable_of
 
     make: Callable[[], Any]
     if config.site is not None:
@@ -412,5 +406,5 @@ def network_bytes(config: ExperimentConfig, source: str) -> int:
         make = functools.partial(NETWORKS[config.network.name], shape, outputs, **options)
     engine = TorchEngine(make, task_of(config), buffers=config.training.buffers)
     # The largest that a policy of the file sends: SCAFFOLD's control variates travel with the network.
-    sizes = [engine_for(engine, build_solver(policy.training)).layout for policy in config.policy]
+    sizes = [build_policy(policy).extend_layout(engine.layout, trainable_of(engine)) for policy in config.policy]
     return max(4 * layout.size + 8 * layout.counters for layout in sizes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis.core.events import Budget, LearnerId
+from metis.core.model import Model
 from metis.core.timing import robust_time_per_batch
 from metis.errors import ConfigError, MetisError, told
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, resolve_config
@@ -64,8 +65,8 @@ def run_probe(
     config: ExperimentConfig, site: Path | None, name: LearnerId, batches: int, device: str | None = None
 ) -> Probe:
     """Train a few batches with the real network and data of this learner and time them."""
-    learner, engine, seed = _learner_and_engine(config, site, name, device)
-    budget, model = Budget(batches + _WARM_UP), engine.initial_model(seed)
+    learner, engine, model = _learner_and_engine(config, site, name, device)
+    budget = Budget(batches + _WARM_UP)
     try:
         trained = learner.train_while(engine, model, 0, budget, time.perf_counter)
     except MetisError:
@@ -94,10 +95,12 @@ def run_probe(
 
 def _learner_and_engine(
     config: ExperimentConfig, site: Path | None, name: LearnerId, device: str | None
-) -> tuple[Learner, Engine, int]:
-    from metis.experiments.build import build_solver, build_training_setup
+) -> tuple[Learner, Engine, Model]:
+    from metis.experiments.build import build_training_setup
+    from metis.experiments.compose import policy_and_solver
     from metis.experiments.site import build_silo
-    from metis.learning import Learner, engine_for
+    from metis.learning import Learner
+    from metis.learning.engine import trainable_of
 
     if site is None and config.site is not None:
         site = Path(config.site.file)
@@ -105,13 +108,13 @@ def _learner_and_engine(
         document = config.model_copy(update={"policy": config.policy[:1]}).to_dict()
         silo = build_silo({"experiment": document, "policy": 0}, site, name, 0, device)
         assert silo.learner is not None
-        return silo.learner, silo.engine, silo.seed
+        return silo.learner, silo.engine, silo.initial_model(silo.seed)
     setup = build_training_setup(config)
     assignments = {assignment.name: assignment for assignment in setup.assignments}
     if name not in assignments:
         raise ConfigError(f"the experiment has no learner '{name}'; {did_you_mean(name, assignments)}")
-    assignment, solver = assignments[name], build_solver(config.policy[0].training)
-    learner = Learner(
-        name, 0, setup.train, assignment.indices, assignment.group.batch_size, solver, config.seed, setup.augment
-    )
-    return learner, engine_for(setup.engine(config.training, device), solver), config.seed
+    assignment, (policy, solver) = assignments[name], policy_and_solver(config.policy[0])
+    engine, size = setup.engine(config.training, device), assignment.group.batch_size
+    layers = policy.learner_layers
+    learner = Learner(name, 0, setup.train, assignment.indices, size, solver, config.seed, setup.augment, layers=layers)
+    return learner, engine, policy.extend_model(engine.initial_model(config.seed), trainable_of(engine))

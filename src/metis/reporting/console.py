@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from metis.core.controller import StopRule
 from metis.core.costs import Costs
+from metis.core.stop import StopRule
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
 from metis.text import about, factor, metric, number

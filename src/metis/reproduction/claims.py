@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from metis.core.controller import StopRule
 from metis.core.events import CommunityPublished
+from metis.core.stop import StopRule
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import dry_run, make_plan, rounds_of

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from metis.core.community import CachedAverage, FullPass, MemoryStore
+from metis.core.mixing import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.reproduction.tables import MixingTime
 

@@ -19,15 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.experiments.build import (
-    Division,
-    build_federation,
-    build_policy,
-    build_solver,
-    build_stop,
-    divide,
-    dry_assignments,
-)
+from metis.experiments.build import Division, build_federation, build_stop, divide, dry_assignments
+from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_toml, resolve_config
 from metis.files import LockHeld, take_lock
 from metis.reproduction.environments import Cell

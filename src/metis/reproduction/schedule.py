@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metis.core.controller import Controller, StopRule, Target
+from metis.core.controller import Controller
 from metis.core.costs import Costs
 from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
 from metis.core.model import Model
+from metis.core.stop import StopRule, Target
 from metis.experiments.build import (
     Assignment,
     build_availability,
     build_link,
-    build_policy,
     build_power,
     build_speed,
     build_stop,
     dry_assignments,
 )
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.reproduction.environments import Cell
 from metis.runs.run import Run

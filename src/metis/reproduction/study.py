@@ -129,13 +129,7 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
 
 def _plain(cell: Cell) -> bool:
     """Whether nothing is put on top of a fixed lambda."""
-    policy = cell.policy
-    return (
-        policy.nova is None
-        and policy.adaptive is None
-        and policy.server is None
-        and policy.parameters.get("max_local_epochs") is None
-    )
+    return not cell.policy.layers and cell.policy.parameters.get("max_local_epochs") is None
 
 
 def _fastest(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any] | None:

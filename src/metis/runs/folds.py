@@ -100,9 +100,9 @@ class RunFold:
                     del self._published[next(iter(self._published))]
             case Evaluated():
                 self._evaluated(item)
-            case UpdateRequest() if math.isfinite(item.compression_error):
-                self.compression_errors[item.learner] = item.compression_error
-                self._errors += item.compression_error
+            case UpdateRequest(notes={"compression_error": error}) if math.isfinite(error):
+                self.compression_errors[item.learner] = error
+                self._errors += error
                 self._compressed += 1
             case UpdateRefused():
                 self.refused.append((now, item))

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from metis.core.controller import Target
 from metis.core.costs import Power
 from metis.core.events import LearnerId
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import Target
 from metis.runs.trace import write_json
 
 SETTING = "setting.json"
@@ -71,8 +71,8 @@ class Setting:
             seed=seed,
             learners=tuple(learners),
             model_bytes=model.nbytes,
-            update_bytes=policy.compression.nbytes(model.layout) if policy.compression and model.nbytes else None,
-            fills_the_period=policy.protocol.fills_the_period,
+            update_bytes=policy.update_bytes(model.layout) if model.nbytes else None,
+            fills_the_period=policy.fills_the_period,
             metric=metric,
             higher_is_better=higher_is_better,
             target=target,

@@ -92,7 +92,9 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record["version"], record["steps"] = value.version, value.steps
         elif isinstance(value, RoundMeasure):
             record |= measure_record(value)
-        elif key == "measure" or (key == "compression_error" and not math.isfinite(value)):
+        elif key == "notes":
+            record |= {name: number for name, number in value.items() if math.isfinite(number)}
+        elif key == "measure":
             continue  # not measured
         elif isinstance(value, dict):
             record[key] = {name: _number(number) for name, number in value.items()}
@@ -114,7 +116,10 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         name = rest.pop("event")
         kind = _EVENTS[name]
         if name == "update_request":
-            rest["local_model"] = Model.empty()
+            notes = {key: rest.pop(key) for key in rest.keys() - _FIELDS[UpdateRequest]}
+            if not all(isinstance(number, (int, float)) for number in notes.values()):
+                raise ValueError(f"unknown keys: {', '.join(sorted(notes))}")
+            rest["notes"], rest["local_model"] = notes, Model.empty()
             rest["loss"] = math.nan if rest["loss"] is None else rest["loss"]
         elif name == "evaluated":
             metrics = rest["metrics"].items()

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import ModelStore
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,
@@ -34,9 +33,11 @@ from metis.core.events import (
     TaskFailed,
     UpdateRequest,
 )
+from metis.core.layers import Memory
+from metis.core.mixing import ModelStore
 from metis.core.model import Model
 from metis.errors import Diverged
-from metis.learning import Memory, Trained
+from metis.learning import Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
@@ -236,7 +237,7 @@ class Simulator:
                     spent.time_per_batch,
                     result.model,
                     result.loss,
-                    result.compression_error,
+                    result.notes,
                 )
             )
         self._let_go(arrival.version)

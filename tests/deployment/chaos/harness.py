@@ -25,7 +25,6 @@ import grpc
 import numpy as np
 
 from deployment.wire_learner import WireLearner, parts
-from metis.core.community import MemoryStore
 from metis.core.events import (
     CommunityPublished,
     SendTask,
@@ -33,6 +32,7 @@ from metis.core.events import (
     UpdateRefused,
     UpdateRequest,
 )
+from metis.core.mixing import MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb

@@ -62,7 +62,7 @@ def federation(**changes: Any) -> metis.Federation:
 
 POLICIES = {
     "sync": lambda: metis.sync_fedavg(local_epochs=2),
-    "semisync": lambda: metis.semisync_fedavg(2).with_rate(metis.Schedule(1, 0.1, 5)),
+    "semisync": lambda: metis.semisync_fedavg(2).with_layers(metis.ScheduledRate(metis.Schedule(1, 0.1, 5))),
     "async": lambda: metis.async_fedavg(local_epochs=1),
     "fedasync": lambda: metis.fedasync(local_epochs=1),
 }
@@ -73,14 +73,14 @@ def test_who_trains_with_whom_and_where_does_not_change_a_bit(policy: str) -> No
     def run(**options: Any) -> tuple[str, list[str]]:
         return fingerprint(federation().simulate(POLICIES[policy](), seconds=4, **options))
 
-    together = run(together=100)
-    for options in ({"together": 2}, {"together": 3}, {"together": 4, "workers": 2}, {"together": 100, "workers": 3}):
+    together = run(batched=100)
+    for options in ({"batched": 2}, {"batched": 3}, {"batched": 4, "workers": 2}, {"batched": 100, "workers": 3}):
         assert run(**options) == together
 
 
 @pytest.mark.parametrize("solver", [metis.VanillaSGD(0.1, 0.01), metis.MomentumSGD(0.05, 0.5), metis.FedProx(0.1, 0.2)])
 def test_it_is_what_each_alone_does_up_to_rounding(solver: Any) -> None:
-    alone, together = (federation().simulate(metis.semisync_fedavg(2), rounds=4, solver=solver, together=most)
+    alone, together = (federation().simulate(metis.semisync_fedavg(2), rounds=4, solver=solver, batched=most)
                        for most in (1, 50))  # fmt: skip
     np.testing.assert_allclose(together.community_model.vector, alone.community_model.vector, rtol=1e-4, atol=1e-6)
     assert not np.array_equal(together.community_model.vector, federation().initial_model.vector)
@@ -97,7 +97,7 @@ def test_learners_are_really_trained_together(monkeypatch: pytest.MonkeyPatch) -
         return trained
 
     monkeypatch.setattr(TorchEngine, "train_batched", watched)
-    federation().simulate(metis.sync_fedavg(local_epochs=2), rounds=1, together=4)
+    federation().simulate(metis.sync_fedavg(local_epochs=2), rounds=1, batched=4)
     assert sorted(sizes) == [2, 2, 4, 4]  # five of the first kind: the fifth trains with itself, by the same means
 
 
@@ -115,7 +115,7 @@ def test_learners_are_really_trained_together(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_who_cannot_train_together_trains_alone_to_the_same_bits(changes: dict[str, Any]) -> None:
     alone, together = (
-        fingerprint(federation(**changes).simulate(metis.sync_fedavg(local_epochs=1), rounds=2, together=most))
+        fingerprint(federation(**changes).simulate(metis.sync_fedavg(local_epochs=1), rounds=2, batched=most))
         for most in (1, 50)
     )
     assert alone == together
@@ -124,7 +124,7 @@ def test_who_cannot_train_together_trains_alone_to_the_same_bits(changes: dict[s
 def test_one_that_diverges_takes_nobody_with_it() -> None:
     inputs, targets = blobs(300)
     inputs[20:40] = np.nan  # of the second learner
-    run = federation(train=(inputs, targets)).simulate(metis.sync_fedavg(local_epochs=1), rounds=2, together=50)
+    run = federation(train=(inputs, targets)).simulate(metis.sync_fedavg(local_epochs=1), rounds=2, batched=50)
     failed = {event.learner for _, event in run.events if type(event).__name__ == "TaskFailed"}
     assert failed == {"learner-01"}
     assert run.rounds == 2
@@ -139,14 +139,14 @@ def test_who_leaves_in_the_middle_of_a_task_is_not_waited_for() -> None:
     ] + [metis.SimulatedLearner("stays", np.arange(60, 80), 10, metis.Speed(0.2))]
     runs = [
         fingerprint(federation(learners=learners).simulate(metis.async_fedavg(local_epochs=2), seconds=4, **options))
-        for options in ({"together": 50}, {"together": 50, "workers": 2})
+        for options in ({"batched": 50}, {"batched": 50, "workers": 2})
     ]
     assert runs[0] == runs[1]
     assert any('"stays"' in line and "update_request" in line for line in runs[0][1])
 
 
 def test_a_resumed_run_ends_in_the_same_bits_and_cannot_change_its_way(tmp_path: Path) -> None:
-    whole = federation().simulate(metis.semisync_fedavg(2), rounds=5, together=50, out=tmp_path / "whole")
+    whole = federation().simulate(metis.semisync_fedavg(2), rounds=5, batched=50, out=tmp_path / "whole")
 
     steps: list[Any] = []
 
@@ -155,11 +155,11 @@ def test_a_resumed_run_ends_in_the_same_bits_and_cannot_change_its_way(tmp_path:
         if len(steps) == 30:  # in the middle of a round, so that of a group only some are left
             signal.raise_signal(signal.SIGINT)
 
-    federation().simulate(metis.semisync_fedavg(2), rounds=5, together=50, out=tmp_path / "cut", watch=interrupt)
+    federation().simulate(metis.semisync_fedavg(2), rounds=5, batched=50, out=tmp_path / "cut", watch=interrupt)
     with pytest.raises(DataError, match="started with a different way of training"):
         federation().simulate(metis.semisync_fedavg(2), rounds=5, out=tmp_path / "cut", resume=True)
     resumed = federation().simulate(
-        metis.semisync_fedavg(2), rounds=5, together=50, workers=2, out=tmp_path / "cut", resume=True
+        metis.semisync_fedavg(2), rounds=5, batched=50, workers=2, out=tmp_path / "cut", resume=True
     )
     assert resumed.community_model.sha256() == whole.community_model.sha256()
     assert (tmp_path / "cut/events.jsonl").read_bytes() == (tmp_path / "whole/events.jsonl").read_bytes()
@@ -167,5 +167,5 @@ def test_a_resumed_run_ends_in_the_same_bits_and_cannot_change_its_way(tmp_path:
 
 @pytest.mark.parametrize("value", [0, -1, 2.5])
 def test_an_impossible_number_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="together"):
-        federation().simulate(metis.sync_fedavg(), rounds=1, together=value)
+    with pytest.raises(ConfigError, match="batched"):
+        federation().simulate(metis.sync_fedavg(), rounds=1, batched=value)

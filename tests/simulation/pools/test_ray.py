@@ -119,7 +119,7 @@ def test_same_bits_inline_in_processes_and_on_ray(in_processes: dict[str, Any], 
 def test_small_learners_that_train_together_on_ray(ray: Any) -> None:
     """As one computation in one worker, to the same bits as here."""
     here, there = (
-        fingerprint(small().simulate(metis.sync_fedavg(local_epochs=2), rounds=2, together=3, **options))
+        fingerprint(small().simulate(metis.sync_fedavg(local_epochs=2), rounds=2, batched=3, **options))
         for options in ({}, {"pool": "ray", "workers": 2})
     )
     assert here == there

@@ -1,30 +1,36 @@
-"""Asynchronous: no barrier; whoever hands in a model trains on at once (Sec. 4.2)."""
+"""Asynchronous: no barrier; a learner that hands in a model trains on at once (Sec. 4.2)."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from metis.core.events import Budget, LearnerId
-from metis.core.roster import Roster
+from metis.core.events import Budget, LearnerId, RoundMeasure
+from metis.core.protocols.protocol import BaseProtocol
+from metis.core.roster import LearnerRecord, Roster
+from metis.core.schedules import Moment
 from metis.core.timing import steps_of_epochs
+from metis.registry import Setting, check_settings
+
+LocalEpochs = Annotated[
+    float, Setting("passes over its own data that a learner does in a task; may be a fraction", gt=0)
+]
 
 
 @dataclass
-class Asynchronous:
+class Asynchronous(BaseProtocol):
     """Every waiting learner gets a fixed number of local epochs immediately."""
 
-    local_epochs: float = 4.0
-    accepts_stale = True
-    has_rounds = False
-    fills_the_period = False
-    deadline = math.inf
+    local_epochs: LocalEpochs = 4.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.local_epochs < math.inf:
-            raise ValueError(f"local_epochs must be a number greater than 0, not {self.local_epochs}")
+        check_settings(self)
 
-    def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
-        return {
-            record.learner: Budget(steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in roster.waiting
-        }
+    def ready(self, roster: Roster, now: float) -> bool:
+        return bool(roster.waiting)
+
+    def tasks(
+        self, who: Sequence[LearnerRecord], roster: Roster, moment: Moment, measure: RoundMeasure | None
+    ) -> dict[LearnerId, Budget]:
+        return {record.learner: Budget(steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in who}

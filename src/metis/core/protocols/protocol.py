@@ -1,28 +1,37 @@
-"""The interface of a communication protocol, and the barrier that two of them share."""
+"""The interface of a communication protocol."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol
 
 from metis.core.events import Budget, LearnerId, RoundMeasure
-from metis.core.roster import Roster
+from metis.core.protocols.pacing import Pacing
+from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
+from metis.errors import InternalError
 
 
 class CommunicationProtocol(Protocol):
-    """Decides who trains next; it never mentions mixing.
+    """Decides when learners train next and for how long; it never mentions mixing.
 
     An implementation is a dataclass whose `init` fields are settings and whose other fields are state,
-    so that `dataclasses.replace(protocol)` is a fresh one.
+    so that `dataclasses.replace(protocol)` is a fresh one. Subclass `BaseProtocol` for the usual answers.
     """
 
     accepts_stale: bool  # may an update be based on an older community model than the current one?
-    has_rounds: bool  # is a community model published only when learners have waited for each other?
+    has_rounds: bool  # do learners begin together, so that an idle time between two rounds is a barrier's?
+    has_period: bool  # do rounds last as long as a pacing says (`paced`)?
+
+    @property
+    def reports_speed(self) -> bool:
+        """Should it be reported when a learner has become slower or faster for good?"""
+        ...
 
     @property
     def fills_the_period(self) -> bool:
-        """Is everybody at work all the time? Then the paper charges energy for all of it."""
+        """Is every learner at work all the time? Then the paper charges energy for all of it."""
         ...
 
     @property
@@ -30,39 +39,33 @@ class CommunicationProtocol(Protocol):
         """Wake me then, even if nothing happens; math.inf for never."""
         ...
 
-    def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
-        """Who trains next and for how long; empty while the federation should wait."""
+    def ready(self, roster: Roster, now: float) -> bool:
+        """Whether waiting learners should train now. May be asked any number of times."""
+        ...
+
+    def tasks(
+        self, who: Sequence[LearnerRecord], roster: Roster, moment: Moment, measure: RoundMeasure | None
+    ) -> dict[LearnerId, Budget]:
+        """How long each of these learners trains; asked once after `ready`, with the round published and measured."""
+        ...
+
+    def paced(self, pacing: Pacing) -> CommunicationProtocol:
+        """The same protocol with periods that this pacing chooses; only where `has_period`."""
         ...
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """What a protocol also has if a round tells it how long the next one should be."""
+class BaseProtocol:
+    """What most protocols answer: no rounds, no periods, no deadline."""
+
+    accepts_stale = True
+    has_rounds = False
+    has_period = False
+    reports_speed = False
+    fills_the_period = False
 
     @property
-    def measures(self) -> bool:
-        """Must each round be measured?"""
-        ...
+    def deadline(self) -> float:
+        return math.inf
 
-    def pace(
-        self, roster: Roster, moment: Moment, measure: RoundMeasure | None, budgets: dict[LearnerId, Budget]
-    ) -> dict[LearnerId, Budget]:
-        """The budgets that `next_tasks` has just given, or others now that the round is published and measured."""
-        ...
-
-
-class Barrier:
-    """Holds everybody until all awaited learners have answered or the deadline has passed."""
-
-    def __init__(self) -> None:
-        self.deadline = math.inf
-        self._late: set[int] = set()  # open tasks that a barrier no longer waits for
-
-    def is_open(self, roster: Roster, now: float) -> bool:
-        """Whether the next round may start; whoever is still training at the deadline becomes late."""
-        self._late &= roster.open_tasks
-        if len(roster.open_tasks) > len(self._late) and now < self.deadline:
-            return False
-        self._late |= roster.open_tasks
-        self.deadline = math.inf
-        return True
+    def paced(self, pacing: Pacing) -> CommunicationProtocol:
+        raise InternalError(f"{type(self).__name__} has no periods")

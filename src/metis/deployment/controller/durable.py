@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.arithmetic import Row
-from metis.core.community import MemoryStore, ModelStore
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,
@@ -30,6 +29,7 @@ from metis.core.events import (
     RoundMeasure,
     UpdateRequest,
 )
+from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.controller.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
 from metis.deployment.wire.model_mac import new_model_mac

@@ -90,7 +90,7 @@ class ControllerProcess:
         self._service = Service(
             state,
             self.layout,
-            plan.compression,
+            plan.wire,
             self._sessions,
             self._hear,
             self._requests,

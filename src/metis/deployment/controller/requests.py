@@ -139,7 +139,7 @@ class LearnerRequests:
             header.time_per_batch,
             Model.empty(),
             header.loss,
-            claimed_error(header),
+            claimed_notes(header),
         )
         return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, received.blob).seq)
 
@@ -149,10 +149,10 @@ def _too_late(task: int, version: int) -> pb.Receipt:
     return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=reason)
 
 
-def claimed_error(header: pb.UploadHeader) -> float:
-    """What the compression of this update left out, as the learner claims; NaN where that makes no sense."""
+def claimed_notes(header: pb.UploadHeader) -> dict[str, float]:
+    """What the compression of this update left out, as the learner claims; nothing where that makes no sense."""
     error = header.compression_error if header.HasField("compression_error") else math.nan
-    return error if 0 <= error < math.inf else math.nan
+    return {"compression_error": error} if 0 <= error < math.inf else {}
 
 
 def implausible(header: pb.UploadHeader) -> str | None:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from metis.core.compression import Compression
+from metis.core.layers import Layer
 from metis.core.model import Layout
 from metis.deployment.controller.session import Context, Refused, Session, address_of
 from metis.deployment.controller.state import BlobMismatch, DiskFull, State
@@ -62,7 +62,7 @@ class Service:
         self,
         state: State,
         layout: Layout,
-        compression: Compression | None,  # of what learners hand in
+        wire: Layer | None,  # the layer that encodes updates, if models do not travel as they are
         streams: Streams,
         hear: Callable[[Session, pb.FromLearner], None],  # a message of an admitted learner; may raise `Refused`
         updates: Updates,
@@ -75,7 +75,7 @@ class Service:
         self._streams, self._hear, self._updates = streams, hear, updates
         self._identify, self._report = identify, report
         self._receiver = UploadReceiver(
-            state, layout, compression, updates, streams.alive, largest_number=largest_number
+            state, layout, wire, updates, streams.alive, largest_number=largest_number
         )  # fmt: skip
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads

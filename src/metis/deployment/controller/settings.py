@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from metis.core.community import ModelStore
-from metis.core.compression import Compression
-from metis.core.controller import Controller, StopRule
+from metis.core.controller import Controller
 from metis.core.costs import Power
 from metis.core.events import LearnerId
+from metis.core.layers import Layer
+from metis.core.mixing import ModelStore
 from metis.core.model import Model
-from metis.core.policies import Policy
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
 from metis.deployment.controller.durable import MakeController
 from metis.errors import ConfigError
 from metis.runs.setting import Setting
@@ -60,7 +61,7 @@ class FederationPlan:
     setting: Setting  # folds the events into a run; lists learners as far as they are known
     members: Mapping[LearnerId, Power] | None  # who may join, in order; None for everybody with a certificate
     deployment: DeploymentSettings = field(default_factory=DeploymentSettings)
-    compression: Compression | None = None  # of the learners' updates
+    wire: Layer | None = None  # the layer that encodes updates, if models do not travel as they are
 
 
 class Evaluator(Protocol):

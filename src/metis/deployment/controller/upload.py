@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.compression import Compression
+from metis.core.layers import Layer
 from metis.core.model import Layout, Model
 from metis.deployment.controller.session import Context, Refused
 from metis.deployment.controller.state import Incoming, State
@@ -62,15 +62,15 @@ class UploadReceiver:
         self,
         state: State,
         layout: Layout,
-        compression: Compression | None,
+        wire: Layer | None,
         updates: Updates,
         alive: Callable[[str], None],
         *,
         largest_number: float,
     ) -> None:
-        self._state, self._layout, self._compression = state, layout, compression
+        self._state, self._layout, self._wire = state, layout, wire
         self._updates, self._alive, self._largest_number = updates, alive, largest_number
-        self._length = model_bytes(layout) if compression is None else compression.nbytes(layout)
+        self._length = model_bytes(layout) if wire is None else wire.wire_bytes(layout)
         self._receiving = 0  # uploads in progress
 
     async def receive(
@@ -83,7 +83,7 @@ class UploadReceiver:
         """Stream the model to disk, hashing and checking on the way; only an explicit end makes it one."""
         if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
-        header, compression = first.header, self._compression
+        header, wire = first.header, self._wire
         if header.run != self._state.run:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -100,13 +100,13 @@ class UploadReceiver:
         await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
         with self._state.incoming() as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
-            if compression is None:
+            if wire is None:
                 end = await self._stream(learner, requests, incoming, numbers)
                 concluding = in_thread(self._conclude, learner, header, incoming, numbers, end)
             else:
                 base = self._updates.base_model(learner, header.task)
                 end = await self._stream(learner, requests, incoming, None)
-                concluding = in_thread(self._unpack, learner, header, incoming, numbers, end, compression, base)
+                concluding = in_thread(self._unpack, learner, header, incoming, numbers, end, wire, base)
             try:
                 return await asyncio.shield(concluding)
             finally:
@@ -194,7 +194,7 @@ class UploadReceiver:
         incoming: Incoming,
         numbers: NumberCheck,
         end: pb.UploadEnd,
-        compression: Compression,
+        wire: Layer,
         base: Model | None,
     ) -> Received:
         """Keep the local model that a compressed update stands for, if it may be needed."""
@@ -204,7 +204,7 @@ class UploadReceiver:
         if known is not None or base is None:  # what it was based on may be gone: the first one counts
             return Received(learner, header, None if known is None else known.blob)
         try:
-            model = compression.restore(incoming.content(), base)
+            model = wire.decode(incoming.content(), base)
         except ValueError as problem:
             return Received(learner, header, None, str(problem))
         parts = model_parts(model)

@@ -13,7 +13,7 @@ from metis.errors import DataError
 from metis.runs.storage import load_arrays, save_arrays
 
 if TYPE_CHECKING:
-    from metis.learning import Memory
+    from metis.core.layers import Memory
 
 
 class Memories:

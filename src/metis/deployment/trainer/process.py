@@ -41,6 +41,9 @@ class Silo(Protocol):
     def engine(self) -> Engine: ...
 
     @property
+    def layout(self) -> Layout: ...  # of every model that travels
+
+    @property
     def learner(self) -> Learner | None: ...
 
     @property
@@ -51,6 +54,8 @@ class Silo(Protocol):
 
     @property
     def higher_is_better(self) -> bool: ...
+
+    def initial_model(self, seed: int) -> Model: ...
 
     @property
     def seed(self) -> int: ...
@@ -145,7 +150,7 @@ class _Trainer:
         if self._followers is not None:
             command = {**command, "device": own_device(command, 0, self._group.size)}
         silo = self._build(command)
-        layout = silo.engine.layout
+        layout = silo.layout
         if command["layout"] is not None:
             theirs = Layout.from_json(command["layout"])
             if theirs.fingerprint != layout.fingerprint:
@@ -183,7 +188,7 @@ class _Trainer:
         if learner is None:
             raise ConfigError("the controller's own process does not train")
         task, number = int(command["task"]), command["id"]
-        community_model = _read(command["model"], engine.layout)
+        community_model = _read(command["model"], self._ready.layout)
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
         started = reported = time.monotonic()
@@ -232,15 +237,15 @@ class _Trainer:
             "loss": trained.loss,
             "sha256": sha256,
             "bytes": length,
-            "compression_error": trained.compression_error if math.isfinite(trained.compression_error) else None,
+            "compression_error": trained.notes.get("compression_error"),
         }
 
     def _evaluate(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready
         if silo.evaluation is None:
             raise ConfigError("there are no examples to evaluate on")
-        model = _read(command["model"], silo.engine.layout)
-        metrics = silo.engine.evaluate(model, silo.evaluation, self._memories.latest())
+        model = _read(command["model"], silo.layout)
+        metrics = silo.engine.evaluate(model.network, silo.evaluation, self._memories.latest())
         unclear = [name for name, value in metrics.items() if not math.isfinite(value)]
         if unclear:
             raise DataError(f"the community model's {' and '.join(unclear)} here is not a finite number")
@@ -248,7 +253,7 @@ class _Trainer:
 
     def _initial(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready
-        model = silo.engine.initial_model(silo.seed if command["seed"] is None else int(command["seed"]))
+        model = silo.initial_model(silo.seed if command["seed"] is None else int(command["seed"]))
         sha256, length = write_model(Path(command["out"]), model)
         layout = model.layout
         return {"layout": layout.to_json(), "fingerprint": layout.fingerprint, "sha256": sha256, "bytes": length}

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from metis.core.community import MemoryStore
+from metis.core.layers import LAYERS
+from metis.core.mixing import MemoryStore
 from metis.core.model import Model
-from metis.errors import ConfigError
-from metis.experiments.compose import SERVER_OPTIMIZERS, completed_server, compose, server_settings
-from metis.experiments.config.errors import ConfigErrors, did_you_mean
+from metis.core.policies import POLICIES
+from metis.core.solvers import SOLVERS
+from metis.errors import ArgumentError, ConfigError
+from metis.experiments.compose import compose
+from metis.experiments.config.errors import ConfigErrors, did_you_mean, unknown_key
 from metis.experiments.config.schema import (
     METRICS,
-    POLICIES,
     REPLACED_BY_SITE,
-    SOLVER_SETTINGS,
     TRACKERS,
     AvailabilityConfig,
     Count,
@@ -32,41 +31,8 @@ from metis.experiments.config.schema import (
     TrainingConfig,
     task_of,
 )
+from metis.experiments.config.tables import check_layer, check_table, solver_model, solver_settings, table_model
 from metis.simulation.pools.settings import PoolSettings
-
-
-def signature_model(function: Callable[..., Any], skip: int = 0, *, sizes: bool = False) -> type[BaseModel]:
-    """A strict table whose keys are the parameters of a function, after the first `skip`; sizes are 1 or more."""
-    hints = typing.get_type_hints(function)
-    fields: dict[str, Any] = {}
-    for name, parameter in list(inspect.signature(function).parameters.items())[skip:]:
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        annotation = hints.get(name, Any)
-        if typing.get_origin(annotation) in (Sequence, tuple):  # TOML has lists
-            annotation = list[typing.get_args(annotation)[0]]  # type: ignore[misc]
-            default = list(default) if isinstance(default, tuple) else default
-        if sizes and annotation in (int, list[int]):  # layers, filters, kernels: none can be 0
-            annotation = Count if annotation is int else list[Count]
-        fields[name] = (annotation, default)
-    return create_model(function.__name__, __base__=Table, **fields)
-
-
-def check_parameters(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    errors: ConfigErrors,
-    path: Sequence[str | int],
-    skip: int = 0,
-    *,
-    sizes: bool = False,
-) -> dict[str, Any]:
-    """All parameters of a function with the defaults filled in; what is wrong goes to the errors."""
-    model = signature_model(function, skip, sizes=sizes)
-    try:
-        return model.model_validate(dict(given)).model_dump()
-    except ValidationError as problem:
-        errors.add_validation(problem, dict(given), model, path)
-        return {}
 
 
 def network_parameters(
@@ -82,9 +48,10 @@ def network_parameters(
     if name not in networks:
         errors.add(["network", "name"], f"there is no network '{name}'; {did_you_mean(name, networks)}")
         raise errors.error()
-    options = check_parameters(networks[name], config.network.parameters, errors, ["network"], 2, sizes=True)
+    model = table_model(networks[name], skip=2, sizes=True)
+    options = check_table(model, config.network.parameters, errors, ["network"])
     errors.raise_if_any()
-    return options
+    return options or {}
 
 
 OPERATIONS: dict[str, dict[str, Any]] = {
@@ -108,27 +75,41 @@ def operation_model(name: str) -> type[BaseModel]:
 
 
 def check_open_tables(raw: dict[str, Any], errors: ConfigErrors) -> None:
-    """The parameters of policies and operations, in the file's own terms so that every error has its path."""
+    """Parameters of policies, layers and operations, in the file's own terms so that every error has its path."""
     listed = raw.get("policy")
-    for place, entry in enumerate(listed if isinstance(listed, list) else []):
+    for index, entry in enumerate(listed if isinstance(listed, list) else []):
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             continue
         name = entry["name"]
         if name not in POLICIES:
-            errors.add(["policy", place, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}")
+            errors.add(["policy", index, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}")
             continue
-        given = {key: value for key, value in entry.items() if key not in PolicyConfig.model_fields}
-        check_parameters(POLICIES[name], given, errors, ["policy", place])
+        _check_policy_table(entry, errors, ["policy", index])
     data = raw.get("data")
     augment = data.get("augment") if isinstance(data, dict) else None
-    for place, entry in enumerate(augment if isinstance(augment, list) else []):
+    for index, entry in enumerate(augment if isinstance(augment, list) else []):
         if isinstance(entry, dict) and entry.get("name") in OPERATIONS:
             model = operation_model(entry["name"])
             given = {key: value for key, value in entry.items() if key != "name"}
             try:
                 model.model_validate(given)
             except ValidationError as problem:
-                errors.add_validation(problem, given, model, ["data", "augment", place])
+                errors.add_validation(problem, given, model, ["data", "augment", index])
+
+
+def _check_policy_table(entry: dict[str, Any], errors: ConfigErrors, path: list[str | int]) -> None:
+    model = table_model(POLICIES[entry["name"]])
+    layers = [key for key, kind in LAYERS.items() if kind.in_files and key not in model.model_fields]
+    given: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key in layers:
+            check_layer(key, value, errors, [*path, key])
+        elif key in model.model_fields:
+            given[key] = value
+        elif key not in PolicyConfig.model_fields:
+            known = [*model.model_fields, *PolicyConfig.model_fields, *layers]
+            errors.add([*path, key], unknown_key(key, known))
+    check_table(model, given, errors, path)
 
 
 def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
@@ -154,7 +135,6 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
     _check_partition(config, errors)
     _check_learners(config, errors)
     _check_solvers(config, errors)
-    _check_servers(config, errors)
     _check_pacing(config, errors)
     processors = os.cpu_count() or 1
     if config.training.threads > processors and not elsewhere:
@@ -163,18 +143,16 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
         )
     _check_stop(config, errors)
     _check_pool(config, errors)
-    for place, tracker in enumerate(config.run.trackers):
+    for index, tracker in enumerate(config.run.trackers):
         name = tracker.partition(":")[0]
         if name not in TRACKERS:
-            errors.add(["run", "trackers", place], f"there is no tracker '{name}'; {did_you_mean(name, TRACKERS)}")
+            errors.add(["run", "trackers", index], f"there is no tracker '{name}'; {did_you_mean(name, TRACKERS)}")
 
 
 def _check_pool(config: ExperimentConfig, errors: ConfigErrors) -> None:
     run = config.run
     try:
-        PoolSettings(
-            run.pool, run.workers, config.training.threads, run.ray_address, run.gpus_per_learner, run.together
-        )
+        PoolSettings(run.pool, run.workers, config.training.threads, run.ray_address, run.gpus_per_learner, run.batched)
     except ConfigError as problem:
         errors.add(["run"], str(problem))
 
@@ -228,15 +206,15 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
 def _check_learners(config: ExperimentConfig, errors: ConfigErrors) -> None:
     names = [group.name for group in config.learners]
     everybody: set[str] = set()
-    for place, group in enumerate(config.learners):
-        at: list[str | int] = ["learners", place]
-        if names.index(group.name) != place:
+    for index, group in enumerate(config.learners):
+        at: list[str | int] = ["learners", index]
+        if names.index(group.name) != index:
             errors.add([*at, "name"], f"is '{group.name}', which another group is called already")
         if group.names is not None and config.partition.sizes == "natural":
             errors.add([*at, "names"], "is given, but sizes = 'natural' calls each learner as its silo")
         if group.names is not None and len(group.names) != group.count:
             errors.add([*at, "count"], f"is {group.count}, but names has {len(group.names)}; leave it out")
-        elif names.index(group.name) == place:
+        elif names.index(group.name) == index:
             for learner in group.learner_names:
                 if learner in everybody:
                     errors.add([*at, "names"], f"has '{learner}', which another learner is called already")
@@ -256,14 +234,14 @@ def _check_learners(config: ExperimentConfig, errors: ConfigErrors) -> None:
                 errors.add([*at, key], f"is given without {needed}")
     relative = [group.name for group in config.learners if group.watts is None]
     if len(relative) != len(config.learners):
-        for place, group in enumerate(config.learners):
+        for index, group in enumerate(config.learners):
             if group.watts is None:
                 errors.add(
-                    ["learners", place, "watts"],
+                    ["learners", index, "watts"],
                     "missing; other learners have watts, and watts and epsilon cannot be added up",
                 )
             elif group.epsilon is not None:
-                errors.add(["learners", place, "epsilon"], "is given together with watts; keep one of them")
+                errors.add(["learners", index, "epsilon"], "is given together with watts; keep one of them")
 
 
 def _check_availability(availability: AvailabilityConfig, at: list[str | int], errors: ConfigErrors) -> None:
@@ -277,48 +255,54 @@ def _check_availability(availability: AvailabilityConfig, at: list[str | int], e
 
 
 def _check_solvers(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    settings = ("momentum", "keep_momentum", "proximal_term")
-    used = set(SOLVER_SETTINGS[config.training.solver])
-    for place, policy in enumerate(config.policy):
-        solver = _solver_of(policy, config.training)
+    named: dict[tuple[str | int, ...], str] = {("training", "solver"): config.training.solver}
+    for index, policy in enumerate(config.policy):
+        if policy.training.solver is not None:
+            named["policy", index, "training", "solver"] = policy.training.solver
+    unknown = {path: name for path, name in named.items() if name not in SOLVERS}
+    for path, name in unknown.items():
+        errors.add(path, f"there is no solver '{name}'; {did_you_mean(name, SOLVERS)}")
+    if unknown:
+        return
+    used = set(solver_settings(config.training.solver))
+    for index, policy in enumerate(config.policy):
         used |= _inherited(policy, config.training)
-        for key in settings:
-            if getattr(policy.training, key) is not None and key not in SOLVER_SETTINGS[solver]:
-                errors.add(["policy", place, "training", key], _unused(key, solver))
-    for key in settings:
-        if getattr(config.training, key) is not None and key not in used:
-            errors.add(["training", key], _unused(key, config.training.solver))
+        _check_solver(
+            _solver_of(policy, config.training), policy.training.parameters, errors, ["policy", index, "training"]
+        )
+    own = config.training.parameters
+    _check_solver(config.training.solver, {k: v for k, v in own.items() if k not in used}, errors, ["training"])
+    for solver in {_solver_of(policy, config.training) for policy in config.policy} | {config.training.solver}:
+        known = solver_settings(solver)
+        check_table(solver_model(solver), {k: v for k, v in own.items() if k in known}, errors, ["training"])
+
+
+def _check_solver(solver: str, given: Mapping[str, Any], errors: ConfigErrors, path: list[str | int]) -> None:
+    """Settings that stand beside a solver's name must be its own."""
+    known = solver_settings(solver)
+    for key in given:
+        if key in known:
+            continue
+        takers = [f"'{name}'" for name in SOLVERS if key in solver_settings(name)]
+        if takers:
+            either = f"{', '.join(takers[:-1])} and {takers[-1]}" if len(takers) > 1 else takers[0]
+            errors.add([*path, key], f"is given, but solver = '{solver}' does not use it; {either} would")
+        else:
+            general = TrainingConfig.model_fields if path == ["training"] else SolverConfig.model_fields
+            errors.add([*path, key], unknown_key(key, [*general, *known]))
+    check_table(solver_model(solver), {key: value for key, value in given.items() if key in known}, errors, path)
 
 
 def _check_pacing(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    for place, policy in enumerate(config.policy):
-        paced = [key for key in ("schedule", "adaptive") if getattr(policy, key) is not None]
-        if len(paced) == 2:
-            errors.add(["policy", place, "adaptive"], "is given together with schedule; keep one of them")
-        elif paced and "slowest_learner_epochs" in policy.parameters:
-            errors.add(
-                ["policy", place, "slowest_learner_epochs"], f"is given together with {paced[0]}; keep one of them"
-            )
+    """A parameter that a layer replaces must not be given as well."""
+    for index, policy in enumerate(config.policy):
+        for key in policy.layers:
+            for replaced in sorted(_replaced_by(key) & policy.parameters.keys()):
+                errors.add(["policy", index, replaced], f"is given together with {key}; keep one of them")
 
 
-def _check_servers(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    for place, policy in enumerate(config.policy):
-        if policy.server is None:
-            continue
-        chosen = policy.server.optimizer
-        given = policy.server.model_dump(exclude_none=True, exclude={"optimizer", "rate"})
-        for key in given.keys() - server_settings(chosen):
-            takers = [f"'{name}'" for name in SERVER_OPTIMIZERS if key in server_settings(name)]
-            errors.add(
-                ["policy", place, "server", key],
-                f"is given, but optimizer = '{chosen}' does not use it; {' and '.join(takers)} would",
-            )
-
-
-def _unused(key: str, solver: str) -> str:
-    *takers, last = [f"'{name}'" for name, settings in SOLVER_SETTINGS.items() if key in settings]
-    either = f"{', '.join(takers)} and {last}" if takers else last
-    return f"is given, but solver = '{solver}' does not use it; {either} would"
+def _replaced_by(key: str) -> set[str]:
+    return {name for layer in LAYERS[key].classes.values() for name in layer.replaces}
 
 
 def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
@@ -345,25 +329,33 @@ def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
 
 
 def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    """The policies themselves know which values are impossible (lambda = 0)."""
-    for place, policy in enumerate(config.policy):
+    """The policies themselves know what is impossible, such as a layer that a protocol has no use for."""
+    for index, policy in enumerate(config.policy):
+        if policy.name not in POLICIES or any(line_of(line, index) for line in errors.lines):
+            continue  # its name or its keys are refused already
         try:
-            known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters)
-            made = compose(policy.model_copy(update=known.model_dump()))
+            made = compose(policy)
             made.start_community(Model.empty(), MemoryStore())
-        except (KeyError, TypeError, ValidationError):
-            continue  # its name or its keys have been complained about
-        except ValueError as problem:
-            text = str(problem)
-            key = next((name for name in (*policy.parameters, *policy.model_fields_set) if text.startswith(name)), None)
-            path: list[str | int] = ["policy", place, *([key] if key else [])]
-            # "slowest_learner_epochs (lambda) must be ...": the path has said the name, the symbol may stay.
-            errors.add(path, re.sub(r"^\w+\s*\(?(\w+)\)?", r"\1", text) if key else text)
+        except ArgumentError as problem:
+            text, key = str(problem), problem.argument
+            path: list[str | int] = ["policy", index]
+            layer = next((name for name, table in policy.layers.items() if key in table), None)
+            if key in policy.layers or key in policy.parameters:
+                path.append(str(key))
+            elif layer is not None:
+                path += [layer, str(key)]
+            # The path says the name already.
+            errors.add(path, text.removeprefix(f"{key} ") if path[-1] == key else text)
+
+
+def line_of(line: str, index: int) -> bool:
+    """Whether an error is about the policy of this number."""
+    return f"policy.{index}." in line or ": policy." in line
 
 
 def check_files(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    for place, group in enumerate(config.learners):
-        at: list[str | int] = ["learners", place]
+    for index, group in enumerate(config.learners):
+        at: list[str | int] = ["learners", index]
         for path, file in (
             ([*at, "speed_trace"], group.speed_trace),
             ([*at, "availability", "file"], group.availability.file),
@@ -386,56 +378,43 @@ def _solver_of(policy: PolicyConfig, training: TrainingConfig) -> str:
 def _inherited(policy: PolicyConfig, training: TrainingConfig) -> frozenset[str]:
     """Which settings of [training] a policy's solver takes over; the rest was meant for other solvers."""
     solver = _solver_of(policy, training)
-    if solver == "fedprox" and training.solver != "fedprox":
-        return frozenset({"proximal_term"})  # the paper's FedProx has no momentum
-    if solver == "scaffold" and training.solver != "scaffold":
-        return frozenset()  # nor has SCAFFOLD
-    return SOLVER_SETTINGS[solver]
+    inherits = SOLVERS[solver].inherits
+    return solver_settings(solver) if inherits is None or solver == training.solver else inherits
 
 
 def _solver_settings(policy: PolicyConfig, training: TrainingConfig) -> SolverConfig:
     """What the policy says, else what [training] says, else the default; only what the solver uses."""
-    solver = _solver_of(policy, training)
-    values: dict[str, Any] = {
-        "momentum": 0.9 if solver == "momentum" else 0.0,
-        "keep_momentum": False,
-        "proximal_term": 0.001,
-    }
-    for key in ("learning_rate", "weight_decay", *_inherited(policy, training)):
-        if getattr(training, key) is not None:
-            values[key] = getattr(training, key)
-    values |= policy.training.model_dump(exclude_none=True)
-    kept = {"learning_rate", "weight_decay", *SOLVER_SETTINGS[solver]}
-    return SolverConfig(solver=cast("Any", solver), **{key: value for key, value in values.items() if key in kept})
+    solver, own, shared = _solver_of(policy, training), policy.training, training.parameters
+    inherited = {key: shared[key] for key in _inherited(policy, training) if key in shared}
+    settings = solver_model(solver).model_validate({**inherited, **own.parameters}).model_dump()
+    return SolverConfig(
+        solver=solver,
+        learning_rate=training.learning_rate if own.learning_rate is None else own.learning_rate,
+        weight_decay=training.weight_decay if own.weight_decay is None else own.weight_decay,
+        **settings,
+    )
 
 
-def _parameters(policy: PolicyConfig) -> dict[str, Any]:
-    """All parameters of the policy; not lambda, where periods are given otherwise."""
-    known = signature_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump()
-    if policy.schedule is not None or policy.adaptive is not None:
-        known.pop("slowest_learner_epochs", None)
-    return known
+def _completed_policy(policy: PolicyConfig, training: TrainingConfig) -> PolicyConfig:
+    """With every default written out, but for parameters that a layer replaces."""
+    replaced = {name for key in policy.layers for name in _replaced_by(key)}
+    known = table_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump()
+    errors = ConfigErrors("policy")
+    layers = {key: check_layer(key, table, errors, [key]) for key, table in policy.layers.items()}
+    errors.raise_if_any()
+    return PolicyConfig(
+        name=policy.name,
+        label=policy.label,
+        training=_solver_settings(policy, training),
+        **{name: value for name, value in known.items() if name not in replaced},
+        **{key: layer[1] for key, layer in layers.items() if layer is not None},
+    )
 
 
 def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig:
     """Every default written out, files by their full path: the same run wherever the file is moved."""
     training = config.training
-    chosen = [
-        PolicyConfig(
-            name=policy.name,
-            label=policy.label,
-            training=_solver_settings(policy, training),
-            rate=policy.rate,
-            compression=policy.compression,
-            sample=policy.sample,
-            schedule=policy.schedule,
-            adaptive=policy.adaptive,
-            nova=policy.nova,
-            server=None if policy.server is None else completed_server(policy.server),
-            **_parameters(policy),
-        )
-        for policy in config.policy
-    ]
+    chosen = [_completed_policy(policy, training) for policy in config.policy]
     evaluation, site = config.evaluation, config.site
     if site is None:
         metric = evaluation.metric or next(iter(METRICS[task_of(config)]))
@@ -455,7 +434,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
     ]
     data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
     # Each policy has its solver's settings by now; a policy taken out alone must not leave settings that none uses.
-    training = training.model_copy(update={"momentum": None, "keep_momentum": None, "proximal_term": None})
+    training = TrainingConfig(**{name: getattr(training, name) for name in TrainingConfig.model_fields})
     return config.model_copy(
         update={
             "policy": chosen,
@@ -471,22 +450,26 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
 def labelled(config: ExperimentConfig, errors: ConfigErrors) -> ExperimentConfig:
     """A name of its own for each policy: the policy's, with the solver's where two would be equal."""
     labels = [policy.label or compose(policy).label for policy in config.policy]
-    solvers = {"vanilla": "Vanilla", "momentum": "Momentum", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
     equal = [label for label in labels if labels.count(label) > 1]
     labels = [
-        f"{label} w/ {solvers[str(policy.training.solver)]}" if label in equal and not policy.label else label
+        f"{label} w/ {_solver_title(policy)}" if label in equal and not policy.label else label
         for label, policy in zip(labels, config.policy, strict=True)
     ]
     seen: dict[str, int] = {}
-    for place, label in enumerate(labels):
-        first = seen.setdefault(slug(label), place)
-        if first != place:
+    for index, label in enumerate(labels):
+        first = seen.setdefault(slug(label), index)
+        if first != index:
             errors.add(
-                ["policy", place, "label"],
+                ["policy", index, "label"],
                 f"would be '{label}', as that of policy.{first}; give each a label of its own",
             )
     chosen = [policy.model_copy(update={"label": label}) for label, policy in zip(labels, config.policy, strict=True)]
     return config.model_copy(update={"policy": chosen})
+
+
+def _solver_title(policy: PolicyConfig) -> str:
+    name = str(policy.training.solver)
+    return SOLVERS[name].title or name
 
 
 def slug(label: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +9,9 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from metis import registry
+from metis.core.policies import POLICIES
 from metis.errors import ConfigError
-from metis.experiments.config.schema import POLICIES
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -48,29 +48,21 @@ _ALSO_CALLED = {
 }
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant."""
-    known = list(known)
-    if _ALSO_CALLED.get(name.lower()) in known:
-        return _ALSO_CALLED[name.lower()]
-
-    def likeness(item: str) -> float:
-        whole = difflib.SequenceMatcher(None, name.lower(), item.lower()).ratio()
-        # "semisink" for "semisync_fedavg", "flip" for "horizontal_flip": a part that is nearly right.
-        parts = (item[: len(name)], item[-len(name) :]) if len(name) > 2 else ()
-        return max(
-            [whole, *(0.9 * difflib.SequenceMatcher(None, name.lower(), part.lower()).ratio() for part in parts)]
-        )
-
-    best = max(known, key=likeness, default=None)
-    return best if best is not None and likeness(best) >= 0.6 else None
+# Keys that were called otherwise before.
+_RENAMED = {"most_local_epochs": "max_local_epochs", "most_examples": "max_examples", "together": "batched"}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or the list of all."""
+    return registry.did_you_mean(name, known, _ALSO_CALLED)
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """Why a key is refused, with the one that was probably meant."""
     known = list(known)
-    guess = nearest(name, known)
-    return f"did you mean '{guess}'?" if guess else f"known are {', '.join(known)}" if known else "it takes none"
+    if _RENAMED.get(name) in known:
+        return f"was renamed; write '{_RENAMED[name]}'"
+    return f"unknown key; {did_you_mean(name, known)}"
 
 
 def shown(value: Any) -> str:
@@ -111,10 +103,7 @@ class ConfigErrors:
             kind, context = found["type"], found.get("ctx", {})
             path = _place(found["loc"], raw, keep_last=kind in ("missing", "extra_forbidden"))
             if kind == "extra_forbidden":
-                self.add(
-                    [*prefix, *path],
-                    f"unknown key; {did_you_mean(str(path[-1]), _fields_at(model, path[:-1]))}",
-                )
+                self.add([*prefix, *path], unknown_key(str(path[-1]), _fields_at(model, path[:-1])))
             elif kind == "missing":
                 self.add([*prefix, *path], f"missing; {_missing_hint(path)}")
             elif kind in ("too_short", "string_too_short", "too_long"):

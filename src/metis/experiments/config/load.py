@@ -15,6 +15,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from metis.core.layers import LAYERS
+from metis.core.policies import POLICIES
+from metis.core.solvers import SOLVERS
 from metis.errors import ConfigError
 from metis.experiments.config.checks import (
     OPERATIONS,
@@ -27,14 +30,11 @@ from metis.experiments.config.checks import (
     labelled,
     network_parameters,
     operation_model,
-    signature_model,
     slug,
 )
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
 from metis.experiments.config.schema import (
     METRICS,
-    PARAMETERS,
-    POLICIES,
     ExperimentConfig,
     LearnerGroup,
     Operation,
@@ -44,6 +44,7 @@ from metis.experiments.config.schema import (
     TrainingConfig,
     task_of,
 )
+from metis.experiments.config.tables import solver_model, table_model
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,7 +53,6 @@ else:
 
 __all__ = [
     "METRICS",
-    "POLICIES",
     "ExperimentConfig",
     "LearnerGroup",
     "Operation",
@@ -205,12 +205,15 @@ def _toml_value(text: str) -> Any:
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of the file; under `policies` and `operations` those of the parameters beside a name."""
+    """The JSON schema of the file; under `policies`, `layers`, `solvers` and `operations` those of the
+    keys beside a name."""
     schema = ExperimentConfig.model_json_schema()
-    schema["policies"] = {name: signature_model(function).model_json_schema() for name, function in POLICIES.items()}
-    for policy in schema["policies"].values():
-        for name, parameter in policy["properties"].items():
-            if name in PARAMETERS:
-                parameter["description"] = PARAMETERS[name]
+    schema["policies"] = {name: table_model(function).model_json_schema() for name, function in POLICIES.items()}
+    schema["layers"] = {
+        key: {choice: table_model(layer.definition()).model_json_schema() for choice, layer in kind.classes.items()}
+        for key, kind in LAYERS.items()
+        if kind.in_files
+    }
+    schema["solvers"] = {name: solver_model(name).model_json_schema() for name in SOLVERS}
     schema["operations"] = {name: operation_model(name).model_json_schema() for name in OPERATIONS}
     return schema

@@ -1,62 +1,24 @@
 """The tables and keys of an experiment's file: the fields of the classes below.
 
-Two tables are open: `[[policy]]` takes the parameters of the policy that it names, `[network]` the options of
-the network that it names.
+Three tables are open: `[[policy]]` takes the parameters of the policy that it names and a table for each layer,
+`[training]` the settings of the solver that it names, `[network]` the options of the network that it names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from metis.core import policies
-from metis.core.policies import Policy
-
-POLICIES: dict[str, Callable[..., Policy]] = {
-    "sync_fedavg": policies.sync_fedavg,
-    "semisync_fedavg": policies.semisync_fedavg,
-    "async_fedavg": policies.async_fedavg,
-    "fedrec": policies.fedrec,
-    "fedasync": policies.fedasync,
-    "fedbuff": policies.fedbuff,
-}
-
-# What the parameters of the policies mean, by their names.
-PARAMETERS: dict[str, str] = {
-    "local_epochs": "passes over its own data that a learner does in a task; may be a fraction",
-    "slowest_learner_epochs": "lambda: a period is so many epochs of the slowest learner; may be a fraction",
-    "cold_start_limit": "seconds; whoever has not done its first epoch by then hands in what it has",
-    "timings": "every_round measures the time per batch anew; cold_start keeps the first, as the paper does (R13); "
-    "smoothed averages, ignores single odd tasks and tells when a learner has changed",
-    "budget": "steps: B_k batches; deadline: whatever a learner gets done in the period",
-    "max_local_epochs": "in a period, at most; who is done waits, and its machine may sleep; no limit if not given",
-    "exchange": "inside: a period has room for download, training and upload, so that far learners are not late",
-    "round_limit": "seconds of training after which a learner hands in what it has",
-    "longest_period": "seconds; no learner, however slow or untruthful, stretches a period beyond",
-    "grace": "share of the period, or of round_limit, that a barrier waits longer before it goes on without the late",
-    "weighting": "what a local model counts by: the learner's examples, or the steps that it did",
-    "rebuild_every": "commits after which the cached sum is computed anew, exactly (R11)",
-    "mixing": "alpha: share of a fresh local model in the community model; above 0, at most 1",
-    "regularization": "rho: pull of local training toward the received model; 0 is none",
-    "buffer_size": "K: updates that make one step of the community model",
-    "server_learning_rate": "factor of that step",
-}
+from metis.core.layers import LAYERS
+from metis.core.policies import POLICIES
+from metis.registry import parameters_of
 
 # What each task's evaluation measures; the first is the default. The sign says which way is better.
 METRICS: dict[str, dict[str, bool]] = {
     "classification": {"accuracy": True, "loss": False},
     "regression": {"mae": False, "loss": False},
-}
-
-# Which settings a solver has beside the learning rate and the weight decay.
-SOLVER_SETTINGS: dict[str, frozenset[str]] = {
-    "vanilla": frozenset(),
-    "momentum": frozenset({"momentum", "keep_momentum"}),
-    "fedprox": frozenset({"proximal_term", "momentum", "keep_momentum"}),
-    "scaffold": frozenset({"momentum"}),
 }
 
 # Tables whose content a site file brings.
@@ -208,32 +170,21 @@ class NetworkConfig(OpenTable):
     name: str = Field(default="mlp", description="one of the built-in networks; its options stand beside the name")
 
 
-class SolverConfig(Table):
+class SolverConfig(OpenTable):
     """How one gradient changes the weights; what is not given comes from [training]."""
 
-    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] | None = Field(
-        default=None, description="local update rule"
-    )
+    solver: str | None = Field(default=None, description="local update rule; its own settings stand beside the name")
     learning_rate: Positive | None = Field(default=None, description="eta")
-    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="gamma")
-    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5)")
-    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx")
     weight_decay: NotNegative | None = Field(default=None, description="added to the gradient, times the weights")
 
 
-class TrainingConfig(Table):
-    """How learners train; the policies may differ in the solver."""
+class TrainingConfig(OpenTable):
+    """How learners train; the policies may differ in the solver, whose own settings stand beside its name."""
 
-    solver: Literal["vanilla", "momentum", "fedprox", "scaffold"] = Field(
-        default="vanilla", description="local update rule"
-    )
+    solver: str = Field(default="vanilla", description="local update rule; its own settings stand beside the name")
     learning_rate: Positive = Field(default=0.05, description="eta")
-    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="gamma; if not given 0.9 for momentum, else 0"
-    )
-    keep_momentum: bool | None = Field(default=None, description="whether the momentum outlives a task (R5); false")
-    proximal_term: NotNegative | None = Field(default=None, description="mu of FedProx; 0.001 if not given")
     weight_decay: NotNegative = Field(default=0.0, description="added to the gradient, times the weights")
+    engine: str = Field(default="torch", description="what computes: PyTorch, or an engine that a package adds")
     task: Literal["classification", "regression"] | None = Field(
         default=None, description="if not that of the data set"
     )
@@ -247,108 +198,24 @@ class TrainingConfig(Table):
     )
 
 
-class ScheduleConfig(Table):
-    """A number that changes in the course of a run; beyond the paper."""
-
-    start: Positive = Field(description="at the beginning")
-    end: Positive = Field(description="once the length is over")
-    length: Positive = Field(description="from the start to the end, in what `over` says")
-    over: Literal["rounds", "steps", "seconds"] = Field(
-        default="rounds", description="published community models, local steps of all learners, or seconds of the run"
-    )
-    shape: Literal["step", "linear", "cosine", "exponential"] = Field(
-        default="cosine", description="how it gets there; step: in jumps of equal factors"
-    )
-    jumps: Count = Field(default=1, description="of a step schedule, at equal distances; the last at the end")
-
-
-class ServerConfig(Table):
-    """What becomes of a mixture: a step of an optimizer; beyond the paper."""
-
-    optimizer: Literal["momentum", "adagrad", "adam", "yogi"] = Field(
-        description="FedAvgM, FedAdagrad, FedAdam or FedYogi"
-    )
-    learning_rate: Positive | None = Field(default=None, description="of a step; 1 for momentum, else 0.1")
-    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(default=None, description="of momentum; 0.9")
-    beta1: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="how much of the mean difference is kept; 0 for adagrad, else 0.9"
-    )
-    beta2: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="how much of the variance is kept, for adam and yogi; 0.99"
-    )
-    tau: Positive | None = Field(default=None, description="how adaptive: small is more; 0.001")
-    rate: ScheduleConfig | None = Field(
-        default=None, description="schedule of a factor of this learning rate; none if not given"
-    )
-
-
-class SampleConfig(Table):
-    """A sample of the learners, drawn anew for each round; beyond the paper."""
-
-    learners: Count | None = Field(default=None, description="so many; this or share")
-    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
-        default=None, description="of those who are there, rounded up; this or learners"
-    )
-    seed: Annotated[int, Field(ge=0)] = Field(default=1990, description="of the draw")
-
-
-class CompressionConfig(Table):
-    """Updates in fewer bytes, with what is left out sent later; beyond the paper."""
-
-    kind: Literal["float16", "bfloat16", "int8", "top_k"] = Field(
-        description="two bytes a number, one byte a number, or only the largest numbers"
-    )
-    share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = Field(
-        default=None, description="of all numbers, for top_k; 0.01 if not given"
-    )
-
-
-class AdaptiveConfig(Table):
-    """Periods as short as learners can make use of, longer as long as their models agree; beyond the paper."""
-
-    batches: Annotated[FiniteFloat, Field(ge=1)] | None = Field(
-        default=None,
-        description="that a learner does in the shortest period; 4, or 0.5 / (1 - momentum) if that is more",
-    )
-    served: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
-        default=0.8, description="share of all examples whose holders must be able to do so many batches in a period"
-    )
-    longest: Positive = Field(default=4.0, description="no period is longer, in epochs of those learners")
-    wanted_agreement: Annotated[FiniteFloat, Field(gt=0, lt=1)] = Field(
-        default=0.5, description="of local models, that keeps the period: 1 is all the same way; higher is shorter"
-    )
-    gain: Positive = Field(default=1.0, description="how much a period follows what was measured")
-
-
-class NovaConfig(Table):
-    """Normalised averaging: who did more steps does not pull more; beyond the paper."""
-
-    largest_amplification: Annotated[FiniteFloat, Field(ge=1)] = Field(
-        default=1.0, description="by which the way of a learner with few steps is at most lengthened"
-    )
-
-
 class PolicyConfig(OpenTable):
-    """A policy by name, with its own parameters beside the name."""
+    """A policy by name, with its own parameters beside the name and a table for each layer on top of it."""
 
     name: str = Field(description="one of the policies; its parameters stand beside the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
-    rate: ScheduleConfig | None = Field(
-        default=None, description="schedule of a factor of the learners' learning rate; none if not given"
-    )
-    compression: CompressionConfig | None = Field(
-        default=None, description="of what learners hand in; whole models if not given"
-    )
-    sample: SampleConfig | None = Field(default=None, description="who takes part in a round; everybody if not given")
-    schedule: ScheduleConfig | None = Field(
-        default=None, description="of lambda, instead of slowest_learner_epochs; none if not given"
-    )
-    adaptive: AdaptiveConfig | None = Field(
-        default=None, description="periods chosen from what rounds show, instead of lambda; none if not given"
-    )
-    nova: NovaConfig | None = Field(default=None, description="FedNova instead of a plain average; none if not given")
-    server: ServerConfig | None = Field(default=None, description="an optimizer at the controller; none if not given")
+
+    @property
+    def layers(self) -> dict[str, dict[str, Any]]:
+        """The tables of its layers, by key."""
+        own = parameters_of(POLICIES[self.name]) if self.name in POLICIES else {}
+        return {key: table for key, table in super().parameters.items() if key in LAYERS and key not in own}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the policy itself."""
+        layers = self.layers
+        return {key: value for key, value in super().parameters.items() if key not in layers}
 
 
 class StopConfig(Table):
@@ -378,7 +245,7 @@ TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
 
 
 class RunConfig(Table):
-    """How it is run; apart from `refusals_allowed` and, in the last bits, `together` none of it changes the result."""
+    """How it is run; apart from `refusals_allowed` and, in the last bits, `batched` none of it changes the result."""
 
     pool: Literal["inline", "processes", "ray"] | None = Field(
         default=None,
@@ -394,10 +261,11 @@ class RunConfig(Table):
     gpus_per_learner: NotNegative = Field(
         default=0.0, description="GPUs, or a part of one, for each worker of the pool 'ray'"
     )
-    together: Count = Field(
-        default=1, description="learners of small networks without convolutions that are trained as one computation, "
-        "at most; 1 trains each alone",
-    )  # fmt: skip
+    batched: Count = Field(
+        default=1,
+        description="most learners of small networks without convolutions that are trained as one computation; "
+        "1 trains each alone",
+    )
     store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
     refusals_allowed: Annotated[int, Field(ge=0)] = Field(
         default=3, description="refused updates in a row after which a learner is set aside"

@@ -20,6 +20,11 @@ Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 Transform: TypeAlias = Callable[..., Tensor]  # an operation that draws nothing: the generator may be left out
 
 
+def seeded_generator(seed: int) -> torch.Generator:
+    """What operations draw from."""
+    return torch.Generator().manual_seed(seed)
+
+
 def random_crop(size: int, padding: int = 0) -> Augmentation:
     """A window of size x size anywhere in the image, after a border of `padding` zeros was put around it."""
     if size < 1 or padding < 0:

@@ -1,7 +1,7 @@
 """Many small learners as one computation.
 
-A step of a small network is mostly torch's own overhead, which is the same for fifty networks at once. Sums come out
-in another order than one by one, so the last bits differ from that; they do not depend on who trains together.
+A step of a small network is mostly torch's own overhead, which is the same for fifty networks at once. Sums are made
+in another order than one by one, so the last bits differ; they do not depend on which learners train together.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from metis.core.model import Model
+from metis.core.solvers import FedProx, MomentumSGD, VanillaSGD
 from metis.learning.engine import Batch, Engine, Trained
-from metis.learning.learner import ArrayExamples, Learner
-from metis.learning.solvers import FedProx, MomentumSGD, VanillaSGD, with_rate
+from metis.learning.learner import Learner
 from metis.learning.torch.engine import TorchEngine
+from metis.learning.torch.examples import ArrayExamples
 
 
 def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
@@ -26,7 +27,8 @@ def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
         or not (type(learner.examples) is ArrayExamples and learner.examples.plain)
         or not isinstance(learner.solver, (VanillaSGD, MomentumSGD, FedProx))
         or learner.solver.keeps_memory
-        or any(part is not None for part in (learner.augment, learner.ranks, learner.compression))
+        or any(part is not None for part in (learner.augment, learner.ranks))
+        or learner.layers
         # One example is multiplied by other means, whose last bits depend on where in memory it lies.
         or any(size == 1 or not engine.same_anywhere(size) for size in _batch_sizes(learner, steps))
     )
@@ -54,5 +56,5 @@ def train_batched(
             shape = (len(orders), len(chosen[0]))
             yield torch.unflatten(inputs, 0, shape), torch.unflatten(targets, 0, shape)
 
-    trained = engine.train_batched(model, batches(), solver if rate == 1 else with_rate(solver, rate))
+    trained = engine.train_batched(model, batches(), solver if rate == 1 else solver.with_rate(rate))
     return list(trained[: len(learners)])

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from metis.core.layers import Memory
 from metis.core.model import Layout, Model, TensorSpec
+from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
-from metis.learning.engine import Batch, Examples, Memory, Trained
-from metis.learning.solvers import Solver
+from metis.learning.engine import Batch, Examples, Trained
 from metis.learning.torch.parallel import Part, Ranks
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch

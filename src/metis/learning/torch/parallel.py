@@ -3,7 +3,7 @@
 The batch is the configured one: its examples are divided over the processes in order, in parts that differ by at most
 one example; the gradient is the mean over all of them, so that steps, learning rate and result mean what they mean in
 one process. Every process holds all weights, makes the same step and so ends with the same bits. Only what a network
-draws for itself, as dropout does, is drawn anew in each process.
+draws for itself, as dropout does, is drawn separately in each process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_PATIENCE = datetime.timedelta(minutes=30)  # for the slowest batch; a process that died is noticed at once
+from metis.learning.engine import Examples
+from metis.learning.torch.augmentation import Augmentation
+
+_LONGEST_BATCH = datetime.timedelta(minutes=30)  # for the slowest batch; a process that died is noticed at once
 
 
 class Part(NamedTuple):
@@ -42,7 +47,7 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = dist.FileStore(meeting_point, size)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_LONGEST_BATCH)
         self.rank, self.size = rank, size
 
     def indices(self, examples: int) -> slice:
@@ -53,6 +58,18 @@ class Ranks:
     def weight(self, examples: int) -> float:
         """The share of a batch that is this process's."""
         return (examples * (self.rank + 1) // self.size - examples * self.rank // self.size) / examples
+
+    def part(
+        self, examples: Examples, chosen: NDArray[np.int64], augment: Augmentation | None, generator: torch.Generator
+    ) -> Part:
+        """What this process trains on, augmented as one process would do it: there it is drawn batch by batch."""
+        own, whole = self.indices(len(chosen)), len(chosen)
+        if augment is None:
+            inputs, targets = examples.batch(chosen[own])
+        else:
+            inputs, targets = examples.batch(chosen)
+            inputs, targets = augment(inputs, generator)[own], targets[own]
+        return Part(inputs, targets, whole, self.weight(whole))
 
     def decide(self, verdict: int) -> int:
         """What number 0 says; the others' opinion does not matter."""

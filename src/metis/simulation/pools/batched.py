@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 
+from metis.core.layers import Memory
 from metis.core.model import Model
 from metis.errors import InternalError
-from metis.learning import Memory, Trained, kind_of
+from metis.learning import Trained, kind_of
 from metis.simulation.pools.local import Fetch, RealPool, Ticket, Workplace
 
 

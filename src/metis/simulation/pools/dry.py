@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from metis.core.layers import Memory
 from metis.core.model import Model
-from metis.learning import Memory, Trained
+from metis.learning import Trained
 from metis.simulation.pools.local import Known, Ticket
 
 

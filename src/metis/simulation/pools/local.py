@@ -24,9 +24,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.learning import Engine, Examples, Learner, Memory, Trained, train_batched
+from metis.learning import Engine, Examples, Learner, Trained, train_batched
 from metis.simulation.pools.settings import PoolSettings
 
 Result = TypeVar("Result")
@@ -40,6 +41,7 @@ class Workplace:
     engine: Engine
     learners: Sequence[Learner]
     test: Examples | None
+    layout: Layout | None = None  # of what travels, if it is not the engine's
 
     def train_batched(
         self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
@@ -48,15 +50,15 @@ class Workplace:
         who = [self.learners[learner] for learner in learners]
         outcomes: list[Trained | Exception] = []
         try:
-            together = train_batched(self.engine, who, model, tasks, steps, rate)
+            results = train_batched(self.engine, who, model, tasks, steps, rate)
         except Exception:  # whatever it is, it comes out again with the learner that it belongs to
-            together = [None] * len(who)
-        for learner, task, trained in zip(learners, tasks, together, strict=True):
+            results = [None] * len(who)
+        for learner, task, trained in zip(learners, tasks, results, strict=True):
             try:
                 if trained is None:
                     outcomes.append(self.train(model, learner, task, steps, None, rate))
                 else:
-                    outcomes.append(self.learners[learner].checked(self.engine, trained, task))
+                    outcomes.append(self.learners[learner].checked(self.engine.layout, trained, task))
             except Exception as problem:
                 outcomes.append(problem)
         return outcomes
@@ -79,7 +81,7 @@ class Workplace:
         if self.test is None:
             raise InternalError("there are no held-out examples to evaluate on")
         try:
-            return self.engine.evaluate(model, self.test)
+            return self.engine.evaluate(model.network, self.test)
         except MetisError:
             raise
         except Exception as problem:
@@ -373,7 +375,7 @@ class ProcessPool(WorkerPool):
         context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
         self._processes = []
         self._connections: list[Connection] = []
-        layout = getattr(workplace.engine, "layout", None)
+        layout = workplace.layout or getattr(workplace.engine, "layout", None)
         desks = [_Desk(layout) if forkable and layout is not None else None for _ in range(workers)]
         for desk in desks:
             ours, theirs = context.Pipe()
@@ -441,11 +443,11 @@ before_processes: list[Callable[[], None]] = []  # called before processes are f
 def make_pool(workplace: Workplace, places: PoolSettings) -> Pool:
     """A place to train; no more workers than learners."""
     pool = _make_pool(workplace, places)
-    if places.together < 2:
+    if places.batched < 2:
         return pool
     from metis.simulation.pools.batched import BatchedPool
 
-    return BatchedPool(pool, workplace, places.together)
+    return BatchedPool(pool, workplace, places.batched)
 
 
 def _make_pool(workplace: Workplace, places: PoolSettings) -> RealPool:

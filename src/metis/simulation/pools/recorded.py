@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from metis.core.events import Action, Evaluated, Event, TaskFailed, UpdateRequest
+from metis.core.layers import Memory
 from metis.core.model import Model
 from metis.errors import Diverged, InternalError
-from metis.learning import Memory, Trained
+from metis.learning import Trained
 from metis.simulation.pools.local import Fetch, Known, Ticket
 
 _BEYOND = InternalError("the recorded events end before this result")
@@ -29,8 +30,8 @@ class RecordedPool:
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]:
         match self._updates.get(task):
-            case UpdateRequest(steps=done, loss=loss, compression_error=error):
-                return Known(Trained(Model.empty(), done, loss, compression_error=error))
+            case UpdateRequest(steps=done, loss=loss, notes=notes):
+                return Known(Trained(Model.empty(), done, loss, notes=notes))
             case TaskFailed(reason=reason):
                 return Known(Diverged(reason))
             case _:

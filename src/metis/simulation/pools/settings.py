@@ -13,7 +13,7 @@ Kind: TypeAlias = Literal["inline", "processes", "ray"]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Where learners train; only `together` changes the result, and that in the last bits."""
+    """Where learners train; only `batched` changes the result, and that in the last bits."""
 
     kind: Kind | None = None  # None: in this process for 0 workers, else in worker processes
     workers: int = 0
@@ -21,11 +21,11 @@ class PoolSettings:
     ray_address: str | None = None  # of a running cluster; else RAY_ADDRESS, else one is started on this machine
     gpus_per_learner: float = 0.0  # of a worker on Ray
 
-    together: int = 1  # learners with little work that are trained as one computation, at most
+    batched: int = 1  # most learners with little work that are trained as one computation
 
     def __post_init__(self) -> None:
-        if self.together < 1:
-            raise ConfigError(f"together is {self.together}; it must be at least 1, which trains each learner alone")
+        if self.batched < 1:
+            raise ConfigError(f"batched is {self.batched}; it must be at least 1, which trains each learner alone")
         kind = self.kind or ("processes" if self.workers else "inline")
         if kind not in get_args(Kind):
             raise ConfigError(f"pool is '{kind}'; allowed: {', '.join(get_args(Kind))}")

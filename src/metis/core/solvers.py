@@ -6,29 +6,70 @@ A step may use `gradient` as scratch space; it must not write to `community`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from metis.errors import ConfigError
+from metis.core.layers.base import Layer
+from metis.core.layers.control_variates import ControlVariates
+from metis.errors import ConfigError, InternalError
+from metis.registry import Registry, Setting, check_settings
 
 Array: TypeAlias = Any  # torch.Tensor or numpy.ndarray: this module knows neither the device nor the library
 
 
-class Solver(Protocol):
-    """An update rule; frozen, so that all learners may share one."""
+@dataclass(frozen=True)
+class SolverFacts:
+    """How the steps of a task add up, for normalised averaging and for pacing."""
+
+    momentum: float = 0.0  # that restarts in each task; momentum that is kept is at full strength from the first step
+    pull: float = 0.0  # learning rate times proximal term
+
+
+class Solver:
+    """An update rule; subclasses are frozen dataclasses, so that all learners may share one.
+
+    Registered under a name by `@SOLVERS.register("name")`; its fields are the keys of [training] then.
+    """
+
+    title: ClassVar[str] = ""  # as labels call it
+    # Settings that a policy's own solver takes over from [training] where that names another solver; None: all.
+    inherits: ClassVar[frozenset[str] | None] = None
+    layers: ClassVar[tuple[Layer, ...]] = ()  # that training with this solver needs
 
     @property
     def keeps_memory(self) -> bool:
         """Whether the memory outlives a task (R5)."""
+        return False
 
     def start(self, weights: Array) -> Array | None:
         """The memory at the start of a task, of the shape of the weights; None if the rule needs none."""
+        return None
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         """Change the weights, and the memory, in place; `community` is what the task started from."""
+        raise InternalError(f"{type(self).__name__} has no step")
+
+    @property
+    def facts(self) -> SolverFacts:
+        """How its steps add up; plain gradient descent unless the rule says otherwise."""
+        return SolverFacts()
+
+    def with_rate(self, factor: float) -> Solver:
+        """The same solver with its learning rate times this, as a task may ask."""
+        rate = getattr(self, "learning_rate", None)
+        if rate is None:
+            raise ConfigError(f"{type(self).__name__} has no learning_rate, so no schedule can change it")
+        changed: Solver = replace(cast("Any", self), learning_rate=factor * rate)
+        return changed
+
+    def with_pull(self, proximal_term: float) -> Solver:
+        """The same solver, held toward the received community model as FedAsync asks (R14)."""
+        return Pulled(self, proximal_term)
+
+
+SOLVERS: Registry[type[Solver]] = Registry("solver")
 
 
 def _add_scaled(target: Array, source: Array, factor: float) -> None:
@@ -43,51 +84,82 @@ def _zeros_like(weights: Array) -> Array:
     return np.zeros_like(weights) if isinstance(weights, np.ndarray) else weights.new_zeros(weights.shape)
 
 
-def _check(solver: str, name: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
-    fits = math.isfinite(value) and value < below and (value > above if above is not None else value >= 0)
-    if not fits:
-        least = f"above {above:g}" if above is not None else "at least 0"
-        most = f" and below {below:g}" if math.isfinite(below) else ""
-        raise ConfigError(f"{name} of {solver} is {value}; it must be {least}{most}")
+LearningRate = Annotated[float, Setting("eta", gt=0)]
+Momentum = Annotated[float, Setting("gamma", ge=0, lt=1)]
+KeepMomentum = Annotated[bool, Setting("whether the momentum outlives a task (R5)")]
+ProximalTerm = Annotated[float, Setting("mu: pull toward the received community model", ge=0)]
+WeightDecay = Annotated[float, Setting("added to the gradient, times the weights", ge=0)]
 
 
 @dataclass(frozen=True)
-class VanillaSGD:
-    """w -= eta grad."""
+class Pulled(Solver):
+    """Any other solver, with a pull toward the received community model in each gradient."""
 
-    learning_rate: float
-    weight_decay: float = 0.0
+    inside: Solver
+    proximal_term: ProximalTerm
 
     def __post_init__(self) -> None:
-        _check("VanillaSGD", "learning_rate", self.learning_rate, above=0)
-        _check("VanillaSGD", "weight_decay", self.weight_decay)
+        check_settings(self)
 
     @property
     def keeps_memory(self) -> bool:
-        return False
+        return self.inside.keeps_memory
 
     def start(self, weights: Array) -> Array | None:
-        return None
+        return self.inside.start(weights)
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        _add_scaled(gradient, weights, self.proximal_term)
+        _add_scaled(gradient, community, -self.proximal_term)
+        self.inside.step(weights, gradient, memory, community)
+
+    @property
+    def facts(self) -> SolverFacts:
+        return replace(self.inside.facts, pull=self.proximal_term * float(getattr(self.inside, "learning_rate", 0.0)))
+
+    def with_rate(self, factor: float) -> Solver:
+        return replace(self, inside=self.inside.with_rate(factor))
+
+    def with_pull(self, proximal_term: float) -> Solver:
+        return replace(self, proximal_term=self.proximal_term + proximal_term)
+
+
+@SOLVERS.register("vanilla")
+@dataclass(frozen=True)
+class VanillaSGD(Solver):
+    """w -= eta grad."""
+
+    learning_rate: LearningRate
+    weight_decay: WeightDecay = 0.0
+
+    title = "Vanilla"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         if self.weight_decay:
             _add_scaled(gradient, weights, self.weight_decay)
         _add_scaled(weights, gradient, -self.learning_rate)
 
+    def with_pull(self, proximal_term: float) -> Solver:
+        return FedProx(self.learning_rate, proximal_term, weight_decay=self.weight_decay)
 
+
+@SOLVERS.register("momentum")
 @dataclass(frozen=True)
-class MomentumSGD:
+class MomentumSGD(Solver):
     """u = gamma u + grad; w -= eta u (Eq. 3, R6); u starts at zero in each task unless it is kept (R5)."""
 
-    learning_rate: float
-    momentum: float
-    keep_momentum: bool = False
-    weight_decay: float = 0.0
+    learning_rate: LearningRate
+    momentum: Momentum = 0.9
+    keep_momentum: KeepMomentum = False
+    weight_decay: WeightDecay = 0.0
+
+    title = "Momentum"
 
     def __post_init__(self) -> None:
-        _check("MomentumSGD", "learning_rate", self.learning_rate, above=0)
-        _check("MomentumSGD", "momentum", self.momentum, below=1)
-        _check("MomentumSGD", "weight_decay", self.weight_decay)
+        check_settings(self)
 
     @property
     def keeps_memory(self) -> bool:
@@ -104,22 +176,30 @@ class MomentumSGD:
         memory += gradient
         _add_scaled(weights, memory, -self.learning_rate)
 
+    @property
+    def facts(self) -> SolverFacts:
+        return SolverFacts(momentum=0.0 if self.keep_momentum else self.momentum)
 
+    def with_pull(self, proximal_term: float) -> Solver:
+        return FedProx(self.learning_rate, proximal_term, self.momentum, self.keep_momentum, self.weight_decay)
+
+
+@SOLVERS.register("fedprox")
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(Solver):
     """w -= eta grad + eta mu (w - w_c); with momentum, the whole bracket enters the memory."""
 
-    learning_rate: float
-    proximal_term: float  # mu
-    momentum: float = 0.0
-    keep_momentum: bool = False
-    weight_decay: float = 0.0
+    learning_rate: LearningRate
+    proximal_term: ProximalTerm = 0.001
+    momentum: Momentum = 0.0
+    keep_momentum: KeepMomentum = False
+    weight_decay: WeightDecay = 0.0
+
+    title = "FedProx"
+    inherits = frozenset({"proximal_term"})  # the paper's FedProx has no momentum
 
     def __post_init__(self) -> None:
-        _check("FedProx", "learning_rate", self.learning_rate, above=0)
-        _check("FedProx", "proximal_term", self.proximal_term)
-        _check("FedProx", "momentum", self.momentum, below=1)
-        _check("FedProx", "weight_decay", self.weight_decay)
+        check_settings(self)
 
     @property
     def keeps_memory(self) -> bool:
@@ -138,28 +218,33 @@ class FedProx:
             memory += gradient
             _add_scaled(weights, memory, -self.learning_rate)
 
+    @property
+    def facts(self) -> SolverFacts:
+        return SolverFacts(0.0 if self.keep_momentum else self.momentum, self.learning_rate * self.proximal_term)
 
+    def with_pull(self, proximal_term: float) -> Solver:
+        return replace(self, proximal_term=self.proximal_term + proximal_term)
+
+
+@SOLVERS.register("scaffold")
 @dataclass(frozen=True)
-class Scaffold:
-    """w -= eta (grad + c - c_k), with a momentum that starts anew in each task if there is one.
+class Scaffold(Solver):
+    """w -= eta (grad + c - c_k), with a momentum that restarts in each task if there is one.
 
     c is the server's control variate, c_k the learner's; both are zero until `corrected` says otherwise.
     """
 
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal_term: float = 0.0  # mu; what FedAsync asks for
+    learning_rate: LearningRate
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 0.0
+    proximal_term: Annotated[float, Setting("mu; what FedAsync asks for", ge=0, in_files=False)] = 0.0
+
+    title = "SCAFFOLD"
+    inherits = frozenset()  # SCAFFOLD has no momentum unless it is given
+    layers = (ControlVariates(),)
 
     def __post_init__(self) -> None:
-        _check("Scaffold", "learning_rate", self.learning_rate, above=0)
-        _check("Scaffold", "momentum", self.momentum, below=1)
-        _check("Scaffold", "weight_decay", self.weight_decay)
-        _check("Scaffold", "proximal_term", self.proximal_term)
-
-    @property
-    def keeps_memory(self) -> bool:
-        return False
+        check_settings(self)
 
     def start(self, weights: Array) -> Array | None:
         return _zeros_like(weights) if self.momentum else None
@@ -179,20 +264,25 @@ class Scaffold:
             memory += gradient
         _add_scaled(weights, gradient if memory is None else memory, -self.learning_rate)
 
+    @property
+    def facts(self) -> SolverFacts:
+        return SolverFacts(self.momentum, self.learning_rate * self.proximal_term)
+
+    def with_pull(self, proximal_term: float) -> Solver:
+        return replace(self, proximal_term=self.proximal_term + proximal_term)
+
     def corrected(self, correction: Array) -> Corrected:
         """For one task: with c - c_k, a numpy vector as long as the weights."""
         return Corrected(self, correction)
 
 
-class Corrected:
+class Corrected(Solver):
     """One task of SCAFFOLD: adds the correction to each gradient and remembers the mean of what came before it.
 
     That mean is the learner's next c_k. For plain SGD it is what the paper's option II works out from the weights,
     c_k - c + (w_c - w_k) / (K eta); taken from the gradients it is also right with momentum or a proximal term, where
-    K eta is not the length of the way, and no digits are lost where the learning rate is small.
+    K eta is not the length of the delta, and no digits are lost where the learning rate is small.
     """
-
-    keeps_memory = False
 
     def __init__(self, solver: Scaffold, correction: Array) -> None:
         self._solver, self._given = solver, correction
@@ -220,47 +310,3 @@ class Corrected:
         """Of the steps done, as a numpy vector."""
         mean = self._total / max(1, self._steps)
         return np.asarray(mean if isinstance(mean, np.ndarray) else mean.cpu().numpy(), np.float32)
-
-
-def accumulation(solver: Solver) -> tuple[float, float]:
-    """How a task's steps add up, for normalised averaging: the momentum that starts anew, and eta * mu."""
-    match solver:
-        case MomentumSGD():
-            # Momentum that is kept is in full swing from the first step: the way is as long as the steps are many.
-            return (0.0 if solver.keep_momentum else solver.momentum), 0.0
-        case FedProx():
-            momentum = 0.0 if solver.keep_momentum else solver.momentum
-            return momentum, solver.learning_rate * solver.proximal_term
-        case Scaffold():
-            return solver.momentum, solver.learning_rate * solver.proximal_term
-        case _:
-            return 0.0, 0.0
-
-
-def with_rate(solver: Solver, factor: float) -> Solver:
-    """The same solver with its learning rate times this, as a task may ask."""
-    match solver:
-        case VanillaSGD() | MomentumSGD() | FedProx() | Scaffold():
-            return replace(solver, learning_rate=factor * solver.learning_rate)
-        case _:
-            raise ConfigError(
-                f"{type(solver).__name__} cannot be given another learning rate; "
-                "use vanilla, momentum, fedprox or scaffold"
-            )
-
-
-def with_proximal_term(solver: Solver, proximal_term: float) -> Solver:
-    """The same solver, held toward the received community model as FedAsync asks (R14)."""
-    match solver:
-        case VanillaSGD():
-            return FedProx(solver.learning_rate, proximal_term, weight_decay=solver.weight_decay)
-        case MomentumSGD():
-            return FedProx(
-                solver.learning_rate, proximal_term, solver.momentum, solver.keep_momentum, solver.weight_decay
-            )
-        case FedProx() | Scaffold():
-            return replace(solver, proximal_term=solver.proximal_term + proximal_term)
-        case _:
-            raise ConfigError(
-                f"{type(solver).__name__} cannot be given a proximal term; use vanilla, momentum, fedprox or scaffold"
-            )

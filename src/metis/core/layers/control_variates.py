@@ -1,58 +1,102 @@
-"""SCAFFOLD at the controller (Karimireddy et al. 2020): the server's control variate beside the community model.
+"""SCAFFOLD (Karimireddy et al. 2020): control variates, which travel behind the network and correct for drift.
 
 What a learner hands in is its network and behind it its control variate c_k, the mean gradient of its last task. The
 network is mixed as the policy says. The server's variate is c = sum n_k c_k / sum n_k over the latest c_k of ALL
 learners, by their numbers of examples, also of those that had no part in the last round. So c is the gradient of the
 objective, the mean loss over all examples, and where it vanishes each learner stays where it is: correcting by c - c_k
-leads there under every policy, however it weighs models. Hence c is no part of a round's average, of a weight that
+leads there under every policy, however it weighs models. Hence c is not part of a round's average, of a weight that
 falls with staleness, of FedAsync's interpolation or of an optimizer's step.
+
+A model that reaches a learner is the network and behind it c; one that leaves is the local network and behind it c_k,
+which the learner remembers. BatchNorm's statistics have no gradient and are not corrected.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.arithmetic import Row
-from metis.core.community import CachedAverage, CommunityFactory, FullPass, ModelStore
 from metis.core.events import LearnerId
-from metis.core.layer import Layer
+from metis.core.layers.base import Layer, Memory, Outgoing, Work
+from metis.core.layers.wrapper import Wrapper
+from metis.core.mixing import CachedAverage, FullPass, Mixing, ModelStore
 from metis.core.model import Layout, Model, Vector
+from metis.errors import ConfigError
+
+if TYPE_CHECKING:
+    from metis.core.solvers import Corrected
+
+_CONTROL = "control"  # in a learner's memory: its own c_k
+
+
+@dataclass(frozen=True)
+class ControlVariates(
+    Layer,
+    key="control_variates",
+    order=40,
+    in_files=False,
+    needs={
+        "models": "keeps each learner's control variate, which nobody can under {other}",
+        "layout": "adds tensors to what travels, and so does {other}",
+    },
+    takes={"layout"},
+):
+    """SCAFFOLD's control variates, which travel behind the network; the solver `Scaffold` puts this layer on."""
+
+    def extend_layout(self, layout: Layout, trainable: int) -> Layout:
+        return layout.with_controls(trainable)
+
+    def wrap(self, mixing: Mixing) -> Mixing:
+        return lambda model, store: ControlledCommunity(model, store, mixing)
+
+    def prepare(self, work: Work) -> Work:
+        corrected = getattr(work.solver, "corrected", None)
+        if corrected is None:
+            raise ConfigError(
+                f"{type(work.solver).__name__} was given a model with control variates; "
+                "either all learners of a federation train with scaffold or none"
+            )
+        control = work.base.control
+        own = work.memory.get(_CONTROL)
+        if own is None or own.shape != control.shape:  # none yet, or lost with the learner's disk
+            own = np.zeros_like(control)
+        return Work(work.base.network, corrected(control - own), work.memory)
+
+    def encode(self, out: Outgoing, received: Work, prepared: Work) -> Outgoing:
+        vector = np.concatenate((out.model.vector, cast("Corrected", prepared.solver).mean_gradient()))
+        return replace(out, model=Model(received.base.layout, vector, out.model.counters))
+
+    def sent(self, arrives: Model, memory: Memory) -> Memory:
+        # A control variate is not a sum of deltas that a later one could complete: the learner's is what arrives.
+        return {**memory, _CONTROL: arrives.control}
 
 
 class LatestAverage(FullPass):
     """Weighted average of every learner's latest model by a full pass, so that arrival order cannot change a bit."""
 
-    def publish(self) -> bool:
+    def publish(self, seconds: float = 0.0) -> bool:
         values = dict(self._values)
-        published = super().publish()
+        published = super().publish(seconds)
         self._values = values
         return published
 
 
-class ControlVariates(Layer):
+class ControlledCommunity(Wrapper):
     """A community whose models have control variates; the one inside sees the network alone."""
 
-    def __init__(
-        self,
-        initial_model: Model,
-        store: ModelStore,
-        inside: CommunityFactory,
-        examples: Callable[[LearnerId], float],
-        *,
-        by_round: bool,
-    ) -> None:
+    def __init__(self, initial_model: Model, store: ModelStore, inside: Mixing) -> None:
         network, control = self._share(initial_model.layout, store)
         super().__init__(inside(initial_model.network, network))
-        average = LatestAverage if by_round else CachedAverage
+        average = LatestAverage if self.averages_rounds else CachedAverage
         self._controls: FullPass | CachedAverage = average(_control_of(initial_model), control)
         self._learners: set[LearnerId] = set()  # whose models are stored
         self._model = initial_model
-        self._examples = examples
 
     def _share(self, layout: Layout, store: ModelStore) -> tuple[_Part, _Part]:
         """Let both communities work on the same stored models, each on its part of them."""
@@ -74,9 +118,18 @@ class ControlVariates(Layer):
     def model(self, model: Model) -> None:
         self._model, self.inside.model, self._controls.model = model, model.network, _control_of(model)
 
-    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
-        self.inside.commit(learner, local_model.network, value, steps, None if base is None else base.network)
-        self._controls.commit(learner, _control_of(local_model), float(self._examples(learner)), steps, None)
+    def commit(
+        self,
+        learner: LearnerId,
+        local_model: Model,
+        value: float,
+        steps: int,
+        base: Model | None = None,
+        examples: int = 1,
+    ) -> None:
+        network = None if base is None else base.network
+        self.inside.commit(learner, local_model.network, value, steps, network, examples)
+        self._controls.commit(learner, _control_of(local_model), float(examples), steps)
         self._store.put(learner, local_model.vector)
         self._settle()
         self._learners.add(learner)
@@ -87,8 +140,8 @@ class ControlVariates(Layer):
         self._store.remove(learner)
         self._learners.discard(learner)
 
-    def publish(self) -> bool:
-        if not self.inside.publish():
+    def publish(self, seconds: float = 0.0) -> bool:
+        if not self.inside.publish(seconds):
             return False
         self._controls.publish()
         network = self.inside.model
@@ -148,7 +201,7 @@ class _Part:
         return _PartOfRow(whole, self._start, self._end)
 
     def remove(self, learner: LearnerId) -> None:
-        """Nothing: the whole model is removed by whoever put it there."""
+        """Nothing: the whole model is removed by the one that put it there."""
 
 
 class _PartOfRow:

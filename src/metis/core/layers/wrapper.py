@@ -1,4 +1,4 @@
-"""What can be put around a mixing rule, and around what is around it already."""
+"""A community around another: what a layer wraps around a mixing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from metis.core.community import Community, ModelStore
 from metis.core.events import CommunityStamp, LearnerId, RoundMeasure
+from metis.core.mixing import Community, ModelStore
 from metis.core.model import Model
 
 
-class Layer:
-    """A community that hands everything on to the one inside; a kind of layer says what it does otherwise."""
+class Wrapper:
+    """Passes everything on to the community inside; a subclass overrides what it changes."""
 
     def __init__(self, inside: Community) -> None:
         self.inside = inside
@@ -39,22 +39,33 @@ class Layer:
         return self.inside.uses_base
 
     @property
+    def averages_rounds(self) -> bool:
+        return self.inside.averages_rounds
+
+    @property
     def contributors(self) -> int:
         return self.inside.contributors
 
     @property
     def measure(self) -> RoundMeasure | None:
-        """What a layer inside measured of the last round, if one does."""
-        return getattr(self.inside, "measure", None)
+        return self.inside.measure
 
-    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
-        self.inside.commit(learner, local_model, value, steps, base)
+    def commit(
+        self,
+        learner: LearnerId,
+        local_model: Model,
+        value: float,
+        steps: int,
+        base: Model | None = None,
+        examples: int = 1,
+    ) -> None:
+        self.inside.commit(learner, local_model, value, steps, base, examples)
 
     def withdraw(self, learner: LearnerId) -> None:
         self.inside.withdraw(learner)
 
-    def publish(self) -> bool:
-        return self.inside.publish()
+    def publish(self, seconds: float = 0.0) -> bool:
+        return self.inside.publish(seconds)
 
     def adopt(self, model: Model) -> None:
         self.inside.adopt(model)

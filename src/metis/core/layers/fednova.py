@@ -1,14 +1,14 @@
 """Normalised averaging (FedNova, Wang et al. 2020): learners that did more steps do not pull more.
 
 Under semi-synchronous training a fast learner does tens of times as many steps as a slow one, so a plain average of
-their models goes where the fast ones go. Here each learner's way from the community model is divided by the length
-that its steps give it (||a_k||_1 of the paper), and all ways are made as long as the average one:
+their models follows the fast ones. Here each learner's delta from the community model is divided by the length
+that its steps give it (||a_k||_1 of the paper), and all deltas are made as long as the average one:
 
     w_c += sum_k p_k f_k (w_k - w_c)   with   f_k = sum_j p_j ||a_j|| / ||a_k||, at most `largest_amplification`.
 
-Without the bound a learner that did one step would count a thousandfold: its noise, not what it has to say. With the
-default of 1 nobody is amplified and those with many steps are held back; the mixture stays between the models that it
-is made of, and so cannot diverge. If all did equally many steps, f_k = 1.
+Without the bound the noise of a learner that did one step would count a thousandfold. With the default of 1 no learner
+is amplified and those with many steps are held back; the mixture stays between the models that it is made of, and so
+cannot diverge. If all did equally many steps, f_k = 1.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import FullPass, ModelStore
 from metis.core.events import LearnerId
+from metis.core.layers.base import Layer
+from metis.core.mixing import FullPass, Mixing, ModelStore
 from metis.core.model import Model
+from metis.registry import Setting
+
+if TYPE_CHECKING:
+    from metis.core.solvers import SolverFacts
 
 _BLOCK = 32 * 1024  # numbers
 
@@ -32,7 +38,7 @@ def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> f
 
     u = momentum u + gradient - pull y; y += u, where `pull` is eta * mu of a proximal term. It is `steps` for plain
     SGD; (steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho) with momentum rho; (1 - (1 - pull)^steps) / pull with
-    a proximal term. By repeated squaring, because whoever claims 2^53 steps must not keep the controller busy.
+    a proximal term. By repeated squaring, because a learner that claims 2^53 steps must not keep the controller busy.
     """
     if not momentum and not pull:
         return float(steps)
@@ -51,8 +57,8 @@ _Matrix = tuple[_Row, _Row, _Row]
 
 
 def _product(left: _Matrix, right: _Matrix) -> _Matrix:
-    def row(place: int) -> _Row:
-        a, b, c = left[place]
+    def row(index: int) -> _Row:
+        a, b, c = left[index]
         x, y, z = right
         return (
             a * x[0] + b * y[0] + c * z[0],
@@ -64,28 +70,39 @@ def _product(left: _Matrix, right: _Matrix) -> _Matrix:
 
 
 @dataclass(frozen=True)
-class FedNova:
-    """Settings of normalised averaging; what it must know of the local solver is filled in when a run starts."""
+class FedNova(
+    Layer,
+    key="nova",
+    order=10,
+    needs={
+        "average": "mixes rounds by a normalised average, and {policy} does not average rounds; sync_fedavg and "
+        "semisync_fedavg do",
+        "models": "scales each local model, which nobody can under {other}",
+    },
+    takes={"average"},
+):
+    """Normalised averaging: a learner that did more steps does not pull more; beyond the paper."""
 
-    largest_amplification: float = 1.0
-    momentum: float | None = None  # of a solver whose momentum starts anew in each task
-    pull: float | None = None  # learning rate times proximal term
+    largest_amplification: Annotated[
+        float, Setting("largest factor by which the delta of a learner with few steps is lengthened", ge=1)
+    ] = 1.0
+    momentum: Annotated[
+        float | None, Setting("of a solver whose momentum restarts in each task", ge=0, lt=1, in_files=False)
+    ] = None
+    pull: Annotated[float | None, Setting("learning rate times proximal term", ge=0, lt=1, in_files=False)] = None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.largest_amplification < math.inf:
-            raise ValueError(f"largest_amplification must be a number from 1 on, not {self.largest_amplification}")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.pull is not None and not 0 <= self.pull < 1:
-            raise ValueError(f"pull must be at least 0 and below 1, not {self.pull}")
+    def relabel(self, label: str) -> str:
+        return f"{label} FedNova"
 
-    def for_solver(self, momentum: float, pull: float) -> FedNova:
-        """With what is not given taken from the solver."""
+    def for_solver(self, facts: SolverFacts) -> Layer:
         return replace(
             self,
-            momentum=momentum if self.momentum is None else self.momentum,
-            pull=pull if self.pull is None else self.pull,
+            momentum=facts.momentum if self.momentum is None else self.momentum,
+            pull=facts.pull if self.pull is None else self.pull,
         )
+
+    def set_mixing(self, mixing: Mixing) -> Mixing:
+        return lambda model, store: NormalizedAverage(model, store, self)
 
     def factors(self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> dict[LearnerId, float]:
         """f_k of each learner."""
@@ -96,18 +113,26 @@ class FedNova:
 
 
 class NormalizedAverage(FullPass):
-    """The models committed since the last publication, each way scaled by f_k; buffers are averaged as they are."""
+    """The models committed since the last publication, each delta scaled by f_k; buffers are averaged as they are."""
 
     def __init__(self, initial_model: Model, store: ModelStore, settings: FedNova | None = None) -> None:
         super().__init__(initial_model, store)
         self._settings = FedNova() if settings is None else settings
         self._steps: dict[LearnerId, int] = {}
 
-    def commit(self, learner: LearnerId, local_model: Model, value: float, steps: int, base: Model | None) -> None:
-        super().commit(learner, local_model, value, steps, base)
+    def commit(
+        self,
+        learner: LearnerId,
+        local_model: Model,
+        value: float,
+        steps: int,
+        base: Model | None = None,
+        examples: int = 1,
+    ) -> None:
+        super().commit(learner, local_model, value, steps, base, examples)
         self._steps[learner] = steps
 
-    def publish(self) -> bool:
+    def publish(self, seconds: float = 0.0) -> bool:
         if not self._values:
             return False
         total = math.fsum(self._values.values())
@@ -117,8 +142,8 @@ class NormalizedAverage(FullPass):
         layout = self.model.layout
         for spec in layout.tensors:
             if spec.role == "buffer":
-                place = layout.slices[spec.name]
-                vector[place] = sum(share * self._store.get(k)[place].astype(np.float64) for k, share in shares.items())
+                part = layout.slices[spec.name]
+                vector[part] = sum(share * self._store.get(k)[part].astype(np.float64) for k, share in shares.items())
         self._values.clear()
         self._steps.clear()
         self._stamp_new(vector)

@@ -7,62 +7,68 @@ are optimized: floating-point buffers, such as BatchNorm's statistics, become wh
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.community import Community, ModelStore
-from metis.core.layer import Layer
+from metis.core.layers.base import Layer
+from metis.core.layers.wrapper import Wrapper
+from metis.core.mixing import Community, Mixing, ModelStore
 from metis.core.model import Layout, Model, Vector
-from metis.core.schedules import Changing, Moment, factor_of
+from metis.core.schedules import Changing, Moment, Schedule, factor_of
+from metis.errors import InternalError
+from metis.registry import Setting
 
 _BLOCK = 32 * 1024  # numbers; what a step needs of them stays in the processor's cache
 
 Block: TypeAlias = NDArray[np.float64]
 
 
-class ServerOptimizer(Protocol):
-    """Settings and arithmetic of an optimizer; frozen, the state is handed in."""
+class ServerOptimizer(
+    Layer, needs={"models": "makes steps from what the mixing proposes, which it cannot see under {other}"}
+):
+    """Settings and arithmetic of an optimizer; the state is an argument."""
 
-    @property
-    def name(self) -> str:
-        """As tables call it."""
-        ...
+    title: ClassVar[str]  # as tables call it
+    selector = "optimizer"
+    rate: Changing | None
 
-    def start(self, size: int) -> dict[str, Block]:
+    def start_state(self, size: int) -> dict[str, Block]:
         """The state before the first round: vectors as long as the model."""
-        ...
+        raise InternalError(f"{type(self).__name__} has no start_state")
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
         """How far to go for this proposed difference; changes the state in place."""
-        ...
+        raise InternalError(f"{type(self).__name__} has no step")
+
+    def relabel(self, label: str) -> str:
+        return f"{label} + {self.title}"
+
+    def wrap(self, mixing: Mixing) -> Mixing:
+        return lambda model, store: Optimized(mixing(model, store), self)
 
 
-def _check(optimizer: str, **settings: float) -> None:
-    for name, value in settings.items():
-        if name in ("learning_rate", "tau"):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} of {optimizer} must be a number greater than 0, not {value}")
-        elif not 0 <= value < 1:
-            raise ValueError(f"{name} of {optimizer} must be at least 0 and below 1, not {value}")
+Rate = Annotated[Schedule | Changing | None, Setting("schedule of a factor of this learning rate; none if not given")]
+Tau = Annotated[float, Setting("how adaptive: smaller is more adaptive", gt=0)]
+Beta1 = Annotated[float, Setting("share of the mean difference that is kept", ge=0, lt=1)]
+Beta2 = Annotated[float, Setting("share of the variance that is kept", ge=0, lt=1)]
+LearningRate = Annotated[float, Setting("factor of a step", gt=0)]
 
 
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(ServerOptimizer, key="server", order=30, choice="momentum"):
     """m = momentum m + difference; w += learning_rate m. With learning_rate 1 and momentum 0 it is plain mixing."""
 
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    name = "FedAvgM"
+    learning_rate: LearningRate = 1.0
+    momentum: Annotated[float, Setting("share of the last step that is kept", ge=0, lt=1)] = 0.9
+    rate: Rate = None
 
-    def __post_init__(self) -> None:
-        _check(self.name, learning_rate=self.learning_rate, momentum=self.momentum)
+    title = "FedAvgM"
 
-    def start(self, size: int) -> dict[str, Block]:
+    def start_state(self, size: int) -> dict[str, Block]:
         return {"momentum": np.zeros(size)}
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
@@ -91,18 +97,17 @@ def _adaptive_step(
 
 
 @dataclass(frozen=True)
-class FedAdagrad:
+class FedAdagrad(ServerOptimizer, key="server", order=30, choice="adagrad"):
     """v += difference^2."""
 
-    learning_rate: float = 0.1
-    beta1: float = 0.0
-    tau: float = 1e-3
-    name = "FedAdagrad"
+    learning_rate: LearningRate = 0.1
+    beta1: Beta1 = 0.0
+    tau: Tau = 1e-3
+    rate: Rate = None
 
-    def __post_init__(self) -> None:
-        _check(self.name, learning_rate=self.learning_rate, beta1=self.beta1, tau=self.tau)
+    title = "FedAdagrad"
 
-    def start(self, size: int) -> dict[str, Block]:
+    def start_state(self, size: int) -> dict[str, Block]:
         return _adaptive_start(size, self.tau)
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
@@ -111,19 +116,18 @@ class FedAdagrad:
 
 
 @dataclass(frozen=True)
-class FedAdam:
+class FedAdam(ServerOptimizer, key="server", order=30, choice="adam"):
     """v = beta2 v + (1 - beta2) difference^2."""
 
-    learning_rate: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    name = "FedAdam"
+    learning_rate: LearningRate = 0.1
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.99
+    tau: Tau = 1e-3
+    rate: Rate = None
 
-    def __post_init__(self) -> None:
-        _check(self.name, learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+    title = "FedAdam"
 
-    def start(self, size: int) -> dict[str, Block]:
+    def start_state(self, size: int) -> dict[str, Block]:
         return _adaptive_start(size, self.tau)
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
@@ -132,19 +136,18 @@ class FedAdam:
 
 
 @dataclass(frozen=True)
-class FedYogi:
+class FedYogi(ServerOptimizer, key="server", order=30, choice="yogi"):
     """v -= (1 - beta2) difference^2 sign(v - difference^2): it falls as slowly as it rises."""
 
-    learning_rate: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    name = "FedYogi"
+    learning_rate: LearningRate = 0.1
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.99
+    tau: Tau = 1e-3
+    rate: Rate = None
 
-    def __post_init__(self) -> None:
-        _check(self.name, learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+    title = "FedYogi"
 
-    def start(self, size: int) -> dict[str, Block]:
+    def start_state(self, size: int) -> dict[str, Block]:
         return _adaptive_start(size, self.tau)
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
@@ -153,29 +156,22 @@ class FedYogi:
         return _adaptive_step(difference, state, variance, self.learning_rate, self.beta1, self.tau)
 
 
-class Optimized(Layer):
-    """A mixing rule whose proposals become steps of an optimizer; published is where those steps lead."""
+class Optimized(Wrapper):
+    """A mixing whose proposals become steps of an optimizer; published is where those steps lead."""
 
-    def __init__(
-        self,
-        inside: Community,
-        optimizer: ServerOptimizer,
-        rate: Changing | None = None,
-        now: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+    def __init__(self, inside: Community, optimizer: ServerOptimizer) -> None:
         super().__init__(inside)
         self._optimizer = optimizer
-        self._rate, self._now = rate, now
-        self._state = optimizer.start(inside.model.layout.size)
+        self._state = optimizer.start_state(inside.model.layout.size)
 
-    def publish(self) -> bool:
+    def publish(self, seconds: float = 0.0) -> bool:
         current = self.model
-        if not super().publish():
+        if not super().publish(seconds):
             return False
-        proposed = self.model
-        # The moment of the model that comes out now, as if it were published.
-        moment = Moment(self.stamp.version, self.committed_steps, self._now())
-        rate = 1.0 if self._rate is None else factor_of(self._rate, "the server's learning rate", moment)
+        proposed, schedule = self.model, self._optimizer.rate
+        # The moment of the model that is published now.
+        moment = Moment(self.stamp.version, self.committed_steps, seconds)
+        rate = 1.0 if schedule is None else factor_of(schedule, "the server's learning rate", moment)
         self.adopt(proposed.with_vector(self._step(current.vector, proposed.vector, current.layout, rate)))
         return True
 

@@ -1,0 +1,39 @@
+"""What can be put on top of a policy: each layer is one file, and one import line here."""
+
+from metis.core.layers.adaptive_period import AdaptivePeriod
+from metis.core.layers.base import LAYERS, Layer, LayerKind, Memory, Need, Outgoing, Work
+from metis.core.layers.cap import Cap
+from metis.core.layers.compression import Compression
+from metis.core.layers.control_variates import ControlVariates
+from metis.core.layers.fednova import FedNova
+from metis.core.layers.proximal import ProximalPull
+from metis.core.layers.rate import ScheduledRate
+from metis.core.layers.sample import Sample
+from metis.core.layers.scheduled_lambda import ScheduledLambda
+from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from metis.core.layers.wrapper import Wrapper
+
+__all__ = [
+    "LAYERS",
+    "AdaptivePeriod",
+    "Cap",
+    "Compression",
+    "ControlVariates",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedNova",
+    "FedYogi",
+    "Layer",
+    "LayerKind",
+    "Memory",
+    "Need",
+    "Outgoing",
+    "ProximalPull",
+    "Sample",
+    "ScheduledLambda",
+    "ScheduledRate",
+    "ServerOptimizer",
+    "Work",
+    "Wrapper",
+]

@@ -1,0 +1,116 @@
+"""What every way of mixing is: it takes committed local models in and publishes the community model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.events import CommunityStamp, LearnerId, RoundMeasure
+from metis.core.mixing.store import ModelStore
+from metis.core.model import Model
+
+
+class Community(Protocol):
+    """Takes committed local models in and publishes the community model."""
+
+    model: Model  # as last published
+
+    @property
+    def stamp(self) -> CommunityStamp:
+        """Of `model`."""
+        ...
+
+    @property
+    def committed_steps(self) -> int:
+        """s_c: all local steps committed so far (R7)."""
+        ...
+
+    @property
+    def uses_base(self) -> bool:
+        """Does `commit` need the community model that the learner started from?"""
+        ...
+
+    @property
+    def averages_rounds(self) -> bool:
+        """Is what is published the weighted average of the models of one round?"""
+        ...
+
+    @property
+    def measure(self) -> RoundMeasure | None:
+        """What was measured of the last round, if anything measures rounds."""
+        ...
+
+    @property
+    def contributors(self) -> int:
+        """How many learners' models the next publication would hold."""
+        ...
+
+    def commit(
+        self,
+        learner: LearnerId,
+        local_model: Model,
+        value: float,
+        steps: int,
+        base: Model | None = None,
+        examples: int = 1,
+    ) -> None:
+        """Take a valid local model in; learners do not see it before `publish`.
+
+        `base` is the community model that it started from, if `uses_base`; `examples` the size of the learner's data.
+        """
+        ...
+
+    def withdraw(self, learner: LearnerId) -> None:
+        """Take the learner's contribution out again, as far as the rule remembers it."""
+        ...
+
+    def publish(self, seconds: float = 0.0) -> bool:
+        """Make and stamp a new community model, `seconds` into the run; False if there is nothing new to publish."""
+        ...
+
+    def adopt(self, model: Model) -> None:
+        """Go on from this model instead of the one just published, under the same stamp."""
+        ...
+
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
+        """The numbers that a replay of events cannot bring back: for checkpoints.
+
+        `local_models` can be left out, named "local/...", where the store itself keeps them.
+        """
+        ...
+
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
+        """Put back the published model and what `arrays` gave, after a replay of the same events without weights."""
+        ...
+
+
+# How the mixing of a run starts: a class of communities, or a function that makes one.
+Mixing: TypeAlias = Callable[[Model, ModelStore], Community]
+
+
+def averages_rounds(mixing: Mixing) -> bool:
+    """Whether the communities that this makes publish weighted averages of rounds, which a layer may then replace."""
+    return bool(getattr(getattr(mixing, "func", mixing), "averages_rounds", False))
+
+
+class Published:
+    """What every mixing rule has: a published model, its stamp, and the step counter."""
+
+    uses_base = False
+    averages_rounds = False
+    measure: RoundMeasure | None = None
+
+    def __init__(self, initial_model: Model) -> None:
+        self.model = initial_model
+        self.stamp = CommunityStamp()
+        self.committed_steps = 0
+
+    def _stamp_new(self, vector: NDArray[np.float32] | NDArray[np.float64]) -> None:
+        self.model = self.model.with_vector(vector.astype(np.float32, copy=vector.dtype != np.float32))
+        self.stamp = CommunityStamp(self.stamp.version + 1, self.committed_steps)
+
+    def adopt(self, model: Model) -> None:
+        self.model = model

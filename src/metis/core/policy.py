@@ -1,0 +1,155 @@
+"""A policy: WHEN to mix, HOW MUCH a local model counts, HOW models are mixed, and the layers on top."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+
+from metis.core.contribution import ContributionValue
+from metis.core.events import Budget, LearnerId
+from metis.core.layers.base import LAYERS, Layer, Need
+from metis.core.mixing import Community, Mixing, ModelStore
+from metis.core.mixing.community import averages_rounds
+from metis.core.model import Layout, Model
+from metis.core.protocols.protocol import CommunicationProtocol
+from metis.core.roster import LearnerRecord, Roster
+from metis.core.schedules import Moment
+from metis.core.solvers import Solver
+from metis.errors import ArgumentError
+from metis.registry import Registry
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Three independent choices and a tuple of layers, which are kept in ascending order."""
+
+    name: str
+    protocol: CommunicationProtocol  # settings only; each run works on a fresh copy
+    contribution: ContributionValue
+    mixing: Mixing
+    layers: tuple[Layer, ...] = ()
+    label: str = ""  # how tables and legends call it
+
+    def __post_init__(self) -> None:
+        layers = tuple(sorted(self.layers, key=lambda layer: layer.order))
+        object.__setattr__(self, "layers", layers)
+        self._check()
+        if not self.label:
+            label = reduce(lambda so_far, layer: layer.relabel(so_far), layers, self.name)
+            object.__setattr__(self, "label", label)
+
+    def with_layers(self, *layers: Layer) -> Policy:
+        """The same policy with these layers on top, and its label extended by theirs."""
+        added = sorted(layers, key=lambda layer: layer.order)
+        label = reduce(lambda so_far, layer: layer.relabel(so_far), added, self.label)
+        return replace(self, layers=(*self.layers, *layers), label=label)
+
+    def _check(self) -> None:
+        """Each layer's needs must be offered by the policy and not be taken by another layer."""
+        offered: Mapping[Need, bool] = {
+            "rounds": self.protocol.has_rounds,
+            "period": self.protocol.has_period,
+            "average": averages_rounds(self.mixing),
+            "models": True,
+            "wire": True,
+            "layout": True,
+        }
+        keys = [layer.key for layer in self.layers]
+        for layer in self.layers:
+            if keys.count(layer.key) > 1:
+                raise ArgumentError(f"{layer.key} is given twice; keep one of them", layer.key)
+            for need, otherwise in layer.needs.items():
+                takers = [other for other in self.layers if other is not layer and need in other.takes]
+                if takers and need in layer.takes:
+                    raise ArgumentError(
+                        f"{layer.key} is given together with {takers[0].key}; keep one of them", layer.key
+                    )
+                if takers or not offered[need]:
+                    other = takers[0].key if takers else ""
+                    raise ArgumentError(f"{layer.key} {otherwise.format(policy=self.name, other=other)}", layer.key)
+
+    # --- before a run ---------------------------------------------------------------------------
+
+    def for_solver(self, solver: Solver) -> tuple[Policy, Solver]:
+        """The policy and the solver as they need each other."""
+        brought = [layer for layer in solver.layers if layer.key not in {own.key for own in self.layers}]
+        policy = replace(self, layers=(*self.layers, *brought))
+        solver = reduce(lambda so_far, layer: layer.adapt_solver(so_far), policy.layers, solver)
+        return replace(policy, layers=tuple(layer.for_solver(solver.facts) for layer in policy.layers)), solver
+
+    @property
+    def fills_the_period(self) -> bool:
+        """Is every learner at work all the time? Then the paper charges energy for all of it."""
+        return self.protocol.fills_the_period and not any(layer.leaves_idle for layer in self.layers)
+
+    def start_protocol(self) -> CommunicationProtocol:
+        """The protocol of one run."""
+        changed = reduce(lambda so_far, layer: layer.set_protocol(so_far), self.layers, self.protocol)
+        return replace(changed)  # type: ignore[type-var]  # a fresh copy: settings without state
+
+    def start_community(self, initial_model: Model, store: ModelStore) -> Community:
+        """The mixing of one run, with all that is put on top of it."""
+        mixing = reduce(lambda so_far, layer: layer.set_mixing(so_far), self.layers, self.mixing)
+        return reduce(lambda so_far, layer: layer.wrap(so_far), self.layers, mixing)(initial_model, store)
+
+    def extend_layout(self, layout: Layout, trainable: int) -> Layout:
+        """The layout of what travels; `trainable` numbers at the front are trained."""
+        return reduce(lambda so_far, layer: layer.extend_layout(so_far, trainable), self.layers, layout)
+
+    def extend_model(self, network: Model, trainable: int) -> Model:
+        """A network as it travels at the start; what layers add is zero."""
+        layout = self.extend_layout(network.layout, trainable)
+        if layout is network.layout:
+            return network
+        vector = np.zeros(layout.size, np.float32)
+        vector[: network.layout.size] = network.vector
+        return Model(layout, vector, network.counters)
+
+    @property
+    def learner_layers(self) -> tuple[Layer, ...]:
+        """The layers that take part in local training, in ascending order."""
+        hooks = ("prepare", "encode", "sent")
+        return tuple(
+            layer
+            for layer in self.layers
+            if any(getattr(type(layer), hook) is not getattr(Layer, hook) for hook in hooks)
+        )
+
+    @property
+    def wire(self) -> Layer | None:
+        """The layer that encodes updates, if models do not travel as they are."""
+        return next((layer for layer in self.layers if "wire" in layer.takes), None)
+
+    def update_bytes(self, layout: Layout) -> int | None:
+        """Bytes of every update of this layout; None if models travel as they are."""
+        return None if self.wire is None else self.wire.wire_bytes(layout)
+
+    # --- each round -----------------------------------------------------------------------------
+
+    def choose(self, waiting: Sequence[LearnerRecord], moment: Moment) -> Sequence[LearnerRecord]:
+        """Who of the waiting learners takes part in the round that begins."""
+        return reduce(lambda so_far, layer: layer.choose(so_far, moment), self.layers, waiting)
+
+    def limit(self, budgets: dict[LearnerId, Budget], roster: Roster, moment: Moment) -> dict[LearnerId, Budget]:
+        """How long they train."""
+        return reduce(lambda so_far, layer: layer.limit(so_far, roster, moment), self.layers, budgets)
+
+    def scale_rate(self, moment: Moment) -> float:
+        """A factor of the learners' learning rate."""
+        return reduce(lambda so_far, layer: so_far * layer.scale_rate(moment), self.layers, 1.0)
+
+    @property
+    def identity(self) -> str:
+        """All that decides what a run does, as text: equal for equal policies, whatever their labels."""
+        parts = (self.name, self.protocol, self.contribution, self.mixing, self.layers)
+        # Where an object lies in memory is not part of what it is.
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(parts))
+
+
+POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
+
+__all__ = ["LAYERS", "POLICIES", "Policy"]

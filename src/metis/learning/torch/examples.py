@@ -1,0 +1,207 @@
+"""Examples that give batches of torch tensors: arrays, map-style datasets, several sources joined."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from metis.errors import ConfigError, DataError
+from metis.learning.engine import Batch, Examples
+from metis.learning.torch.augmentation import Transform
+
+
+class ArrayExamples:
+    """Two arrays of equal length; a batch is gathered in one operation and scaled afterwards.
+
+    Unless `images` says otherwise, arrays of bytes with three or four axes are images with the channels last;
+    their batches are [examples, channels, height, width], divided by 255 unless `scale` says otherwise.
+    """
+
+    def __init__(
+        self,
+        inputs: NDArray[Any] | Tensor,
+        targets: NDArray[Any] | Tensor,
+        *,
+        images: bool | None = None,
+        scale: float | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self._inputs, self._targets = _as_tensor(inputs), _as_tensor(targets)
+        if len(self._inputs) != len(self._targets):
+            raise DataError(f"there are {len(self._inputs)} inputs but {len(self._targets)} targets")
+        bytes_given = self._inputs.dtype == torch.uint8
+        self._images = bytes_given and self._inputs.ndim in (3, 4) if images is None else images
+        if self._images and self._inputs.ndim not in (3, 4):
+            raise DataError(
+                "images are [examples, height, width] or [examples, height, width, channels], "
+                f"not of shape {tuple(self._inputs.shape)}"
+            )
+        if self._images and self._inputs.ndim == 3:
+            self._inputs = self._inputs.unsqueeze(-1)
+        if scale is None:
+            scale = 1 / 255 if self._images and bytes_given else 1.0
+        # (scale x - mean) / std = factor x + shift, with one of each for all channels or for each
+        deviation = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)
+        self._factor = (scale / deviation).float()
+        self._shift = None if mean is None else (-torch.as_tensor(mean, dtype=torch.float64) / deviation).float()
+        self._scaled = scale != 1 or std is not None
+        self._to_float = self._scaled or self._shift is not None or self._images or bytes_given
+        if not bool(torch.isfinite(self._factor).all()):
+            raise ConfigError(f"std is {std}; it must not be 0")
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a batch is nothing but its examples, so that several batches can be made as one."""
+        return self._transform is None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As numpy's arrays, which worker processes on one machine can share; torch would copy its own for each.
+        state = dict(self.__dict__)
+        for name in ("_inputs", "_targets"):
+            if state[name].dtype != torch.bfloat16:
+                state[name] = state[name].numpy(force=True)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: _without_copy(state[name]) for name in ("_inputs", "_targets")}
+        self.__dict__.update(state | tensors)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        where = torch.from_numpy(indices)
+        inputs = self._inputs.index_select(0, where)
+        if self._to_float:
+            # After the gather the tensor is the batch's own, so the scaling may work in place; a float input
+            # comes out of index_select as a copy already.
+            inputs = inputs.float()
+            if self._scaled:
+                inputs.mul_(self._factor)
+            if self._shift is not None:
+                inputs.add_(self._shift)
+        if self._images:
+            # Only the strides change: what lies in memory is what torch calls channels_last.
+            inputs = inputs.permute(0, 3, 1, 2)
+        if self._transform is not None:
+            inputs = self._transform(inputs)
+        return inputs, self._targets.index_select(0, where)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the network sees it."""
+        return tuple(self.batch(np.zeros(1, np.int64))[0].shape[1:])
+
+
+class DatasetExamples:
+    """Any map-style dataset of torch whose items are (input, target); items are collated into batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise DataError(
+                f"{type(dataset).__name__} is not a map-style dataset: it needs __len__ and __getitem__, "
+                "because a learner shuffles its examples"
+            )
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        chosen = indices.tolist()
+        if hasattr(self._dataset, "__getitems__"):
+            items = self._dataset.__getitems__(chosen)
+        else:
+            items = [self._dataset[i] for i in chosen]
+        collated = default_collate(items)
+        if not (isinstance(collated, (list, tuple)) and len(collated) == 2):
+            raise DataError("an item of the dataset must be a pair (input, target)")
+        inputs, targets = collated
+        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+            raise DataError("inputs and targets of the dataset must be tensors, arrays or numbers")
+        return inputs, targets
+
+
+class JoinedExamples:
+    """Several examples one behind the other, as if they were one; a batch may come from any of them."""
+
+    def __init__(self, parts: Sequence[Examples]) -> None:
+        if not parts:
+            raise DataError("there are no examples to join")
+        self._parts = tuple(parts)
+        sizes = np.array([len(part) for part in self._parts], dtype=np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def indices(self, part: int) -> NDArray[np.int64]:
+        """Where the examples of this part are."""
+        return np.arange(self._starts[part], self._ends[part], dtype=np.int64)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        home = np.searchsorted(self._ends, indices, side="right")
+        if len(home) and (home == home[0]).all():  # of one silo: exactly what its own examples would give
+            return self._parts[int(home[0])].batch(indices - self._starts[home[0]])
+        pieces, places = [], []
+        for part in np.unique(home):
+            here = np.flatnonzero(home == part)
+            pieces.append(self._parts[part].batch(indices[here] - self._starts[part]))
+            places.append(here)
+        order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
+        try:
+            inputs, targets = (torch.cat(column).index_select(0, order) for column in zip(*pieces, strict=True))
+        except RuntimeError as problem:
+            shapes = ", ".join(str(tuple(piece[0].shape[1:])) for piece in pieces)
+            raise DataError(f"examples of different silos cannot share a batch: their shapes are {shapes}") from problem
+        return inputs, targets
+
+
+def as_examples(source: Any, **options: Any) -> Examples:
+    """Examples from what a user has: a pair of arrays, a map-style dataset, or examples already."""
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+        source = source.tensors
+    if isinstance(source, (tuple, list)) and len(source) == 2 and len(np.shape(source[0])) > 0:
+        return ArrayExamples(source[0], source[1], **options)
+    if options:
+        raise ConfigError(f"{', '.join(options)} can be set for a pair of arrays only")
+    if hasattr(source, "batch"):
+        examples: Examples = source
+        return examples
+    return DatasetExamples(source)
+
+
+def _as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
+    """Without a copy where possible."""
+    if isinstance(array, Tensor):
+        return array.detach()
+    array = np.asarray(array)
+    if array.dtype == np.float64:
+        # Models are float32; numpy's default would double the data and fit no network.
+        array = array.astype(np.float32)
+    try:
+        return _without_copy(array)
+    except TypeError as problem:
+        raise DataError(f"arrays of dtype {array.dtype} cannot be trained on") from problem
+
+
+def _without_copy(array: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    with warnings.catch_warnings():
+        # Read-only arrays, such as memory-mapped files: nothing here writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
