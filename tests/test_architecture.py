@@ -70,8 +70,8 @@ HOMES: dict[str, set[str] | None] = {
     "markupsafe": {"reporting", "reproduction"},  # comes with jinja2
     "matplotlib": {"reporting", "reproduction"},
     "jinja2": {"reporting", "reproduction"},
-    "starlette": {"reporting"},
-    "uvicorn": {"reporting"},
+    "starlette": {"reporting", "deployment"},
+    "uvicorn": {"reporting", "deployment"},
     "tensorboard": {"reporting"},
     "mlflow": {"reporting"},
     "wandb": {"reporting"},
@@ -336,7 +336,6 @@ LARGER: dict[str, int] = {
     "metis.data.partition": 540,
     "metis.deployment.controller.state": 710,
     "metis.deployment.controller.state.State": 490,
-    "metis.deployment.controller.status": 680,
     "metis.experiments.build": 550,
     "metis.experiments.config.checks": 510,
     "metis.learning.torch.engine.TorchEngine": 400,

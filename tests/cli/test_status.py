@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from deployment.test_status import TOKEN, files
 from metis.cli.app import app
 from metis.cli.status import federation_view
-from metis.deployment.controller.status import StatusServer
+from metis.deployment.controller.status_server import StatusServer
 
 CONTROLLER = Path(__file__).parents[1] / "deployment" / "watched_controller.py"
 

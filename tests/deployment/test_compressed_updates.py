@@ -22,7 +22,7 @@ from metis.core.layers.compression import Compression
 from metis.core.model import Model, Vector
 from metis.core.stop import StopRule
 from metis.deployment.controller.document import core_status
-from metis.deployment.controller.status import _metrics
+from metis.deployment.controller.metrics import metrics_text
 from metis.deployment.wire import wire_pb2 as pb
 from metis.reporting.dashboard.view import RunView
 from metis.reporting.report import _facts
@@ -118,7 +118,7 @@ def test_what_is_left_out_and_what_travels_are_told(compression: Compression, tm
     assert {row["name"]: row["compression_error"] for row in status["learners"]} == pytest.approx(
         dict(zip(("l0", "l1", "l2"), errors, strict=True))
     )
-    metrics = _metrics(status).decode()
+    metrics = metrics_text(status).decode()
     assert f'metis_learner_compression_error{{learner="l2"}} {errors[2]}' in metrics
     assert "compressed updates: " in "\n".join(line.plain for line in cli_status._head(status))
 

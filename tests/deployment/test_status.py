@@ -30,21 +30,12 @@ from deployment.federations import Served, served
 from deployment.wire_learner import WireLearner, move_towards
 from metis.core import policies
 from metis.core.stop import StopRule
-from metis.deployment.controller import status as status_module
+from metis.deployment.controller import metrics, status_server
+from metis.deployment.controller.announcement import ANNOUNCEMENT, announce, find, in_use, withdraw
 from metis.deployment.controller.document import core_status
 from metis.deployment.controller.state import State
-from metis.deployment.controller.status import (
-    ANNOUNCEMENT,
-    StatusServer,
-    Unanswered,
-    announce,
-    fetch,
-    find,
-    in_use,
-    read_token,
-    recall,
-    withdraw,
-)
+from metis.deployment.controller.status import Unanswered, fetch, read_token, recall
+from metis.deployment.controller.status_server import StatusServer
 from metis.errors import ConfigError
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -54,7 +45,7 @@ CONTROLLER = Path(__file__).parent / "watched_controller.py"
 @dataclass
 class Reply:
     code: int
-    headers: dict[str, str]
+    headers: http.client.HTTPMessage
     text: str
 
 
@@ -65,7 +56,7 @@ def ask(address: str, path: str, method: str = "GET", body: bytes | None = None,
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
-        return Reply(response.status, dict(response.getheaders()), response.read().decode())
+        return Reply(response.status, response.headers, response.read().decode())
     finally:
         connection.close()
 
@@ -237,7 +228,7 @@ def test_counters_never_fall(tmp_path: Path) -> None:
         start = (await federation.served.process.status())["version"]
         for more in (2, 4):
             await federation.until_version(start + more)
-            time.sleep(status_module._FRESH)
+            time.sleep(status_server._FRESH)
             seen.append(samples((await federation.ask("/metrics")).text))
 
     play(tmp_path, scene)
@@ -249,7 +240,7 @@ def test_counters_never_fall(tmp_path: Path) -> None:
     assert seen[0]["metis_updates_total", ()] < seen[-1]["metis_updates_total", ()]
 
 
-@pytest.mark.parametrize("state", status_module.STATES)
+@pytest.mark.parametrize("state", metrics.STATES)
 def test_ready_while_learners_may_come(quiet: Any, state: str) -> None:
     """Not when it stops or has ended; well it is all the time."""
 
@@ -300,7 +291,7 @@ def test_an_event_loop_that_stands_still_is_not_well(tmp_path: Path) -> None:
         def from_outside() -> Reply:
             try:
                 assert blocked.wait(30)
-                time.sleep(status_module._FRESH)
+                time.sleep(status_server._FRESH)
                 return ask(federation.status.address, "/healthz")
             finally:
                 release.set()
@@ -335,7 +326,7 @@ def test_many_who_ask_are_one_question(quiet: Any) -> None:
         release.set()
         assert {reply.result().code for reply in replies} == {200}
     assert len(asked) == 1
-    time.sleep(status_module._FRESH + 0.1)
+    time.sleep(status_server._FRESH + 0.1)
     assert ask(server.address, "/status").code == 200
     assert len(asked) == 2
 
@@ -352,7 +343,7 @@ def test_a_status_that_cannot_be_made_is_asked_for_again(quiet: Any) -> None:
     server = quiet(answer=moody)
     reply = ask(server.address, "/status")
     assert (reply.code, reply.text) == (
-        503, "the controller cannot tell its status: cannot schedule new futures after shutdown\n",
+        503, "the controller could not give its status: cannot schedule new futures after shutdown\n",
     )  # fmt: skip
     assert ask(server.address, "/status").code == 200
 
@@ -430,8 +421,8 @@ def test_a_bad_request_gets_a_clean_error(quiet: Any, data: bytes, code: int) ->
     server = quiet()
     answer = send(server.address, data)
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert answer.startswith(f"HTTP/1.0 {code} ".encode()), answer[:200]
-    assert f"Content-Length: {len(body)}".encode() in head
+    assert answer.startswith(f"HTTP/1.1 {code} ".encode()), answer[:200]
+    assert f"content-length: {len(body)}".encode() in head.lower()
     assert body.endswith(b"\n") and b"<" not in body
     assert ask(server.address, "/healthz").code == 200
 
@@ -474,7 +465,7 @@ def test_a_token_is_asked_for_everywhere(quiet: Any) -> None:
     """Whatever the path; and a wrong one is as good as none."""
     server = quiet("0.0.0.0:0", token=TOKEN)
     address = server.address.replace("0.0.0.0", "127.0.0.1")
-    for path in (*status_module.PATHS, "/nothing"):
+    for path in (*status_server.PATHS, "/nothing"):
         assert ask(address, path).code == 401
     for wrong in ("", TOKEN, f"Bearer {TOKEN}0", f"bearer {TOKEN}", "Bearer ", "Basic eDp5", "Bearer \xe9"):
         reply = ask(address, "/status", Authorization=wrong)
@@ -490,8 +481,8 @@ def test_a_token_is_asked_for_everywhere(quiet: Any) -> None:
 def test_no_bytes_bring_it_down(one_server: StatusServer, data: bytes) -> None:
     """Whatever is sent, the answer is HTTP or silence."""
     answer = send(one_server.address, data)
-    assert answer == b"" or answer.startswith(b"HTTP/1.0 ")
-    assert b"HTTP/1.0 500" not in answer
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+    assert b"HTTP/1.1 500" not in answer
 
 
 @pytest.fixture
@@ -503,10 +494,10 @@ def one_server(quiet: Any) -> StatusServer:
 
 def test_who_says_nothing_is_sent_away(quiet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that never become a request take all places only for a while."""
-    monkeypatch.setattr(status_module, "_PATIENCE", 0.3)
+    monkeypatch.setattr(status_server, "_REQUEST_SECONDS", 0.3)
     server = quiet()
     host, _, port = server.address.rpartition(":")
-    silent = [socket.create_connection((host, int(port))) for _ in range(status_module._MOST_CONNECTIONS + 10)]
+    silent = [socket.create_connection((host, int(port))) for _ in range(status_server._MAX_CONNECTIONS + 10)]
     try:
         while True:
             try:
@@ -527,7 +518,7 @@ def test_other_machines_need_a_token(quiet: Any) -> None:
     with pytest.raises(ConfigError, match=r"on 0\.0\.0\.0:9464 could be read from other machines, so it needs a token"):
         quiet("0.0.0.0:9464")
     for bad in ("short", "has a space in it, somewhere", "ünprintable-and-long-enough"):
-        with pytest.raises(ConfigError, match="16 or more letters"):
+        with pytest.raises(ConfigError, match="at least 16 letters"):
             quiet(token=bad)
 
 
@@ -582,7 +573,7 @@ def test_a_token_file(tmp_path: Path) -> None:
     file.write_text(TOKEN + "\n")
     assert read_token(file) == TOKEN
     file.write_bytes(b"\xff\xfe")
-    for path, match in ((file, "it is no text"), (tmp_path / "none", "No such file")):
+    for path, match in ((file, "it is not a text file"), (tmp_path / "none", "No such file")):
         with pytest.raises(ConfigError, match=match):
             read_token(path)
 
@@ -604,7 +595,7 @@ def test_announced_and_withdrawn(tmp_path: Path) -> None:
 def test_one_that_was_killed_is_told_from_one_that_runs(tmp_path: Path) -> None:
     """By its process; also when that id belongs to another process by now, and while nobody has waited for it."""
     program = (
-        "import sys, time, pathlib; from metis.deployment.controller.status import announce\n"
+        "import sys, time, pathlib; from metis.deployment.controller.announcement import announce\n"
         f"announce(pathlib.Path({str(tmp_path)!r}), listen='a:1', http=None, run='abc')\n"
         "print('ready', flush=True); time.sleep(60)"
     )

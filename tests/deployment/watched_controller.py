@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from deployment.federations import served
 from metis.core import policies
 from metis.core.stop import StopRule
+from metis.deployment.controller.announcement import announce, withdraw
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.state import State
-from metis.deployment.controller.status import StatusServer, announce, withdraw
+from metis.deployment.controller.status_server import StatusServer
 
 FACTS = {
     "experiment": {"policy": [{"name": "sync_fedavg", "label": "SyncFedAvg"}], "evaluation": {"target": 0.95}},

@@ -17,12 +17,13 @@ from rich.markup import escape
 
 from metis import __version__
 from metis.core.model import Layout
+from metis.deployment.controller.announcement import announce, withdraw
 from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
 from metis.deployment.controller.durable import initial_model
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Context
 from metis.deployment.controller.state import State
-from metis.deployment.controller.status import StatusServer, announce, withdraw
+from metis.deployment.controller.status_server import StatusServer
 from metis.deployment.preflight import serving_problem
 from metis.deployment.security.identity import Revocations, check_kit, load_kit, server_credentials, warnings
 from metis.deployment.trainer.child import Child

@@ -111,7 +111,8 @@ def _at_address(address: str, token: str | None) -> View:
 
 
 def _at_folder(folder: Path, token: str | None) -> View:
-    from metis.deployment.controller.status import Unanswered, fetch, find, in_use
+    from metis.deployment.controller.announcement import find, in_use
+    from metis.deployment.controller.status import Unanswered, fetch
 
     if not (folder / "controller.db").is_file():
         raise ConfigError(_no_state(folder))

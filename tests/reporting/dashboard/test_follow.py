@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metis.deployment.controller.status import announce
+from metis.deployment.controller.announcement import announce
 from metis.reporting.dashboard import follow
 from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
 from reporting.dashboard.pages import joined, rounds, write_run, written_setting
@@ -202,7 +202,7 @@ def test_a_controller_is_alive_while_its_process_is(tmp_path: Path) -> None:
     assert place.alive
 
     program = (
-        "import sys; from pathlib import Path; from metis.deployment.controller.status import announce\n"
+        "import sys; from pathlib import Path; from metis.deployment.controller.announcement import announce\n"
         "announce(Path(sys.argv[1]), listen='127.0.0.1:1', http=None, run='r')"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, env={**os.environ})

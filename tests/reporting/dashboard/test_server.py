@@ -23,7 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from metis.core.events import UpdateRefused
-from metis.deployment.controller.status import announce
+from metis.deployment.controller.announcement import announce
 from metis.errors import ConfigError
 from metis.net import is_served_locally
 from metis.reporting.dashboard import server as server_module

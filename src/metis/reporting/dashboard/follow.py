@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from metis.deployment.controller.status import find
+from metis.deployment.controller.announcement import find
 from metis.runs.run import SUMMARY
 from metis.runs.setting import SETTING, Setting
 from metis.runs.trace import EVENTS
