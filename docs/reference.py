@@ -18,11 +18,15 @@ import typer
 import metis
 from metis import errors
 from metis.cli import app as cli
-from metis.core import contribution, protocols
+from metis.core import contribution, mixing, protocols
+from metis.core.layers import LAYERS, Layer
+from metis.core.policies import POLICIES
+from metis.core.solvers import SOLVERS, Solver
 from metis.data import datasets, partition
-from metis.experiments.config.checks import signature_model
 from metis.experiments.config.load import config_schema
+from metis.experiments.config.tables import table_model
 from metis.learning import NETWORKS
+from metis.learning.engine import Engine
 from metis.reporting import trackers
 
 
@@ -75,9 +79,30 @@ def configuration() -> str:
         if name == "policy":
             parts.append("A `[[policy]]` table also takes the parameters of the policy that it names:")
             for policy, parameters in schema["policies"].items():
-                words = inspect.getdoc(getattr(metis, policy)) or ""
-                parts += [f"### {policy}", _sentence(words), _keys(parameters)]
+                parts += [f"### {policy}", _first_paragraph(POLICIES[policy]), _keys(parameters)]
+            parts += ["## Layers", "A `[[policy]]` table may contain a table for each [layer](../beyond.md):"]
+            for key, choices in schema["layers"].items():
+                parts += _layer(key, choices)
+        if name == "training":
+            for solver, settings in schema["solvers"].items():
+                parts += [f"### {solver}", _first_paragraph(SOLVERS[solver]), _keys(settings)]
     return "\n\n".join(parts) + "\n"
+
+
+def _layer(key: str, choices: Mapping[str, Any]) -> list[str]:
+    """The table of a layer; one table for each choice where several layers share a key."""
+    kind = LAYERS[key]
+    parts = [f"### policy.{key}"]
+    if kind.selector:
+        parts.append(f"`{kind.selector}` is one of {', '.join(code(choice) for choice in choices)}.")
+    for choice, settings in choices.items():
+        words = _first_paragraph(kind.classes[choice])
+        parts += [f"`{choice}`: {words}" if choice else words, _keys(settings)]
+    return parts
+
+
+def _first_paragraph(thing: Any) -> str:
+    return _sentence((inspect.getdoc(thing) or "").split("\n\n")[0])
 
 
 def _section(schema: Mapping[str, Any], table_rule: Mapping[str, Any], title: str, path: str, depth: int) -> list[str]:
@@ -120,10 +145,14 @@ def _keys(rules: Mapping[str, Any]) -> str:
 
 def _type(rule: Mapping[str, Any]) -> tuple[str, str]:
     """The type of a value and the allowed values, in words."""
+    if "$ref" in rule:
+        return f"table ({_reference(rule).lower()})", ""
     if "anyOf" in rule:
         options = [_type(option) for option in rule["anyOf"] if option.get("type") != "null"]
         limits = dict.fromkeys(allowed for _, allowed in options if allowed)
         return " or ".join(kind for kind, _ in options), ", ".join(limits)
+    if "const" in rule:
+        return "text", code(rule["const"])
     if "enum" in rule:
         return "text", ", ".join(code(value) for value in rule["enum"])
     if rule.get("type") == "array":
@@ -228,7 +257,6 @@ def _unmarked(text: str) -> str:
 
 _GROUPS = {
     "Federations": ("Federation", "SimulatedLearner", "Speed", "Link", "RandomAvailability", "RecordedAvailability"),
-    "Solvers": ("VanillaSGD", "MomentumSGD", "FedProx"),
     "Ends": ("StopRule", "Target"),
     "Results": ("Run", "Comparison", "Power", "Model", "draw", "Tracking"),
     "Data": ("Dataset", "load_dataset"),
@@ -237,18 +265,24 @@ _GROUPS = {
 
 def python() -> str:
     """The public names of `metis`, grouped by purpose, and the interfaces for extensions."""
-    grouped = {name for names in _GROUPS.values() for name in names}
-    rest = [name for name in metis.__all__ if name not in grouped and not name.startswith("__")]
-    policies = [name for name in rest if name == "Policy" or name.islower()]
+    named = [name for name in metis.__all__ if not name.startswith("__")]
+    classes = {name: thing for name in named if inspect.isclass(thing := getattr(metis, name))}
+    groups = {
+        "Policies": ["Policy", *(name for name in POLICIES if name in named)],
+        "Layers": [*(name for name, thing in classes.items() if issubclass(thing, Layer)), "Schedule"],
+        "Solvers": [name for name, thing in classes.items() if issubclass(thing, Solver)],
+        **_GROUPS,
+    }
+    rest = set(named) - {name for names in groups.values() for name in names}
     parts = [
         "# Python",
         "The names of `metis`, from their docstrings. Seconds are seconds of the run: virtual in a simulation.",
     ]
-    for title, names in {"Policies": policies, **_GROUPS}.items():
+    for title, names in groups.items():
         parts.append(f"## {title}")
         for name in names:
             parts += _described(f"metis.{name}", getattr(metis, name), 3)
-    left = set(rest) - set(policies) - {"MetisError"}
+    left = rest - {"MetisError"}
     parts += [f"## {title}" for title in (["Others"] if left else [])]
     for name in sorted(left):
         parts += _described(f"metis.{name}", getattr(metis, name), 3)
@@ -264,6 +298,12 @@ def python() -> str:
     ]
     for name in protocols.__all__:
         parts += _described(f"metis.core.protocols.{name}", getattr(protocols, name), 3)
+    for name in mixing.__all__:
+        if name != "Mixing":  # an alias
+            parts += _described(f"metis.core.mixing.{name}", getattr(mixing, name), 3)
+    parts += _described("metis.core.layers.Layer", Layer, 3)
+    parts += _described("metis.core.solvers.Solver", Solver, 3)
+    parts += _described("metis.learning.engine.Engine", Engine, 3)
     parts += _functions(contribution)
     parts += _described("metis.reporting.trackers.Tracker", trackers.Tracker, 3)
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -418,7 +458,7 @@ def data() -> str:
     ]
     for name, function in NETWORKS.items():
         parts += [f"### {name}", inspect.getdoc(function) or ""]
-        options = signature_model(function, 2, sizes=True).model_json_schema()
+        options = table_model(function, 2, sizes=True).model_json_schema()
         if options["properties"]:
             rows = []
             for key, rule in options["properties"].items():

@@ -21,6 +21,9 @@ from typer.testing import CliRunner
 
 import metis
 from metis.cli import app as cli
+from metis.core.layers import LAYERS
+from metis.core.policies import POLICIES
+from metis.core.solvers import SOLVERS
 from metis.experiments.config.load import config_schema, load_config, read_toml, resolve_config
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +85,8 @@ def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyte
     name = f"page_{path.stem}"
     module = ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+    for registry in (POLICIES, SOLVERS, LAYERS):  # what a page registers is gone afterwards
+        monkeypatch.setattr(registry, "_definitions", dict(registry.items()))
     with contextlib.redirect_stdout(io.StringIO()):
         execute(path, vars(module), tmp_path)
 
@@ -195,7 +200,9 @@ def test_the_reference_names_everything(build: ModuleType, tmp_path: Path) -> No
     for name in metis.__all__:
         assert f"### {name}\n" in python or name in ("__version__", "MetisError"), name
     schema = config_schema()
-    for rules in [*schema["$defs"].values(), *schema["policies"].values(), *schema["operations"].values()]:
+    layers = [rules for choices in schema["layers"].values() for rules in choices.values()]
+    named = [rules for kind in ("$defs", "policies", "solvers", "operations") for rules in schema[kind].values()]
+    for rules in [*layers, *named]:
         for key, rule in rules["properties"].items():
             assert f"| `{key}` |" in keys or f".{key}\n" in keys, key
             assert "$ref" in rule or rule["description"] in keys, key
