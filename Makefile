@@ -68,7 +68,7 @@ format: $(STAMP)  ## format and mend what lint can mend
 docs: $(STAMP)  ## build the documentation site; open build/site/index.html
 	$(BIN)/python docs/build.py
 
-bench: $(STAMP)  ## run the benchmarks, about half an hour, and write benchmarks/RESULTS.md (ARGS=--quick to try)
+bench: $(STAMP)  ## run the benchmarks, about half an hour, and write benchmarks/RESULTS.md (ARGS=--quick: tiny, checked, 2 minutes)
 	$(BIN)/python benchmarks $(ARGS)
 
 clean:  ## remove .venv, caches and run directories

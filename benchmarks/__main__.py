@@ -2,8 +2,9 @@
 
     python benchmarks [NAME ...] [--quick] [--no-peers] [--collect]
 
-Each benchmark also runs alone: python benchmarks/NAME.py --help. With --quick everything is tiny and the page goes to
-.cache/benchmarks/quick. --collect only writes the page anew from the results that are there.
+Each benchmark also runs alone: python benchmarks/NAME.py --help. With --quick everything is tiny, two at a time and
+without other systems; it is checked that each has measured what it promises, and the page goes to
+.cache/benchmarks/quick. --collect only writes the page again from the results that are there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from _bench import HERE, QUICK_RESULTS, RESULTS, ROOT, markdown
+from _checks import problems
 from _peers import NAMES, version_of
 
 BENCHMARKS = (
@@ -25,6 +28,7 @@ BENCHMARKS = (
     "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak",
     "dashboard",
 )  # fmt: skip
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 
 
 def page(folder: Path) -> str:
@@ -58,6 +62,29 @@ def page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def measure(name: str, no_peers: bool) -> bool:
+    """Alone on the machine; whether it came to its end."""
+    print(f"== {name}", flush=True)
+    began = time.monotonic()
+    command = [sys.executable, HERE / f"{name}.py", *(["--no-peers"] if no_peers else [])]
+    code = subprocess.run(command, env=ENVIRONMENT, check=False).returncode
+    print(f"== {name}: {'FAILED' if code else 'done'} in {time.monotonic() - began:.0f} s\n", flush=True)
+    return code == 0
+
+
+def try_out(name: str) -> bool:
+    """Tiny, beside another one; whether it came to its end and measured what it promises."""
+    began = time.monotonic()
+    command = [sys.executable, HERE / f"{name}.py", "--quick", "--no-peers"]
+    (QUICK_RESULTS / f"{name}.json").unlink(missing_ok=True)
+    done = subprocess.run(
+        command, env=ENVIRONMENT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    wrong = [f"ended with code {done.returncode}:\n{done.stdout}"] if done.returncode else problems(name, QUICK_RESULTS)
+    print(f"== {name}: {'; '.join(wrong) or 'as promised'}, {time.monotonic() - began:.0f} s", flush=True)
+    return not wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,15 +99,13 @@ def main() -> None:
             parser.error(f"there is no benchmark '{name}'; there are: {', '.join(BENCHMARKS)}")
     folder = QUICK_RESULTS if options.quick else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    flags = [flag for flag in ("--quick", "--no-peers") if getattr(options, flag.strip("-").replace("-", "_"))]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    failed = []
-    for name in [] if options.collect else options.names or BENCHMARKS:
-        print(f"== {name}", flush=True)
-        began = time.monotonic()
-        code = subprocess.run([sys.executable, HERE / f"{name}.py", *flags], env=environment, check=False).returncode
-        print(f"== {name}: {'done' if code == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s\n", flush=True)
-        failed += [name] if code else []
+    names = [] if options.collect else options.names or BENCHMARKS
+    if options.quick:
+        with ThreadPoolExecutor(2) as pool:
+            done = dict(zip(names, pool.map(try_out, names), strict=True))
+    else:
+        done = {name: measure(name, options.no_peers) for name in names}
+    failed = [name for name, fine in done.items() if not fine]
     where = HERE / "RESULTS.md" if folder == RESULTS else folder / "RESULTS.md"
     where.write_text(page(folder), "utf-8")
     print(f"written: {where.relative_to(ROOT)}")

@@ -14,7 +14,7 @@ import importlib.util
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,10 @@ def seconds(setup: metis.Federation, rounds: int, steps: int, options: dict[str,
     return marks[-1] - marks[0], run.community_model.sha256()
 
 
-def overhead(repeats: int, tasks: int, options: dict[str, Any]) -> list[float]:
+def overhead(sizes: Sequence[int], repeats: int, tasks: int, options: dict[str, Any]) -> list[float]:
     """Milliseconds a task of learners that train nothing, for every size."""
     row = []
-    for size in SIZES:
+    for size in sizes:
         rounds = max(2, min(tasks, 2_000_000_000 // (4 * size)) // LEARNERS)
         setup = federation(Idle(size), (4,), BATCH)
         best = min(seconds(setup, rounds, 1, options)[0] for _ in range(repeats))
@@ -91,25 +91,25 @@ def overhead(repeats: int, tasks: int, options: dict[str, Any]) -> list[float]:
     return row
 
 
-def pools(told: Report, tasks: int, steps: int, repeats: int) -> None:
+def pools(told: Report, sizes: Sequence[int], tasks: int, steps: int, repeats: int) -> None:
     setup = federation(TorchEngine(cifar10_cnn), (24, 24, 3), BATCH * steps)
     idle, real, hashes = {}, {}, {}
     for name, options in POOLS.items():  # worker processes are forked before Ray is there
         if options.get("pool") == "ray" and importlib.util.find_spec("ray") is None:
             told.say("Ray was not measured: it is not installed.")
             continue
-        idle[name] = overhead(repeats, tasks, options)
+        idle[name] = overhead(sizes, repeats, tasks, options)
         spent, shas = zip(*(seconds(setup, 1, steps, options) for _ in range(repeats)), strict=True)
         real[name] = min(spent)
         hashes[name] = set(shas)
     told.say("Milliseconds a task of learners that train nothing, by the parameters of the model:")
-    told.table([["", *(f"{size:,}" for size in SIZES)], *([name, *row] for name, row in idle.items())])
+    told.table([["", *(f"{size:,}" for size in sizes)], *([name, *row] for name, row in idle.items())])
     told.say(f"{LEARNERS} learners x {steps} steps of {BATCH} examples, the network of CIFAR-10:")
     here = real["this process"]
     told.table(
         [["", "s", "times as fast as in this process"], *([name, s, f"{here / s:.2f}"] for name, s in real.items())]
     )
-    told.figures |= {"task_milliseconds": {name: dict(zip(SIZES, row, strict=True)) for name, row in idle.items()}}
+    told.figures |= {"task_milliseconds": {name: dict(zip(sizes, row, strict=True)) for name, row in idle.items()}}
     told.figures |= {"training_seconds": real}
     if "Ray, 2 workers" in hashes:
         same = hashes["Ray, 2 workers"] == hashes["this process"] and len(hashes["this process"]) == 1
@@ -180,7 +180,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     tasks, steps, repeats = (10, 2, 1) if options.quick else (200, 15, 3)
     with report(options, __doc__) as told:
-        pools(told, tasks, steps, repeats)
+        pools(told, SIZES[:1] if options.quick else SIZES, tasks, steps, repeats)
         silo(told, steps, repeats)
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 # Before numpy and torch are imported: thread pools of several test processes only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,6 +41,23 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"METIS_DATA names {folder}, which is not a folder")
     return folder
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not rendered, which takes nine tenths of a short run; tests/reporting renders them."""
+    from matplotlib.figure import Figure
+
+    def savefig(figure: Figure, target: Any, *, format: str = "", **options: Any) -> None:
+        suffix = format or Path(target).suffix.removeprefix(".")
+        content = "<svg></svg>" if suffix == "svg" else b"\x89PNG"
+        if isinstance(target, (str, Path)):
+            target = Path(target)
+            target.write_text(content, "utf-8") if isinstance(content, str) else target.write_bytes(content)
+        else:
+            target.write(content)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
 
 
 # What a reason to skip says -> what is missing, and how to have it.

@@ -62,7 +62,7 @@ CONTRACT = {
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path: Path, blank_figures: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with two experiments: `one.toml` has one policy, `two.toml` has two."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text(FILE.format(policies=ONE), encoding="utf-8")
@@ -315,7 +315,7 @@ def wait_for_updates(events: Path, updates: int) -> None:
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(command: str) -> None:
     """Exit code 130 and how to go on; what was interrupted and resumed equals what was not."""
-    long = ["one.toml", "--set", "stop.rounds=100"]
+    long = ["one.toml", "--set", "stop.rounds=30"]
     process = start(command, *long, "--out", "cut")
     run = Path("cut") if command == "simulate" else Path("cut/semisync-lambda-1")
     wait_for_updates(run / "events.jsonl", 10)
