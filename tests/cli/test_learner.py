@@ -41,12 +41,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "HOST:PORT, as in federation.example.org:7443"),
         ("--controller localhost:1", "a learner needs its certificate: --identity DIR (made by metis certificates "
          "issue), or --insecure --name NAME for a controller on this machine"),
-        ("--controller localhost:1 --insecure", "with --insecure there is no certificate to say who this is: give "
-         "--name NAME"),
-        ("--controller example.org:7443 --insecure --name a", "--insecure is for a controller on this machine, but "
-         "example.org is not it; give --identity DIR, or dial 127.0.0.1:7443"),
+        ("--controller localhost:1 --insecure", "with --insecure there is no certificate with the name of this "
+         "learner: give --name NAME"),
+        ("--controller example.org:7443 --insecure --name a", "--insecure is only for a controller on this "
+         "machine, and example.org is another one; give --identity DIR, or dial 127.0.0.1:7443"),
         ("--controller localhost:1 --insecure --name a --identity kit", "--insecure and --identity exclude each "
-         "other: with certificates nothing is plain text"),
+         "other: with a certificate the connection is always encrypted"),
         ("--controller localhost:1 --insecure --name a --site nowhere.py", "there is no site file nowhere.py"),
         ("--controller localhost:1 --insecure --name a --pace -1", "--pace is -1; it must be 0 seconds or more"),
         ("--controller localhost:1 --identity kit", "there is no kit kit; it is a folder with ca.pem, certificate.pem "
@@ -85,10 +85,10 @@ def test_a_kit_must_be_a_learners_and_in_date(tmp_path: Path) -> None:
         assert done.exit_code == 2
         return done.stderr
 
-    assert "of controller 'main', but what runs here is a learner" in refused("--identity", "consortium/main")
+    assert "belongs to controller 'main', but this is a learner" in refused("--identity", "consortium/main")
     assert "the certificate of learner 'late' expired on " in refused("--identity", "consortium/late")
     named = refused("--identity", "consortium/zurich", "--name", "basel")
-    assert "--name is 'basel', but the certificate in consortium/zurich is of 'zurich'; leave it out" in named
+    assert "--name is 'basel', but the certificate in consortium/zurich belongs to 'zurich'; leave --name out" in named
 
 
 async def _run(*arguments: str) -> tuple[int, str, str]:
@@ -145,7 +145,7 @@ def test_the_wrong_authority_is_named_before_anything_is_sent(tmp_path: Path) ->
         async with counterpart:
             code, stdout, _ = await _run("--controller", counterpart.address, "--identity", str(kit.folder), "--json")
         assert code == 2
-        assert "is not of our CA: it is signed by 'Theirs', and the CA of this kit is 'Ours'" in stdout
+        assert "is not signed by our CA: it is signed by 'Theirs', but the CA of this kit is 'Ours'" in stdout
         assert counterpart.streams.empty()
 
     _with_counterpart(tmp_path, story)

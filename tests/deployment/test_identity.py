@@ -90,15 +90,15 @@ def _unknown_curve(folder: Path, theirs: Consortium) -> None:
         (_remove("ca.pem"), r"ca\.pem is missing"),
         (_remove("certificate.pem"), r"certificate\.pem is missing"),
         (_remove("key.pem"), r"key\.pem is missing"),
-        (_spoil("ca.pem"), r"ca\.pem does not hold one certificate in PEM form"),
-        (_spoil("certificate.pem"), r"certificate\.pem does not hold one certificate in PEM form"),
-        (_spoil("key.pem"), r"key\.pem holds no private key in PEM form"),
-        (_unknown_curve, r"key\.pem holds no private key in PEM form"),
+        (_spoil("ca.pem"), r"ca\.pem does not contain exactly one certificate in PEM form"),
+        (_spoil("certificate.pem"), r"certificate\.pem does not contain exactly one certificate in PEM form"),
+        (_spoil("key.pem"), r"key\.pem does not contain a private key in PEM form"),
+        (_unknown_curve, r"key\.pem does not contain a private key in PEM form"),
         (_protect, r"key\.pem is protected by a passphrase"),
         (_exchange("key.pem"), r"key\.pem does not belong to .*certificate\.pem"),
-        (_exchange("ca.pem"), r"is not signed by .*: it is signed by 'Ours', and the CA of this kit is 'Theirs'"),
+        (_exchange("ca.pem"), r"is not signed by .*: it is signed by 'Ours', but the CA of this kit is 'Theirs'"),
         (_exchange("certificate.pem"), r"is not signed by .*: it is signed by 'Theirs', .* is 'Ours'"),
-        (lambda folder, _: (folder / "key.pem").chmod(0o644), r"may be read by every user .*chmod 600 .*key\.pem"),
+        (lambda folder, _: (folder / "key.pem").chmod(0o644), r"can be read by every user .*chmod 600 .*key\.pem"),
         (lambda folder, _: shutil.rmtree(folder), r"there is no kit .*hospital-a"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_two_cas_of_one_name_are_told_apart(ours: Consortium, tmp_path: Path) ->
     """Somebody ran init twice: the names agree, the keys do not."""
     kit, again = ours.kit("a"), Consortium(tmp_path / "again", "Ours")
     shutil.copy(again.folder / "ca" / "ca.pem", kit.folder / "ca.pem")
-    with pytest.raises(ConfigError, match="both CAs are called 'Ours', but they are two"):
+    with pytest.raises(ConfigError, match="both CAs are called 'Ours', but they have different keys"):
         check_kit(load_kit(kit.folder))
 
 
@@ -126,7 +126,7 @@ def test_the_folder_of_a_ca_is_no_kit(ours: Consortium) -> None:
 
 
 def test_a_kit_of_another_role_is_refused(ours: Consortium) -> None:
-    with pytest.raises(ConfigError, match="is of learner 'a', but what runs here is a controller"):
+    with pytest.raises(ConfigError, match="belongs to learner 'a', but this is a controller"):
         check_kit(ours.kit("a"), "controller")
 
 
@@ -150,7 +150,7 @@ def test_what_ends_soon_is_said_before(ours: Consortium) -> None:
     kit = ours.kit("a", days=29)
     assert ["expires in 28 days" in line for line in warnings(kit)] == [True]
     (kit.folder / "key.pem").chmod(0o640)
-    assert "may be read by its group" in warnings(kit)[1]
+    assert "can be read by its group" in warnings(kit)[1]
     check_kit(kit)
 
 
@@ -199,7 +199,7 @@ def test_a_peer_has_exactly_one_identity(ours: Consortium, uris: tuple[str, ...]
 
 def test_a_peer_without_a_certificate_is_nobody(ours: Consortium) -> None:
     for context in ({}, {"x509_pem_cert": []}):
-        with pytest.raises(LearnerError, match="showed no certificate"):
+        with pytest.raises(LearnerError, match="did not present a certificate"):
             peer_of(context)
     with pytest.raises(LearnerError):
         peer_of({"x509_pem_cert": [b"nothing"]})
@@ -277,7 +277,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(ours: Consortium, cap
     said = [record.getMessage() for record in caplog.records if record.name == "metis.deployment.security.identity"]
     assert [line.partition(":")[0] for line in said] == [
         "the identity has changed",
-        "the identity has changed and cannot be used, the one before goes on",
+        "the identity has changed and cannot be used, the previous one stays in use",
         "the identity has changed",
     ]
 
@@ -314,8 +314,8 @@ def test_a_list_that_cannot_be_trusted_lets_nobody_in(ours: Consortium, theirs: 
     whole = (kit.folder / "revoked.pem").read_bytes()
     for content, message in (
         ((theirs.folder / "ca" / "revoked.pem").read_bytes(), r"revoked\.pem is not signed by .*ca\.pem"),
-        (b"", "holds no revocation list in PEM form"),
-        (whole[: len(whole) // 2], "holds no revocation list in PEM form"),
+        (b"", "does not contain a revocation list in PEM form"),
+        (whole[: len(whole) // 2], "does not contain a revocation list in PEM form"),
     ):
         (kit.folder / "revoked.pem").write_bytes(content)
         for _ in range(2):
@@ -352,5 +352,5 @@ def test_several_certificates_in_ca_pem_are_refused(ours: Consortium, theirs: Co
     kit = ours.kit("a")
     both = [(one.folder / "ca" / "ca.pem").read_bytes() for one in (ours, theirs)]
     (kit.folder / "ca.pem").write_bytes(b"".join(both))
-    with pytest.raises(ConfigError, match="does not hold one certificate"):
+    with pytest.raises(ConfigError, match="does not contain exactly one certificate"):
         load_certificate(kit.folder / "ca.pem")

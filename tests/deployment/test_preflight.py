@@ -77,7 +77,9 @@ def test_the_controllers_certificate_is_not_valid_yet(ours: Consortium) -> None:
 
 def test_the_controller_is_of_another_ca(ours: Consortium, theirs: Consortium) -> None:
     problem = told(theirs.controller(), ours.kit("a"))
-    assert lasting(problem, "is not of our CA: it is signed by 'Theirs', and the CA of this kit is 'Ours'", "proxy")
+    assert lasting(
+        problem, "is not signed by our CA: it is signed by 'Theirs', but the CA of this kit is 'Ours'", "proxy"
+    )
 
 
 def test_the_controllers_certificate_is_for_other_hosts(ours: Consortium) -> None:
@@ -122,8 +124,8 @@ def test_the_controller_refuses_a_certificate_that_is_good_here(ours: Consortium
 
 
 def test_plain_text_against_tls(ours: Consortium) -> None:
-    assert lasting(told(None, ours.kit("a")), "speaks plain text (--insecure), and we TLS")
-    assert lasting(told(ours.controller(), None), "wants TLS: give --identity instead of --insecure")
+    assert lasting(told(None, ours.kit("a")), "speaks plain text (--insecure), but we speak TLS")
+    assert lasting(told(ours.controller(), None), "requires TLS: give --identity instead of --insecure")
 
 
 # --- no controller ----------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def test_the_host_is_unknown(ours: Consortium) -> None:
     problem = failing(8443, ours.kit("a"), "federation.invalid")
     assert isinstance(problem, Unreachable)
     assert "the host name federation.invalid is unknown" in str(problem) or "name service" in str(problem)
-    assert lasting(failing(8443, ours.kit("a"), "a" * 64 + ".org"), "is no host name")
+    assert lasting(failing(8443, ours.kit("a"), "a" * 64 + ".org"), "is not a valid host name")
 
 
 def test_a_host_that_does_not_answer(ours: Consortium) -> None:
@@ -221,8 +223,8 @@ def test_a_controller_that_hangs(ours: Consortium) -> None:
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH\r\n"])
 def test_something_else_listens(ours: Consortium, answer: bytes) -> None:
     with listening(answer) as port:
-        assert lasting(failing(port, ours.kit("a")), "speaks no TLS", repr(answer[:24]))
-        assert lasting(failing(port, None), "is no Metis controller", repr(answer[:24]))
+        assert lasting(failing(port, ours.kit("a")), "does not speak TLS", repr(answer[:24]))
+        assert lasting(failing(port, None), "is not a Metis controller", repr(answer[:24]))
 
 
 def test_something_that_closes(ours: Consortium) -> None:
@@ -256,7 +258,7 @@ def test_a_controller_that_is_killed_after_the_handshake(ours: Consortium) -> No
 
 def test_a_tls_server_that_is_no_controller(ours: Consortium) -> None:
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n", tls_of(ours.controller(), ours)) as port:
-        assert lasting(failing(port, ours.kit("a")), "is no Metis controller")
+        assert lasting(failing(port, ours.kit("a")), "is not a Metis controller")
 
 
 def test_a_wrong_clock_is_seen(ours: Consortium) -> None:
@@ -298,7 +300,7 @@ def test_a_controller_that_cannot_serve(ours: Consortium, theirs: Consortium) ->
         serving_problem(controller, "federation.invalid", 8443)
     )
     assert "plain text is served on loopback only" in str(serving_problem(None, "0.0.0.0", 8443))
-    assert "what runs here is a controller" in str(serving_problem(ours.kit("a"), "127.0.0.1"))
+    assert "but this is a controller" in str(serving_problem(ours.kit("a"), "127.0.0.1"))
     expired = ours.controller(days=10, made=now_utc() - 20 * DAY, folder="expired")
     assert "the certificate of controller 'main' expired on" in str(serving_problem(expired, "127.0.0.1"))
     shutil.copy(theirs.folder / "ca" / "revoked.pem", controller.folder / "revoked.pem")

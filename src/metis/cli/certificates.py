@@ -30,11 +30,11 @@ class Role(str, Enum):
     admin = "admin"
 
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site, as the federation will know it.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site in the federation.")]
 AuthorityOption = Annotated[Path, typer.Option("--ca", metavar="DIR", help="Folder of the CA.")]
-DaysOption = Annotated[int, typer.Option("--days", min=1, max=36_500, help="How long it is valid.")]
+DaysOption = Annotated[int, typer.Option("--days", min=1, max=36_500, help="How many days it is valid.")]
 KitOption = Annotated[Path | None, typer.Option("--out", metavar="KIT", help="Folder of the kit; by default NAME.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the kit that is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing kit.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
 
 
@@ -42,7 +42,8 @@ def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> t
     """The group of commands, each under the guard that turns errors into one line and an exit code."""
     app = typer.Typer(
         no_args_is_help=True,
-        help="Who may join a federation: make a CA and kits for the controller and the sites; renew, revoke, check.",
+        help="Control who may join a federation: create a CA, issue kits for the controller and the sites; renew, "
+        "revoke, check.",
     )
     for command, example in (
         (init, "metis certificates init ca --name 'Heart consortium'"),
@@ -55,7 +56,7 @@ def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> t
         (renew, "metis certificates renew hospital-a"),
         (revoke, "metis certificates revoke hospital-a --kit main"),
         (list_, "metis certificates list --json"),
-        (check, "metis certificates check hospital-a --controller federation.example.org:8443"),
+        (check, "metis certificates check hospital-a --controller federation.example.org:7443"),
     ):
         examples = "\n\n".join(f"[bold]{line}[/]" for line in example.split("\n\n"))
         app.command(command.__name__.rstrip("_"), epilog=examples)(guarded(command))
@@ -63,20 +64,23 @@ def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> t
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make the CA in.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in which the CA is created.")],
     name: Annotated[str, typer.Option("--name", metavar="CONSORTIUM", help="Name of the CA.")] = "Metis federation",
     days: DaysOption = 3650,
 ) -> None:
-    """Make the certificate authority of a federation.
+    """Create the certificate authority (CA) of a federation.
 
-    Whoever has its key can let anybody in: keep the folder on one machine, with a backup, and not on the controller.
+    Anyone with its key can let anyone in: keep the folder on one machine, with a backup, and not on the controller.
     """
     authority = _module().Authority.create(folder, name, days)
     from metis.deployment.security.identity import fingerprint
 
     end = authority.certificate.not_valid_after_utc
     _say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
-    _say(f"the CA is {fingerprint(authority.certificate.public_key())}: every site should see the same in its kit")
+    _say(
+        f"the fingerprint of the CA is {fingerprint(authority.certificate.public_key())}: every site should see "
+        "the same in its kit"
+    )
     _say(
         f"next, for the controller: metis certificates issue main --ca {_quoted(folder)} --role controller --host HOST"
     )
@@ -86,20 +90,24 @@ def init(
 def issue(
     name: NameArgument,
     ca: AuthorityOption = Path("ca"),
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")] = Role.learner,
+    role: Annotated[Role, typer.Option("--role", help="What the certificate is for.")] = Role.learner,
     host: Annotated[
         list[str],
-        typer.Option("--host", metavar="HOST", help="Name or address that learners dial; may be repeated."),
+        typer.Option(
+            "--host", metavar="HOST", help="Name or address that learners dial, for a controller; may be repeated."
+        ),
     ] = [],  # noqa: B006  # typer wants a list
     days: DaysOption = 365,
     request: Annotated[
         Path | None,
-        typer.Option("--request", metavar="FILE.csr", help="Sign a site's own key, from metis certificates request."),
+        typer.Option(
+            "--request", metavar="FILE.csr", help="Sign the key of a site, from its metis certificates request."
+        ),
     ] = None,
     out: KitOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Make a kit: the folder that a controller or learner is given with --identity."""
+    """Make a kit: the folder that a controller or a learner gets with --identity."""
     module, folder = _module(), out or Path(name)
     from metis.deployment.security.identity import fingerprint
 
@@ -110,19 +118,19 @@ def issue(
         _check_room(folder, force)
     certificate, key = authority.issue(name, role.value, host, days, public, again=force)
     if public is not None and not home:
-        (folder / "key.pem").unlink(missing_ok=True)  # of the kit that --force gave up
+        (folder / "key.pem").unlink(missing_ok=True)  # of the kit that --force overwrites
     authority.write_kit(folder, certificate, key)
     end = _end(authority, certificate.not_valid_after_utc)
     _say(f"{role.value} '{name}': certificate {certificate.serial_number:x}, valid until {end}")
     if public is not None:
         mark = fingerprint(public)
-        _say(f"signed the site's key {mark}: compare this with what the site sees, by telephone")
+        _say(f"signed the site's key {mark}: compare this fingerprint with the site's, by telephone")
     if home:
         _say(f"the kit {folder} is complete")
     elif public is not None:
         _say(f"send {folder / 'ca.pem'} and {folder / 'certificate.pem'} to the site; they are not secret")
     else:
-        _say(f"wrote the kit {folder}; it holds the private key, so hand it over by a way that keeps it secret")
+        _say(f"wrote the kit {folder}; it contains the private key, so send it over a channel that keeps it secret")
 
 
 def request(
@@ -139,9 +147,9 @@ def request(
         (folder / left).unlink(missing_ok=True)
     mark = fingerprint(module.make_request(name, folder))
     _say(f"made the key {mark} for '{name}'; it stays in {folder / 'key.pem'}")
-    _say(f"send {folder / 'request.csr'} to who holds the CA, who signs it with:")
+    _say(f"send {folder / 'request.csr'} to the keeper of the CA, who signs it with:")
     _say(f"  metis certificates issue {name} --request request.csr")
-    _say(f"put the ca.pem and certificate.pem that come back into {folder}")
+    _say(f"put the ca.pem and certificate.pem that you get back into {folder}")
 
 
 def renew(
@@ -150,10 +158,10 @@ def renew(
     days: DaysOption = 365,
     out: KitOption = None,
 ) -> None:
-    """Prolong: a new certificate for the same name, role, hosts and key.
+    """Renew a certificate, with the same name, role, hosts and key.
 
-    If the kit is there, its certificate is replaced; a running controller takes it up at once. If not, the new
-    certificate is written for the site to put into its own kit.
+    If the kit is here, its certificate is replaced; a running controller uses it at once. If not, the new certificate
+    is written for the site to put into its own kit.
     """
     module, folder = _module(), out or Path(name)
     authority = module.Authority(ca)
@@ -172,12 +180,12 @@ def revoke(
     name: NameArgument,
     ca: AuthorityOption = Path("ca"),
     kit: Annotated[
-        Path | None, typer.Option("--kit", metavar="KIT", help="Kit of the controller, to put the list into.")
+        Path | None, typer.Option("--kit", metavar="KIT", help="Kit of the controller, into which the list is written.")
     ] = None,
 ) -> None:
-    """Shut somebody out: all certificates of a name, for ever.
+    """Lock a site out: revoke all certificates of a name, for ever.
 
-    The controller knows when the list is in its kit; it need not be restarted.
+    This takes effect as soon as the list is in the controller's kit; the controller need not be restarted.
     """
     module = _module()
     authority = module.Authority(ca)
@@ -190,16 +198,16 @@ def revoke(
             f"revoked '{name}': {count} certificate{'s' * (count > 1)} ({', '.join(entry.serial for entry in revoked)})"
         )
     else:
-        _say(f"'{name}' was revoked before")
+        _say(f"'{name}' was already revoked")
     if kit is not None:
         authority.write_revoked(kit)
         _say(f"wrote {kit / 'revoked.pem'}; the controller refuses '{name}' from its next call on")
     else:
-        _say(f"now copy {ca / 'revoked.pem'} into the controller's kit: until then '{name}' is let in")
+        _say(f"now copy {ca / 'revoked.pem'} into the controller's kit: until then '{name}' is still let in")
 
 
 def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None:
-    """What the CA has issued, and what became of it."""
+    """List what the CA has issued: valid, replaced, expired or revoked."""
     module = _module()
     from metis.cli.app import _print_json, _stdout
     from metis.deployment.security.identity import now_utc
@@ -208,7 +216,7 @@ def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None
     now = now_utc()
     entries = module.Authority(ca).entries()
     rows = []
-    for entry in sorted(entries, key=lambda entry: entry.name):  # of one name the oldest first
+    for entry in sorted(entries, key=lambda entry: entry.name):  # for one name, the oldest first
         state = module.state(entry, entries, now)
         rows.append(
             {
@@ -239,15 +247,15 @@ def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None
 
 def check(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="Folder of the kit.")],
-    role: Annotated[Role | None, typer.Option("--role", help="What it is to be used for.")] = None,
+    role: Annotated[Role | None, typer.Option("--role", help="What it will be used for.")] = None,
     controller: Annotated[
-        str | None, typer.Option("--controller", metavar="HOST:PORT", help="Shake hands with this controller, too.")
+        str | None, typer.Option("--controller", metavar="HOST:PORT", help="Also try a connection to this controller.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a kit is in order, and if not, exactly why.
+    """Check whether a kit can be used, and if not, show exactly why.
 
-    Looks at the files and the clock only; with --controller also at the way to the controller and its certificate.
+    Checks the files and the clock only; with --controller also the connection to the controller and its certificate.
     """
     _module()
     from metis.cli.app import _print_json, _stderr
@@ -275,8 +283,8 @@ def check(
         _print_json(document)
         return
     dialled = f", to be dialled as {', '.join(held.hosts)}" if held.hosts else ""
-    _say(f"{kit} is in order: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
-    _say(f"the CA is {fingerprint(held.authority.public_key())}")
+    _say(f"{kit} is valid: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
+    _say(f"the fingerprint of the CA is {fingerprint(held.authority.public_key())}")
     if place is not None:
         _say(f"the controller at {controller} and this kit accept each other")
     for note in notes:
@@ -302,7 +310,7 @@ def _quoted(path: Path) -> str:
 
 
 def _end(authority: Authority, end: datetime) -> str:
-    return f"{end:%Y-%m-%d}" + (" (the CA ends then)" if end == authority.certificate.not_valid_after_utc else "")
+    return f"{end:%Y-%m-%d}" + (" (when the CA expires)" if end == authority.certificate.not_valid_after_utc else "")
 
 
 def _holds_key(folder: Path, public: Any) -> bool:
@@ -316,16 +324,16 @@ def _check_place(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
     if (folder / "ca-key.pem").exists():
-        raise ConfigError(f"{folder} holds a CA; choose another --out for the kit")
+        raise ConfigError(f"{folder} contains a CA; choose another --out for the kit")
 
 
 def _check_room(folder: Path, force: bool) -> None:
-    """A kit is overwritten only on demand, and a CA never."""
+    """A kit is overwritten only with --force, a CA never."""
     _check_place(folder)
     held = [name for name in ("key.pem", "certificate.pem", "request.csr") if (folder / name).exists()]
     if held and not force:
         raise ConfigError(
-            f"{folder} holds a kit already ({', '.join(held)}); choose another --out, or overwrite it with --force"
+            f"{folder} already contains a kit ({', '.join(held)}); choose another --out, or overwrite it with --force"
         )
 
 

@@ -37,7 +37,7 @@ _STYLES = {
 def learner(
     controller: Annotated[str, typer.Option("--controller", metavar="HOST:PORT", help="Where the controller listens.")],
     identity: Annotated[
-        Path | None, typer.Option("--identity", metavar="DIR", help="This site's kit: certificate, key and CA.")
+        Path | None, typer.Option("--identity", metavar="DIR", help="Kit of this site: certificate, key and CA.")
     ] = None,
     site: Annotated[
         Path | None,
@@ -46,34 +46,38 @@ def learner(
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option("--work", metavar="DIR", help="Keeps what is trained until the controller has it; by default "
-                     "learner-NAME."),
+        typer.Option("--work", metavar="DIR", help="Folder for trained updates until the controller has them, and for "
+                     "downloads; by default learner-NAME."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the final model goes; by default to --work.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the final model; by default --work.")
     ] = None,
     pace: Annotated[
         float | None,
-        typer.Option("--pace", metavar="SECONDS", help="Let each batch take at least so long, as on a slower machine."),
+        typer.Option("--pace", metavar="SECONDS", help="Make each batch take at least this long, as on a slower "
+                     "machine."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="Where to train, as in cuda:0; by default as the experiment says.")
+        str | None,
+        typer.Option("--device", help="Device to train on, as in cuda:0; by default that of the experiment."),
     ] = None,
     processes: Annotated[
         int,
-        typer.Option("--processes", min=1, help="Train in so many processes as one: a batch is divided over them, each "
-                     "with a GPU of its own if --device is cuda."),
+        typer.Option("--processes", min=1, help="Number of processes that train as one: each batch is divided among "
+                     "them, each with a GPU of its own if --device is cuda."),
     ] = 1,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, to a controller on this machine.")] = False,
-    name: Annotated[str | None, typer.Option("--name", help="With --insecure: this learner's name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without encryption, to a controller on this machine only.")
+    ] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Name of this learner, with --insecure.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
 ) -> None:  # fmt: skip
     """Take part in a real federation as one of its learners.
 
-    Dials the controller and keeps dialling for as long as it takes; trains what it is given; ends with the
-    federation, leaving community.safetensors. Kill it and start it again as you like: what was trained and not yet
-    acknowledged is handed in first. Exit codes: 0 the federation has ended or a signal came, 2 the controller refuses
-    or something must be mended here, 1 the rest.
+    Connects to the controller, and again whenever the connection is lost; trains the tasks that it gets; ends with the
+    federation and leaves community.safetensors. It can be killed and started again at any time: what was trained and
+    not yet acknowledged is handed in first. Exit codes: 0 the federation has ended, or the learner was stopped by a
+    signal; 2 the controller refuses this learner, or something must be fixed here; 1 any other error.
     """
     host, port = host_and_port(controller, "federation.example.org:7443")
     if pace is not None and not 0 <= pace < float("inf"):
@@ -118,11 +122,11 @@ async def _taking_part(process: Any, name: str, report: Reporter) -> int:
 
 
 class Reporter:
-    """Tells what happens, one line each: for people with the time of day, for machines as JSON."""
+    """Prints what happens, one line each: for people with the time of day, for machines as JSON."""
 
     def __init__(self, console: Console, as_json: bool) -> None:
         self._console, self._as_json = console, as_json
-        # Where a line may be shown that changes: a terminal that people read, else nowhere.
+        # Where a line that changes may be shown: in a terminal that people read, otherwise nowhere.
         self.live = console if console.is_terminal and not as_json else Console(quiet=True, force_terminal=False)
 
     def __call__(self, kind: str, text: str) -> None:
@@ -148,13 +152,15 @@ def _deployment(module: str) -> Any:
 def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> dict[str, Any]:
     preflight = _deployment("metis.deployment.preflight")
     if identity is not None:
-        raise ConfigError("--insecure and --identity exclude each other: with certificates nothing is plain text")
+        raise ConfigError(
+            "--insecure and --identity exclude each other: with a certificate the connection is always encrypted"
+        )
     if name is None:
-        raise ConfigError("with --insecure there is no certificate to say who this is: give --name NAME")
+        raise ConfigError("with --insecure there is no certificate with the name of this learner: give --name NAME")
     if not is_loopback(host):
         raise ConfigError(
-            f"--insecure is for a controller on this machine, but {host} is not it; give --identity DIR, or dial "
-            f"127.0.0.1:{port}"
+            f"--insecure is only for a controller on this machine, and {host} is another one; give --identity DIR, "
+            f"or dial 127.0.0.1:{port}"
         )
     return {"called": name, "name": name, "preflight": _checked(lambda: preflight.preflight(host, port, None))}
 
@@ -169,7 +175,9 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
     kit = kits.load_kit(identity)
     kits.check_kit(kit, "learner")
     if name is not None and name != kit.name:
-        raise ConfigError(f"--name is '{name}', but the certificate in {identity} is of '{kit.name}'; leave it out")
+        raise ConfigError(
+            f"--name is '{name}', but the certificate in {identity} belongs to '{kit.name}'; leave --name out"
+        )
     for warning in kits.warnings(kit):
         report("warning", warning)
 
@@ -184,7 +192,7 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
 
 
 def _checked(check: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """The preflight beside the event loop; what may pass becomes an OSError, so that it is tried again."""
+    """The preflight in a thread; a problem that may pass becomes an OSError, so that it is tried again."""
     unreachable = _deployment("metis.deployment.preflight").Unreachable
 
     async def preflight() -> None:

@@ -1,7 +1,7 @@
-"""Before a controller serves and before a learner dials: the real cause of what would fail, in seconds.
+"""Checks before a controller serves and before a learner dials: they find the real cause of a failure, in seconds.
 
-gRPC calls every failed handshake "Socket closed", and its server closes without an alert. So Python's `ssl` shakes
-hands first, with the same kit, and what it meets is said in words.
+gRPC calls every failed handshake "Socket closed", and its server closes without an alert. So the handshake is tried
+first with Python's `ssl` and the same kit, and what goes wrong is reported in words.
 """
 
 from __future__ import annotations
@@ -57,34 +57,36 @@ def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str 
 
 
 class Unreachable(ConfigError):
-    """The controller does not answer now, and may later: everything but certificates."""
+    """The controller does not answer now, but may later: every problem except those of certificates."""
 
     def __init__(self, message: str, *, unknown_name: bool = False) -> None:
         super().__init__(message)
-        self.unknown_name = unknown_name  # a slip of the pen, or a network that is down
+        self.unknown_name = unknown_name  # a typing error, or a network that is down
 
 
-# Not from gRPC's server, which closes without a word, but from a proxy that ends TLS in front of it.
+# These do not come from gRPC's server, which closes silently, but from a proxy in front of it that terminates TLS.
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "as expired; is its clock right?",
     "CERTIFICATE_REVOKED": "as revoked",
     "UNKNOWN_CA": "as signed by a CA that it does not know",
     "BAD_CERTIFICATE": "as bad, perhaps as not valid yet; is its clock right?",
-    "UNSUPPORTED_CERTIFICATE": "as made for another use",
-    "CERTIFICATE_UNKNOWN": "without saying why",
-    "CERTIFICATE_REQUIRED": "because it saw none",
+    "UNSUPPORTED_CERTIFICATE": "as made for another purpose",
+    "CERTIFICATE_UNKNOWN": "without giving a reason",
+    "CERTIFICATE_REQUIRED": "because it did not get one",
 }
 
 
 def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> None:
-    """Say within `timeout` seconds why a controller cannot be dialled: Unreachable if it is worth trying again,
-    another ConfigError if it is not; without a kit it is dialled in plain text."""
+    """Find out within `timeout` seconds why a controller cannot be dialled; without a kit it is dialled in plain text.
+
+    Raises Unreachable if it is worth trying again, another ConfigError if it is not.
+    """
     deadline, host = time.monotonic() + timeout, host.strip("[]")
     where = join_address(host, port)
     if kit is None:
         answer = _greet(host, port, None, deadline)
         if not answer and _shown_certificate(host, port, deadline):
-            raise ConfigError(f"the controller at {where} wants TLS: give --identity instead of --insecure")
+            raise ConfigError(f"the controller at {where} requires TLS: give --identity instead of --insecure")
         if not answer:
             raise Unreachable(f"{where} closes the connection; is the controller starting or stopping?")
         _check_answer(answer, where)
@@ -102,16 +104,18 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
         raise _no_handshake(host, port, where, problem, deadline) from None
     if not answer:
         raise ConfigError(
-            f"the controller at {where} refuses our certificate and does not say why ({kit}, {kit.serial:x}, valid "
+            f"the controller at {where} refuses our certificate without giving a reason ({kit}, {kit.serial:x}, valid "
             f"from {moment(kit.not_before)} to {moment(kit.not_after)}; our clock says {moment(now_utc())}): its "
-            f"{AUTHORITY} is not ours, or its clock is off; its terminal says which"
+            f"{AUTHORITY} is not ours, or its clock is off; its output shows which"
         )
     _check_answer(answer, where)
 
 
 def _check_answer(answer: bytes, where: str) -> None:
     if answer[3:4] != b"\x04":  # the settings that an HTTP/2 server begins with
-        raise ConfigError(f"what answers at {where} is no Metis controller (it says {answer[:24]!r}); is it the port?")
+        raise ConfigError(
+            f"what answers at {where} is not a Metis controller (it sends {answer[:24]!r}); is the port right?"
+        )
 
 
 def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError, deadline: float) -> str:
@@ -121,24 +125,24 @@ def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError,
         return f"the certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
     if not signed_by(shown, kit.authority):
         return (
-            f"the certificate at {where} is not of our CA: {signers(shown, kit.authority)}; this is another "
-            "federation's controller, or a proxy that opens TLS, or our kit is out of date"
+            f"the certificate at {where} is not signed by our CA: {signers(shown, kit.authority)}; this is the "
+            "controller of another federation, or a proxy that terminates TLS, or our kit is out of date"
         )
     if words := out_of_date(shown, now_utc()):
-        return f"the controller's certificate at {where} {words}; tell who runs the controller"
+        return f"the controller's certificate at {where} {words}; notify the operator of the controller"
     role, name = identity_of(shown, f"the certificate at {where}")
     if role != "controller":
         return f"what answers at {where} is {role} '{name}', not a controller"
     if host not in hosts_of(shown):
         return (
             f"the controller's certificate at {where} is not for {host} but for {', '.join(hosts_of(shown))}; dial one "
-            f"of these, or have it issued anew with --host {host}"
+            f"of these, or have it issued again with --host {host}"
         )
     return f"the controller's certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
 
 
 def _no_handshake(host: str, port: int, where: str, problem: OSError, deadline: float) -> ConfigError:
-    """What it is that does not speak TLS with us."""
+    """Why the TLS handshake failed."""
     reason = str(getattr(problem, "reason", None) or problem)
     for alert, words in _ALERTS.items():
         if reason.endswith(alert):
@@ -148,9 +152,11 @@ def _no_handshake(host: str, port: int, where: str, problem: OSError, deadline: 
     except Unreachable:
         answer = b""
     if answer[3:4] == b"\x04":
-        return ConfigError(f"the controller at {where} speaks plain text (--insecure), and we TLS; start both alike")
+        return ConfigError(
+            f"the controller at {where} speaks plain text (--insecure), but we speak TLS; start both in the same way"
+        )
     if answer:
-        return ConfigError(f"what answers at {where} speaks no TLS (it says {answer[:24]!r}); is it the port?")
+        return ConfigError(f"what answers at {where} does not speak TLS (it sends {answer[:24]!r}); is the port right?")
     return Unreachable(f"{where} breaks off the TLS handshake ({reason}); is the controller starting or stopping?")
 
 
@@ -167,7 +173,7 @@ def _tls(kit: Kit | None) -> ssl.SSLContext:
 
 
 def _shown_certificate(host: str, port: int, deadline: float) -> x509.Certificate | None:
-    """What a server shows to anybody, trusted or not; only to be described."""
+    """The certificate that a server presents, trusted or not; only used in messages."""
     try:
         with _connect(host, port, deadline) as plain, _tls(None).wrap_socket(plain, server_hostname=host) as secure:
             return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
@@ -179,7 +185,7 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float
     """Open HTTP/2 and return the first bytes of the answer, empty if the other side closed.
 
     With TLS 1.3 our handshake ends before the server has looked at our certificate: only reading shows a refusal.
-    gRPC's server speaks first, and listening before we speak keeps a reset from overtaking its last words.
+    gRPC's server speaks first, and listening before we speak keeps a reset from overtaking what it sent.
     """
     connection = _connect(host, port, deadline)
     try:
@@ -223,13 +229,13 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         )
     if any(isinstance(problem, TimeoutError) for problem in problems):
         raise Unreachable(
-            f"{join_address(host, port)} does not answer; is there a firewall between, or is the machine off?"
+            f"{join_address(host, port)} does not answer; is there a firewall in between, or is the machine off?"
         )
     raise Unreachable(f"{join_address(host, port)} cannot be reached: {problems[-1].strerror or problems[-1]}")
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    """The addresses of a name; a name service that hangs does not hang us."""
+    """The addresses of a name; a name service that hangs does not block us."""
     answers: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -244,7 +250,7 @@ def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int,
     except queue.Empty:
         raise Unreachable(f"the name service does not answer for {host}; is the network up?") from None
     if isinstance(answer, UnicodeError):
-        raise ConfigError(f"'{host}' is no host name")
+        raise ConfigError(f"'{host}' is not a valid host name")
     if isinstance(answer, OSError):
         raise Unreachable(
             f"the host name {host} is unknown ({answer.strerror}); is it spelled right, and is the network up?",

@@ -61,7 +61,7 @@ def _refusals(here: Federation, ours: Consortium, theirs: Consortium, north: Kit
         Refusal("key of another", _learner(here, _changed(north, "k", key=main.folder)), ("does not belong to",)),
         Refusal("CA of another", _learner(here, _changed(north, "c", ca=theirs.folder / "ca")), ("not signed by",)),
         Refusal("controller's kit", _learner(here, main.folder), ("give the kit of a learner",)),
-        Refusal("plain text", _plain(here), ("wants TLS: give --identity",)),
+        Refusal("plain text", _plain(here), ("requires TLS: give --identity",)),
     ]
     commands = here.command("--listen", "127.0.0.1:0", "--http", "")
     place = commands.index(here.identity)

@@ -1,7 +1,7 @@
 """The small certificate authority of a consortium: a folder with its key and a register of what it signed.
 
-The register `issued.json` is the truth: it is written before a certificate leaves, so that whatever was issued can be
-revoked, and the revocation list is made from it.
+The register `issued.json` is the source of truth: it is written before a certificate is handed out, so every
+certificate can be revoked, and the revocation list is made from it.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Entry:
 
 
 class Authority:
-    """A CA that was opened; every change goes through the register."""
+    """An existing CA; every change goes through the register."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / AUTHORITY_KEY).exists() or not (folder / AUTHORITY).exists():
             raise ConfigError(
-                f"{folder} holds no CA ({AUTHORITY}, {AUTHORITY_KEY}); name its folder with --ca, or make one with: "
+                f"{folder} does not contain a CA ({AUTHORITY}, {AUTHORITY_KEY}); give its folder with --ca, "
+                "or create one with: "
                 f"metis certificates init {folder}"
             )
         key = load_key(folder / AUTHORITY_KEY)
@@ -86,15 +87,15 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, name: str, days: int = 3650, now: datetime | None = None) -> Authority:
-        """Make a CA with an empty register; there must be none in the folder."""
+        """Create a CA with an empty register; the folder must not contain one."""
         held = [part for part in (AUTHORITY, AUTHORITY_KEY, REGISTER) if (folder / part).exists()]
         if held:
             raise ConfigError(
-                f"{folder} holds a CA already ({', '.join(held)}), and overwriting it would cut off every site; "
+                f"{folder} already contains a CA ({', '.join(held)}), and overwriting it would lock out every site; "
                 "choose another folder"
             )
         if not 1 <= len(name) <= 64 or not name.isprintable() or name != name.strip():
-            raise ConfigError(f"the name of a consortium has 1 to 64 printable characters, not {name!r}")
+            raise ConfigError(f"the name of a consortium must have 1 to 64 printable characters, not {name!r}")
         now = (now or now_utc()).replace(microsecond=0)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -122,26 +123,26 @@ class Authority:
     ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey | None]:
         """Sign a certificate for a name, with a new key unless the site's public key is given.
 
-        A name that has a valid certificate needs `again`, lest two sites are given one name by mistake.
+        A name that has a valid certificate needs `again`, so that two sites do not get the same name by mistake.
         """
         check_name(name)
         if role not in ROLES:
-            raise ConfigError(f"there is no role '{role}'; there are {', '.join(ROLES)}")
+            raise ConfigError(f"'{role}' is not a role; the roles are {', '.join(ROLES)}")
         if role == "controller" and not hosts:
             raise ConfigError(
-                f"a controller needs the names or addresses that learners dial it by, as in: metis certificates issue "
+                f"a controller needs the names or addresses that learners dial, as in: metis certificates issue "
                 f"{name} --role controller --host federation.example.org"
             )
         if role != "controller" and hosts:
-            raise ConfigError(f"hosts are for a controller, which is dialled; nobody dials a {role}")
+            raise ConfigError(f"only a controller has hosts, since learners dial it; a {role} is not dialled")
         hosts = [_checked_host(host) for host in hosts]
         moment_now = (now or now_utc()).replace(microsecond=0)
         with self._register() as entries:
             valid = [entry for entry in entries if entry.name == name and state(entry, entries, moment_now) == "valid"]
             if valid and not again:
                 raise ConfigError(
-                    f"{valid[0].role} '{name}' has a certificate already, valid until {valid[0].not_after[:10]}; "
-                    f"prolong it with: metis certificates renew {name} (or issue a second one with --force)"
+                    f"{valid[0].role} '{name}' already has a certificate, valid until {valid[0].not_after[:10]}; "
+                    f"renew it with: metis certificates renew {name} (or issue a second one with --force)"
                 )
             made = None if key is not None else ec.generate_private_key(ec.SECP256R1())
             public = key if key is not None else made.public_key()  # type: ignore[union-attr]
@@ -150,33 +151,34 @@ class Authority:
     def renew(
         self, name: str, days: int = 365, now: datetime | None = None, *, kit: Path | None = None
     ) -> x509.Certificate:
-        """A new certificate for the same name, role, hosts and key; the one before stays valid until its end.
+        """A new certificate for the same name, role, hosts and key; the previous one stays valid until it expires.
 
-        If it is for a kit that has a key, that must be the key.
+        The key in `kit`, if there is one, must be the same.
         """
         moment_now = (now or now_utc()).replace(microsecond=0)
         with self._register() as entries:
             last = self._of(name, entries)[-1]
             if last.revoked:
                 raise ConfigError(
-                    f"'{name}' was revoked on {last.revoked[:10]}, and its key may be in other hands; make a new one "
+                    f"'{name}' was revoked on {last.revoked[:10]}, and its key may have been stolen; make a new one "
                     f"with: metis certificates issue {name} --role {last.role}"
                 )
             key = last.parsed().public_key()
             assert isinstance(key, (ec.EllipticCurvePublicKey, rsa.RSAPublicKey))  # as issue() signed it
             held = None if kit is None else kit / KEY
             if held and held.exists() and public_bytes(load_key(held).public_key()) != public_bytes(key):
-                raise ConfigError(f"{held} is not the key of '{name}'; name the kit of '{name}' with --out")
+                raise ConfigError(f"{held} is not the key of '{name}'; give the kit of '{name}' with --out")
             return self._sign(entries, name, last.role, last.hosts, days, key, moment_now)
 
     def revoke(self, name: str, now: datetime | None = None) -> list[Entry]:
-        """Revoke every certificate of a name and write the list anew; what was revoked before stays as it was."""
+        """Revoke every certificate of a name and write the list; earlier revocations keep their date."""
         moment_now = (now or now_utc()).replace(microsecond=0)
         with self._register() as entries:
             found = [entry for entry in self._of(name, entries) if not entry.revoked]
             for entry in found:
                 entry.revoked = moment_now.isoformat()
-            self._write(self.folder / REGISTER, entries)  # first, so that a list cut off here is made by a second try
+            # First the register, so that after a crash in between a second try writes the list.
+            self._write(self.folder / REGISTER, entries)
             self._write_revoked(entries, moment_now)
         return found
 
@@ -186,10 +188,12 @@ class Authority:
         try:
             return [Entry(**entry) for entry in json.loads(read_file(path))]
         except (ValueError, TypeError):
-            raise ConfigError(f"{path} is damaged; without it nothing can be issued or revoked, restore it") from None
+            raise ConfigError(
+                f"{path} is damaged; without it nothing can be issued or revoked: restore it from a backup"
+            ) from None
 
     def write_kit(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey | None) -> None:
-        """Write the files of a kit; a key that is there stays unless a new one is given."""
+        """Write the files of a kit; an existing key is kept unless a new one is given."""
         folder.mkdir(parents=True, exist_ok=True)
         if key is not None:
             write_durable(folder / KEY, _key_pem(key), private=True)
@@ -205,8 +209,9 @@ class Authority:
     def _of(self, name: str, entries: list[Entry]) -> list[Entry]:
         found = [entry for entry in entries if entry.name == name]
         if not found:
-            names = ", ".join(sorted({entry.name for entry in entries})) or "nobody yet"
-            raise ConfigError(f"{self.folder} has issued nothing to '{name}'; it knows {names}")
+            names = ", ".join(sorted({entry.name for entry in entries}))
+            others = f"only to {names}" if names else "nor to anybody else"
+            raise ConfigError(f"{self.folder} has not issued anything to '{name}', {others}")
         return found
 
     def _sign(
@@ -222,7 +227,7 @@ class Authority:
         if now >= self.certificate.not_valid_after_utc:
             raise ConfigError(
                 f"the CA of {self.folder} expired on {moment(self.certificate.not_valid_after_utc)}; make a new one "
-                "with: metis certificates init, and new kits for everybody"
+                "with: metis certificates init, and new kits for all sites"
             )
         start = max(now - SKEW, self.certificate.not_valid_before_utc)
         end = min(now + timedelta(days=days), self.certificate.not_valid_after_utc)
@@ -256,7 +261,7 @@ class Authority:
 
     @contextlib.contextmanager
     def _register(self) -> Iterator[list[Entry]]:
-        """The register, to be changed; two administrators at once do not lose each other's entries."""
+        """The register, to be changed; it is locked, so that two administrators do not lose each other's entries."""
         with locked(self.folder / AUTHORITY_KEY, wait=math.inf, note=False):
             entries = self.entries()
             yield entries
@@ -267,7 +272,7 @@ class Authority:
         write_durable(path, json.dumps([asdict(entry) for entry in entries], indent=1).encode() + b"\n")
 
     def _write_revoked(self, entries: Sequence[Entry], now: datetime) -> None:
-        # It never goes out of date by itself: a federation must not stop because nobody copied an unchanged list.
+        # It does not expire before the CA: a federation must not stop because an unchanged list was not copied.
         builder = x509.CertificateRevocationListBuilder(
             issuer_name=self.certificate.subject,
             last_update=now,
@@ -296,7 +301,7 @@ def state(entry: Entry, entries: Sequence[Entry], now: datetime) -> str:
 
 
 def make_request(name: str, folder: Path) -> SiteKey:
-    """At a site: make a key that never leaves, and a request to have it signed."""
+    """At a site: make a key that never leaves it, and a request to have it signed."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
@@ -307,14 +312,14 @@ def make_request(name: str, folder: Path) -> SiteKey:
 
 
 def read_request(path: Path, name: str) -> SiteKey:
-    """At the CA: the key of a request, which must be for this name; nothing else in it counts."""
+    """At the CA: the key of a request, which must be for this name; everything else in it is ignored."""
     try:
         request = x509.load_pem_x509_csr(read_file(path))
         valid, key = request.is_signature_valid, request.public_key()
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} holds no certificate request in PEM form") from None
+        raise ConfigError(f"{path} does not contain a certificate request in PEM form") from None
     if not valid:
-        raise ConfigError(f"{path} is not signed by the key it asks for; it was damaged or changed on its way")
+        raise ConfigError(f"{path} is not signed by the key it asks for; it was damaged or changed on the way")
     names = [str(part.value) for part in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if names != [name]:
         raise ConfigError(f"{path} asks for the name {' and '.join(names) or '(none)'}, not for {name}")
@@ -323,7 +328,7 @@ def read_request(path: Path, name: str) -> SiteKey:
     )
     if not strong:
         raise ConfigError(
-            f"{path} has a key that is not used here; allowed are ECDSA P-256 or P-384, RSA from 2048 bit"
+            f"{path} has an unsupported key; supported are ECDSA P-256, ECDSA P-384, and RSA with 2048 bits or more"
         )
     return key  # type: ignore[return-value]
 

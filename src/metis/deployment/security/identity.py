@@ -1,7 +1,8 @@
-"""Who is who in a deployment: kits, mTLS credentials, the peer of a call, and revocation.
+"""Identities in a deployment: kits, mTLS credentials, the peer of a call, and revocation.
 
-A kit is a folder: `ca.pem`, `certificate.pem`, `key.pem`, and for a controller `revoked.pem`. Whoever holds one is
-who its certificate says in the URI `metis://ROLE/NAME`. `authority.py` makes kits, `preflight.py` tries them out.
+A kit is a folder: `ca.pem`, `certificate.pem`, `key.pem`, and for a controller `revoked.pem`. Its
+holder is identified by the URI `metis://ROLE/NAME` in the certificate. `authority.py` makes kits, `preflight.py` tries
+them out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def now_utc() -> datetime:
-    """The clock that certificates are compared with."""
+    """The current time, as certificates are compared with it."""
     return datetime.now(timezone.utc)
 
 
@@ -54,23 +55,23 @@ def span(length: timedelta) -> str:
 
 
 def fingerprint(key: PublicKeyTypes) -> str:
-    """SHA-256 of a public key, short enough to be read aloud: who holds the CA and a site compare it."""
+    """SHA-256 of a public key, short enough to be read aloud, for a site and the keeper of the CA to compare."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(public_bytes(key))
     return digest.finalize()[:16].hex(":", 2)
 
 
 def public_bytes(key: PublicKeyTypes) -> bytes:
-    """The one encoding by which keys are compared."""
+    """The encoding in which keys are compared."""
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_name(name: str) -> str:
-    """The name itself, if it may name a learner, a controller or an admin."""
+    """The name itself, if it is a valid name of a learner, a controller or an admin."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' is no name for a certificate; allowed are up to 64 letters (a-z, A-Z), digits, '-', '_' and "
-            "'.', and the first is a letter or a digit"
+            f"'{name}' is not a valid name; allowed are up to 64 letters (a-z, A-Z), digits, '-', '_' and '.', and "
+            "the first must be a letter or a digit"
         )
     return name
 
@@ -117,8 +118,8 @@ def load_kit(folder: str | Path) -> Kit:
         raise ConfigError(f"{folder} is the folder of a CA; a kit is made by: metis certificates issue NAME")
     if (folder / REQUEST).exists() and not (folder / CERTIFICATE).exists():
         raise ConfigError(
-            f"{folder} waits for its certificate: send {folder / REQUEST} to who holds the CA, and put the "
-            f"{CERTIFICATE} and {AUTHORITY} that come back beside it"
+            f"{folder} waits for its certificate: send {folder / REQUEST} to the keeper of the CA, and put the "
+            f"{CERTIFICATE} and {AUTHORITY} that you get back into the same folder"
         )
     authority, certificate = (load_certificate(folder / name) for name in (AUTHORITY, CERTIFICATE))
     read_file(folder / KEY)
@@ -130,37 +131,37 @@ def check_kit(kit: Kit, role: str | None = None, now: datetime | None = None) ->
     """Raise ConfigError with the first thing that is wrong with a kit; nothing is dialled."""
     now, place, authority = now or now_utc(), kit.folder / CERTIFICATE, kit.folder / AUTHORITY
     if role is not None and kit.role != role:
-        raise ConfigError(f"{place} is of {kit}, but what runs here is a {role}; give the kit of a {role}")
+        raise ConfigError(f"{place} belongs to {kit}, but this is a {role}; give the kit of a {role}")
     if not signed_by(kit.certificate, kit.authority):
         raise ConfigError(f"{place} is not signed by {authority}: {signers(kit.certificate, kit.authority)}")
     if public_bytes(load_key(kit.folder / KEY).public_key()) != public_bytes(kit.certificate.public_key()):
-        raise ConfigError(f"{kit.folder / KEY} does not belong to {place}: they were made apart; use one kit's files")
+        raise ConfigError(f"{kit.folder / KEY} does not belong to {place}; use the files of one kit")
     if os.name == "posix" and (kit.folder / KEY).stat().st_mode & 0o007:
         where = kit.folder / KEY
-        raise ConfigError(f"{where} may be read by every user of this machine; keep it to yourself: chmod 600 {where}")
-    if now > kit.not_before and (problem := out_of_date(kit.authority, now)):  # a slow clock is shown by the younger
+        raise ConfigError(f"{where} can be read by every user of this machine; make it private: chmod 600 {where}")
+    if now > kit.not_before and (problem := out_of_date(kit.authority, now)):  # a slow clock shows in the younger one
         raise ConfigError(f"{authority}: the CA '{_common_name(kit.authority)}' {problem}")
     if problem := out_of_date(kit.certificate, now):
         renew = (
-            f"; who holds the CA prolongs it with: metis certificates renew {kit.name}" if now > kit.not_after else ""
+            f"; the keeper of the CA renews it with: metis certificates renew {kit.name}" if now > kit.not_after else ""
         )
         raise ConfigError(f"{place}: the certificate of {kit} {problem}{renew}")
 
 
 def warnings(kit: Kit, now: datetime | None = None) -> list[str]:
-    """What is in order still, but not for long."""
+    """What will soon be a problem."""
     now, found = now or now_utc(), []
     for what, held in ((f"the certificate of {kit}", kit.certificate), ("the CA", kit.authority)):
         end = held.not_valid_after_utc
         if timedelta(0) <= end - now < SOON:
             found.append(f"{what} expires in {span(end - now)}, on {moment(end)}")
     if os.name == "posix" and (kit.folder / KEY).stat().st_mode & 0o070:
-        found.append(f"{kit.folder / KEY} may be read by its group")
+        found.append(f"{kit.folder / KEY} can be read by its group")
     return found
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file, or the reason why there is none."""
+    """The content of a file; ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -174,7 +175,9 @@ def load_certificate(path: Path) -> x509.Certificate:
     try:
         (certificate,) = x509.load_pem_x509_certificates(read_file(path))
     except ValueError:
-        raise ConfigError(f"{path} does not hold one certificate in PEM form; is it damaged or another file?") from None
+        raise ConfigError(
+            f"{path} does not contain exactly one certificate in PEM form; is it damaged, or the wrong file?"
+        ) from None
     return certificate
 
 
@@ -183,9 +186,13 @@ def load_key(path: Path) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(read_file(path), None)
     except TypeError:
-        raise ConfigError(f"{path} is protected by a passphrase; Metis reads plain keys, mode 0600") from None
+        raise ConfigError(
+            f"{path} is protected by a passphrase; Metis needs a key without one, in a file of mode 0600"
+        ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} holds no private key in PEM form; is it damaged or another file?") from None
+        raise ConfigError(
+            f"{path} does not contain a private key in PEM form; is it damaged, or the wrong file?"
+        ) from None
 
 
 def identity_of(certificate: x509.Certificate, place: str) -> tuple[str, str]:
@@ -197,7 +204,7 @@ def identity_of(certificate: x509.Certificate, place: str) -> tuple[str, str]:
         uris = []
     parts = uris[0].split("/") if len(uris) == 1 else []
     if len(parts) != 4 or parts[1] or parts[2] not in ROLES or not _NAME.fullmatch(parts[3]):
-        raise ConfigError(f"{place} is no certificate of Metis: it needs one URI metis://ROLE/NAME and has {uris}")
+        raise ConfigError(f"{place} is not a certificate of Metis: it needs one URI metis://ROLE/NAME and has {uris}")
     return parts[2], parts[3]
 
 
@@ -221,14 +228,14 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 
 def _common_name(certificate: x509.Certificate, *, issuer: bool = False) -> str:
     found = (certificate.issuer if issuer else certificate.subject).get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else "without a name"
+    return str(found[0].value) if found else "(no name)"
 
 
 def signers(certificate: x509.Certificate, authority: x509.Certificate) -> str:
     theirs, ours = _common_name(certificate, issuer=True), _common_name(authority)
     if theirs == ours:
-        return f"both CAs are called '{ours}', but they are two"
-    return f"it is signed by '{theirs}', and the CA of this kit is '{ours}'"
+        return f"both CAs are called '{ours}', but they have different keys"
+    return f"it is signed by '{theirs}', but the CA of this kit is '{ours}'"
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str | None:
@@ -271,15 +278,15 @@ def server_credentials(kit: Kit) -> grpc.ServerCredentials:
             fresh = load_kit(kit.folder)
             check_kit(fresh, "controller")
             changed = configuration()
-        except ConfigError as problem:  # perhaps half copied: the files that come next are looked at again
-            _log.warning("the identity has changed and cannot be used, the one before goes on: %s", problem)
+        except ConfigError as problem:  # perhaps half copied; the next change is looked at again
+            _log.warning("the identity has changed and cannot be used, the previous one stays in use: %s", problem)
             return None
         _log.info("the identity has changed: %s, valid until %s", fresh, moment(fresh.not_after))
         return changed
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
-        renewed,  # type: ignore[arg-type]  # the stubs forget that None means unchanged
+        renewed,  # type: ignore[arg-type]  # the stubs do not know that None means unchanged
         require_client_authentication=True,
     )
 
@@ -294,19 +301,19 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end of a call, by the certificate that was verified in the handshake."""
+    """The other side of a call, by the certificate that was verified in the handshake."""
 
     role: str
     name: str
     serial: int
-    not_after: datetime  # an open connection outlives it unless somebody looks
+    not_after: datetime  # an open connection outlives it unless this is checked
 
 
 def peer_of(auth_context: Mapping[str, Iterable[bytes]]) -> Peer:
-    """The peer of a call, from gRPC's `context.auth_context()`; LearnerError if it showed no certificate of Metis."""
+    """The peer of a call, from gRPC's `context.auth_context()`; LearnerError if it has no certificate of Metis."""
     shown = list(auth_context.get("x509_pem_cert", ()))
     if len(shown) != 1:
-        raise LearnerError("the caller showed no certificate")
+        raise LearnerError("the caller did not present a certificate")
     return _peer(shown[0])
 
 
@@ -314,7 +321,7 @@ def peer_of(auth_context: Mapping[str, Iterable[bytes]]) -> Peer:
 def _peer(pem: bytes) -> Peer:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-        role, name = identity_of(certificate, "what the caller showed")
+        role, name = identity_of(certificate, "the caller's certificate")
     except (ConfigError, ValueError) as problem:
         raise LearnerError(str(problem)) from None
     return Peer(role, name, certificate.serial_number, certificate.not_valid_after_utc)
@@ -330,10 +337,10 @@ class Revocations:
         self._problem: str | None = None
 
     def reason(self, serial: int) -> str | None:
-        """Why a certificate is no longer good, or None; ConfigError if the list cannot be trusted: let nobody in."""
+        """Why a certificate is no longer valid, or None; ConfigError if the list cannot be trusted."""
         path = self._folder / REVOKED
         stamp = _stamp(path)
-        if stamp is not None and stamp != self._stamp:  # once there and now gone: what it said still holds
+        if stamp is not None and stamp != self._stamp:  # if it was deleted, what it said still holds
             self._stamp, self._problem = stamp, self._read(path)
         if self._problem is not None:
             raise ConfigError(self._problem)
@@ -347,7 +354,7 @@ class Revocations:
             if not content.is_signature_valid(key):  # type: ignore[arg-type]
                 return f"{path} is not signed by {self._folder / AUTHORITY}; copy {REVOKED} from the folder of the CA"
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            return f"{path} holds no revocation list in PEM form; copy {REVOKED} from the folder of the CA"
+            return f"{path} does not contain a revocation list in PEM form; copy {REVOKED} from the folder of the CA"
         except ConfigError as problem:
             return str(problem)
         self._revoked = content
