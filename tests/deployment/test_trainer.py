@@ -121,7 +121,7 @@ def test_a_task_may_ask_for_another_learning_rate(trainer: Trainer, site: Path, 
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "top_k"])
-def test_a_compressed_update_is_what_travels_and_its_error_is_told(
+def test_a_compressed_update_is_what_travels_and_its_error_is_reported(
     kind: str, trainer: Trainer, site: Path, model: Path, tmp_path: Path
 ) -> None:
     """What is left out is kept beside the momentum, and added to the next update."""
@@ -143,7 +143,7 @@ def test_a_compressed_update_is_what_travels_and_its_error_is_told(
         assert done["bytes"] == out.stat().st_size == compression.nbytes(silo.engine.layout)
         arrives = compression.restore(out.read_bytes(), community)
         assert arrives.vector == pytest.approx(trained.model.vector, abs=1e-6)
-        assert done["compression_error"] == pytest.approx(trained.compression_error, rel=1e-3)
+        assert done["compression_error"] == pytest.approx(trained.notes["compression_error"], rel=1e-3)
         assert 0 < done["compression_error"] < 1
 
 

@@ -165,7 +165,7 @@ def renew(
     """
     module, folder = _module(), out or Path(name)
     authority = module.Authority(ca)
-    _check_place(folder)
+    _check_folder(folder)
     certificate = authority.renew(name, days, kit=folder)
     authority.write_kit(folder, certificate, None)
     what = f"certificate {certificate.serial_number:x}, valid until {_end(authority, certificate.not_valid_after_utc)}"
@@ -262,13 +262,13 @@ def check(
     from metis.deployment.preflight import preflight
     from metis.deployment.security.identity import Revocations, check_kit, fingerprint, load_kit, moment, warnings
 
-    place = None if controller is None else host_and_port(controller, "federation.example.org:7443")
+    address = None if controller is None else host_and_port(controller, "federation.example.org:7443")
     held = load_kit(kit)
     check_kit(held, None if role is None else role.value)
     if held.role == "controller" and (reason := Revocations(held).reason(held.serial)):
         raise ConfigError(f"{kit}: {reason}")
-    if place is not None:
-        preflight(*place, held)
+    if address is not None:
+        preflight(*address, held)
     notes = warnings(held)
     if as_json:
         document: dict[str, Any] = {
@@ -285,7 +285,7 @@ def check(
     dialled = f", to be dialled as {', '.join(held.hosts)}" if held.hosts else ""
     _say(f"{kit} is valid: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
     _say(f"the fingerprint of the CA is {fingerprint(held.authority.public_key())}")
-    if place is not None:
+    if address is not None:
         _say(f"the controller at {controller} and this kit accept each other")
     for note in notes:
         _stderr().print(f"[yellow]note:[/] {escape(note)}")
@@ -320,7 +320,7 @@ def _holds_key(folder: Path, public: Any) -> bool:
     return path.exists() and public_bytes(load_key(path).public_key()) == public_bytes(public)
 
 
-def _check_place(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
     if (folder / "ca-key.pem").exists():
@@ -329,7 +329,7 @@ def _check_place(folder: Path) -> None:
 
 def _check_room(folder: Path, force: bool) -> None:
     """A kit is overwritten only with --force, a CA never."""
-    _check_place(folder)
+    _check_folder(folder)
     held = [name for name in ("key.pem", "certificate.pem", "request.csr") if (folder / name).exists()]
     if held and not force:
         raise ConfigError(

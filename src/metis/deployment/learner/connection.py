@@ -1,4 +1,4 @@
-"""The connection to the controller: how it is dialled, one stream, and whoever waits for the next one."""
+"""The connection to the controller: how it is dialled, its stream, and the current session."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Session:
             try:
                 await self._stream.write(message)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # whoever reads the stream learns why
+                return  # the reader of the stream learns why
             finally:
                 self._outbox.task_done()
 

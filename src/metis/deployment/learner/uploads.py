@@ -150,7 +150,7 @@ class Uploads:
                 await self._send(call, session, update)
                 await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # it was answered before its end: the answer says why
+            pass  # it was answered before its end: the answer contains the reason
         except BaseException:
             call.cancel()
             raise

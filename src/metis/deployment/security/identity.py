@@ -129,13 +129,13 @@ def load_kit(folder: str | Path) -> Kit:
 
 def check_kit(kit: Kit, role: str | None = None, now: datetime | None = None) -> None:
     """Raise ConfigError with the first thing that is wrong with a kit; nothing is dialled."""
-    now, place, authority = now or now_utc(), kit.folder / CERTIFICATE, kit.folder / AUTHORITY
+    now, path, authority = now or now_utc(), kit.folder / CERTIFICATE, kit.folder / AUTHORITY
     if role is not None and kit.role != role:
-        raise ConfigError(f"{place} belongs to {kit}, but this is a {role}; give the kit of a {role}")
+        raise ConfigError(f"{path} belongs to {kit}, but this is a {role}; give the kit of a {role}")
     if not signed_by(kit.certificate, kit.authority):
-        raise ConfigError(f"{place} is not signed by {authority}: {signers(kit.certificate, kit.authority)}")
+        raise ConfigError(f"{path} is not signed by {authority}: {signers(kit.certificate, kit.authority)}")
     if public_bytes(load_key(kit.folder / KEY).public_key()) != public_bytes(kit.certificate.public_key()):
-        raise ConfigError(f"{kit.folder / KEY} does not belong to {place}; use the files of one kit")
+        raise ConfigError(f"{kit.folder / KEY} does not belong to {path}; use the files of one kit")
     if os.name == "posix" and (kit.folder / KEY).stat().st_mode & 0o007:
         where = kit.folder / KEY
         raise ConfigError(f"{where} can be read by every user of this machine; make it private: chmod 600 {where}")
@@ -145,7 +145,7 @@ def check_kit(kit: Kit, role: str | None = None, now: datetime | None = None) ->
         renew = (
             f"; the keeper of the CA renews it with: metis certificates renew {kit.name}" if now > kit.not_after else ""
         )
-        raise ConfigError(f"{place}: the certificate of {kit} {problem}{renew}")
+        raise ConfigError(f"{path}: the certificate of {kit} {problem}{renew}")
 
 
 def warnings(kit: Kit, now: datetime | None = None) -> list[str]:
@@ -195,7 +195,7 @@ def load_key(path: Path) -> PrivateKeyTypes:
         ) from None
 
 
-def identity_of(certificate: x509.Certificate, place: str) -> tuple[str, str]:
+def identity_of(certificate: x509.Certificate, source: str) -> tuple[str, str]:
     """Role and name: of exactly one URI metis://ROLE/NAME."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -204,7 +204,7 @@ def identity_of(certificate: x509.Certificate, place: str) -> tuple[str, str]:
         uris = []
     parts = uris[0].split("/") if len(uris) == 1 else []
     if len(parts) != 4 or parts[1] or parts[2] not in ROLES or not _NAME.fullmatch(parts[3]):
-        raise ConfigError(f"{place} is not a certificate of Metis: it needs one URI metis://ROLE/NAME and has {uris}")
+        raise ConfigError(f"{source} is not a certificate of Metis: it needs one URI metis://ROLE/NAME and has {uris}")
     return parts[2], parts[3]
 
 
@@ -340,7 +340,7 @@ class Revocations:
         """Why a certificate is no longer valid, or None; ConfigError if the list cannot be trusted."""
         path = self._folder / REVOKED
         stamp = _stamp(path)
-        if stamp is not None and stamp != self._stamp:  # if it was deleted, what it said still holds
+        if stamp is not None and stamp != self._stamp:  # if it was deleted, its content still holds
             self._stamp, self._problem = stamp, self._read(path)
         if self._problem is not None:
             raise ConfigError(self._problem)

@@ -80,7 +80,7 @@ class _Abandoned(Exception):
 
 
 class _Trainer:
-    """Carries out commands; `group` says which of several processes, which train as one, this is."""
+    """Carries out commands; `group` is its rank among processes that train as one."""
 
     def __init__(self, build: Build, commands: Commands, answers: Answers, group: Group) -> None:
         self._build, self._commands, self._answers, self._group = build, commands, answers, group
