@@ -46,7 +46,7 @@ def is_served_locally(bound: socket.socket) -> bool:
 
 
 def listen_on(address: str, purpose: str, *, or_any_port: bool = False) -> socket.socket:
-    """A listening socket; the ConfigError names its purpose. With `or_any_port` another port is used if this one is taken."""
+    """A listening socket for a purpose, which errors name; with `or_any_port` another port if this one is taken."""
     host, port = host_and_port(address, listen=True)
     bound = None
     try:
