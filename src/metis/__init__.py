@@ -19,37 +19,83 @@ from metis.runs import display
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from metis.core.costs import Power
-    from metis.core.layers import (
-        AdaptivePeriod,
-        Cap,
-        Compression,
-        FedAdagrad,
-        FedAdam,
-        FedAvgM,
-        FedNova,
-        FedYogi,
-        Layer,
-        ProximalPull,
-        Sample,
-        ScheduledLambda,
-        ScheduledRate,
+    from metis.core.costs import (
+        Power as Power,
     )
-    from metis.core.model import Model
-    from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
-    from metis.core.policy import Policy
-    from metis.core.schedules import Moment, Schedule
-    from metis.core.solvers import FedProx, MomentumSGD, Scaffold, Solver, VanillaSGD
-    from metis.core.stop import StopRule, Target
-    from metis.data.datasets import Dataset, load_dataset
-    from metis.errors import MetisError
-    from metis.experiments.federation import Federation, SimulatedLearner
-    from metis.reporting.notebook import Comparison
-    from metis.reporting.trackers import Tracking
-    from metis.runs.run import Run
-    from metis.simulation.availability import RandomAvailability, RecordedAvailability
-    from metis.simulation.link import Link
-    from metis.simulation.speed import Speed
+    from metis.core.layers import (
+        AdaptivePeriod as AdaptivePeriod,
+        Cap as Cap,
+        Compression as Compression,
+        FedAdagrad as FedAdagrad,
+        FedAdam as FedAdam,
+        FedAvgM as FedAvgM,
+        FedNova as FedNova,
+        FedYogi as FedYogi,
+        Layer as Layer,
+        ProximalPull as ProximalPull,
+        Sample as Sample,
+        ScheduledLambda as ScheduledLambda,
+        ScheduledRate as ScheduledRate,
+    )
+    from metis.core.model import (
+        Model as Model,
+    )
+    from metis.core.policies import (
+        async_fedavg as async_fedavg,
+        fedasync as fedasync,
+        fedbuff as fedbuff,
+        fedrec as fedrec,
+        semisync_fedavg as semisync_fedavg,
+        sync_fedavg as sync_fedavg,
+    )
+    from metis.core.policy import (
+        Policy as Policy,
+    )
+    from metis.core.schedules import (
+        Moment as Moment,
+        Schedule as Schedule,
+    )
+    from metis.core.solvers import (
+        FedProx as FedProx,
+        MomentumSGD as MomentumSGD,
+        Scaffold as Scaffold,
+        Solver as Solver,
+        VanillaSGD as VanillaSGD,
+    )
+    from metis.core.stop import (
+        StopRule as StopRule,
+        Target as Target,
+    )
+    from metis.data.datasets import (
+        Dataset as Dataset,
+        load_dataset as load_dataset,
+    )
+    from metis.errors import (
+        MetisError as MetisError,
+    )
+    from metis.experiments.federation import (
+        Federation as Federation,
+        SimulatedLearner as SimulatedLearner,
+    )
+    from metis.reporting.notebook import (
+        Comparison as Comparison,
+    )
+    from metis.reporting.trackers import (
+        Tracking as Tracking,
+    )
+    from metis.runs.run import (
+        Run as Run,
+    )
+    from metis.simulation.availability import (
+        RandomAvailability as RandomAvailability,
+        RecordedAvailability as RecordedAvailability,
+    )
+    from metis.simulation.link import (
+        Link as Link,
+    )
+    from metis.simulation.speed import (
+        Speed as Speed,
+    )
 
 # The public names and where each is defined.
 _PUBLIC = {

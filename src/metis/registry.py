@@ -12,10 +12,10 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from metis.errors import ArgumentError, ConfigError
 
@@ -166,18 +166,32 @@ def did_you_mean(name: str, known: Iterable[str], also: Mapping[str, str] = type
     return f"did you mean '{guess}'?" if guess else f"known are {', '.join(known)}" if known else "it takes none"
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """Definitions of one kind by name, in the order in which they were registered."""
+class Registry(MutableMapping[str, T]):
+    """Definitions of one kind by name, in the order in which they were registered.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind  # in error messages: "policy", "solver"
+    Those of other packages, by entry points of `group`, are loaded when a name is not known or all are listed.
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind, self.group = kind, group  # the kind in error messages: "policy", "solver"
         self._definitions: dict[str, T] = {}
-        self._load: Callable[[], None] | None = None
+        self._complete = False
+
+    @property
+    def registered(self) -> Mapping[str, T]:
+        """Those that are registered already, without looking for plugins."""
+        return self._definitions
 
     def __getitem__(self, name: str) -> T:
         if name not in self._definitions:
             self._load_plugins()
         return self._definitions[name]
+
+    def __setitem__(self, name: str, definition: T) -> None:
+        self._definitions[name] = definition
+
+    def __delitem__(self, name: str) -> None:
+        del self._definitions[name]
 
     def __iter__(self) -> Iterator[str]:
         self._load_plugins()
@@ -205,14 +219,12 @@ class Registry(Mapping[str, T], Generic[T]):
         """A decorator that registers what it decorates."""
         return lambda definition: self.add(name, definition)
 
-    def load_with(self, load: Callable[[], None]) -> None:
-        """Call this once, before a name that is not registered yet is looked up or all are listed."""
-        self._load = load
-
     def _load_plugins(self) -> None:
-        load, self._load = self._load, None
-        if load is not None:
-            load()
+        if not self._complete:
+            self._complete = True  # before they are loaded: they may look names up
+            from metis.plugins import load_group
+
+            load_group(self, self.group)
 
 
 def _home(definition: Any) -> str:

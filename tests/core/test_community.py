@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from core.play import LAYOUT, model
 from metis.core import arithmetic

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from core.play import model
 from metis.core.contribution import dataset_size, step_recency, steps_done, version_staleness

@@ -8,8 +8,7 @@ import weakref
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from core.play import Actor, Play, model
 from metis.core.costs import CostLedger, Energy, LearnerCosts, Power, Totals

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from core.play import Actor, Play
 from metis.core.events import Budget, CommunityPublished, SendTask, UpdateRequest

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from core.play import Play, model
 from metis.core import server as server_module

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from metis.core.timing import MOST_STEPS, TypicalTime, robust_time_per_batch, steps_of_epochs, steps_within
 

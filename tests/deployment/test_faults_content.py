@@ -15,8 +15,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from deployment.faults import (
     Puppet,

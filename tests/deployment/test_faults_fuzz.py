@@ -8,8 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from deployment.faults import Puppet, Stage, local_model, tried
 from deployment.federations import LAYOUT, Served

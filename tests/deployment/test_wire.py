@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment.wire import wire_pb2 as pb

@@ -13,18 +13,10 @@ import pytest
 from metis.core.solvers import FedProx, MomentumSGD, VanillaSGD
 from metis.data.partition import power_law_sizes
 from metis.errors import ConfigError, DataError
-from metis.experiments.build import (
-    MEGABIT,
-    build_availability,
-    build_federation,
-    build_link,
-    build_policies,
-    build_power,
-    build_speed,
-    build_stop,
-    divide,
-)
+from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.config.load import ExperimentConfig, resolve_config
+from metis.experiments.data import divide
+from metis.experiments.learners import MEGABIT, build_availability, build_link, build_power, build_speed
 
 CONTENT: dict[str, Any] = {
     "learners": [

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import metis
 from metis.core.controller import Controller
@@ -29,7 +28,7 @@ from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.stop import StopRule
 from metis.core.timing import steps_of_epochs
-from metis.experiments.build import dry_assignments
+from metis.experiments.data import dry_assignments
 from metis.planning.advice import (
     MAX_EPOCHS,
     MAX_EXCHANGE,

@@ -22,20 +22,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from metis import __version__
-from metis.cli import certificates as cli_certificates
-from metis.cli import dashboard as cli_dashboard
-from metis.cli import learner as cli_learner
-from metis.cli import plan as cli_plan
-from metis.cli import report as cli_report
-from metis.cli import status as cli_status
-from metis.cli import track as cli_track
+from metis.cli import (
+    certificates as cli_certificates,
+    dashboard as cli_dashboard,
+    learner as cli_learner,
+    plan as cli_plan,
+    report as cli_report,
+    status as cli_status,
+    track as cli_track,
+)
 from metis.cli.report import COMPARISON, check_folder, planned
 from metis.errors import ConfigError, InternalError, MetisError, needs_package
 from metis.text import json_text
 
 if TYPE_CHECKING:
-    from metis.experiments.build import Division
     from metis.experiments.config.load import ExperimentConfig, PolicyConfig
+    from metis.experiments.data import Division
     from metis.experiments.federation import Federation
     from metis.runs.folds import RunFold
     from metis.runs.run import Run
@@ -304,7 +306,8 @@ def _load(file: Path, changes: Sequence[str]) -> ExperimentConfig:
 
 
 def _federation(config: ExperimentConfig, source: str, quiet: bool, changes: Sequence[str] = ()) -> Federation:
-    from metis.experiments.build import build_federation, divide
+    from metis.experiments.build import build_federation
+    from metis.experiments.data import divide
 
     if not quiet and sys.stderr.isatty():
         what = config.data.dataset if config.site is None else Path(config.site.file).name
@@ -742,7 +745,7 @@ def data_show(
 
     As a table and as a picture, as in the paper's Figure 5.
     """
-    from metis.experiments.build import divide
+    from metis.experiments.data import divide
     from metis.reporting.console import partition_table
     from metis.reporting.figures import partition_figure
     from metis.reproduction.environments import load_experiment

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from metis.core.stop import StopRule
 from metis.errors import ConfigError
-from metis.experiments.build import divide
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, resolve_config
+from metis.experiments.data import divide
 from metis.reporting.console import plain_table
 from metis.reproduction.claims import check_claims
 from metis.reproduction.environments import SCALES, Cell, Environment, Scale, load_environments

@@ -150,6 +150,6 @@ class Policy:
         return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(parts))
 
 
-POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
+POLICIES: Registry[Callable[..., Policy]] = Registry("policy", "metis.policies")
 
 __all__ = ["LAYERS", "POLICIES", "Policy"]

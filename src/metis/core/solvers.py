@@ -69,7 +69,7 @@ class Solver:
         return Pulled(self, proximal_term)
 
 
-SOLVERS: Registry[type[Solver]] = Registry("solver")
+SOLVERS: Registry[type[Solver]] = Registry("solver", "metis.solvers")
 
 
 def _add_scaled(target: Array, source: Array, factor: float) -> None:

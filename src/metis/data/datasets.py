@@ -7,7 +7,6 @@ phantoms are made from a seed, so that everything runs without a network.
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import inspect
 import os
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from metis.data import tables, volumes
 from metis.data.dataset import Dataset, Task
 from metis.errors import DataError
+from metis.registry import Registry, did_you_mean
 
 __all__ = [
     "DATASETS",
@@ -103,6 +103,9 @@ class DatasetSource:
             return ()
         kinds = inspect.signature(function).parameters.values()
         return tuple(parameter.name for parameter in kinds if parameter.kind is parameter.KEYWORD_ONLY)
+
+
+DATASETS: Registry[DatasetSource] = Registry("data set", "metis.datasets")
 
 
 # --- the interface --------------------------------------------------------------------------------
@@ -201,9 +204,7 @@ def fetch_dataset(name: str, folder: Path | str | None = None, progress: bool = 
 
 def _source(name: str) -> DatasetSource:
     if name not in DATASETS:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), DATASETS, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise DataError(f"there is no data set '{name}'; {hint}known: {', '.join(DATASETS)}")
+        raise DataError(f"there is no data set '{name}'; {did_you_mean(name.lower().replace('-', '_'), DATASETS)}")
     return DATASETS[name]
 
 
@@ -437,147 +438,145 @@ _FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 
-DATASETS: dict[str, DatasetSource] = {
-    source.name: source
-    for source in (
-        DatasetSource(
-            name="digits",
-            title="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn; in the package",
-            shape=(8, 8),
-            class_names=tuple(string.digits),
-            train=1437,
-            test=360,
+for _known in (
+    DatasetSource(
+        name="digits",
+        title="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn; in the package",
+        shape=(8, 8),
+        class_names=tuple(string.digits),
+        train=1437,
+        test=360,
+    ),
+    DatasetSource(
+        name="cifar10",
+        title="CIFAR-10",
+        shape=(32, 32, 3),
+        class_names=tuple(_CIFAR10_CLASSES.split()),
+        train=50_000,
+        test=10_000,
+        files=(
+            RemoteFile(
+                "cifar-10-binary.tar.gz",
+                (_CIFAR_HOME + "cifar-10-binary.tar.gz",),
+                "c32a1d4ab5d03f1284b67883e8d87530",
+            ),
         ),
-        DatasetSource(
-            name="cifar10",
-            title="CIFAR-10",
-            shape=(32, 32, 3),
-            class_names=tuple(_CIFAR10_CLASSES.split()),
-            train=50_000,
-            test=10_000,
-            files=(
-                RemoteFile(
-                    "cifar-10-binary.tar.gz",
-                    (_CIFAR_HOME + "cifar-10-binary.tar.gz",),
-                    "c32a1d4ab5d03f1284b67883e8d87530",
+        convert=_cifar10,
+    ),
+    DatasetSource(
+        name="cifar100",
+        title="CIFAR-100, the 100 fine classes",
+        shape=(32, 32, 3),
+        class_names=tuple(_CIFAR100_CLASSES.split()),
+        train=50_000,
+        test=10_000,
+        files=(
+            RemoteFile(
+                "cifar-100-binary.tar.gz",
+                (_CIFAR_HOME + "cifar-100-binary.tar.gz",),
+                "03b5dce01913d631647c71ecec9e9cb8",
+            ),
+        ),
+        convert=_cifar100,
+    ),
+    DatasetSource(
+        name="mnist",
+        title="MNIST",
+        shape=(28, 28),
+        class_names=tuple(string.digits),
+        train=60_000,
+        test=10_000,
+        files=_idx_files(
+            {
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        convert=_mnist,
+    ),
+    DatasetSource(
+        name="fashion_mnist",
+        title="Fashion-MNIST",
+        shape=(28, 28),
+        class_names=_FASHION_CLASSES,
+        train=60_000,
+        test=10_000,
+        files=_idx_files(
+            {
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        ),
+        convert=_mnist,
+    ),
+    DatasetSource(
+        name="emnist",
+        title="EMNIST By Class (digits, capital and small letters)",
+        shape=(28, 28),
+        class_names=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+        train=697_932,
+        test=116_323,
+        files=(
+            RemoteFile(
+                "gzip.zip",
+                (
+                    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+                    "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
                 ),
+                "58c8d27c78d21e728a6bc7b3cc06412e",
             ),
-            convert=_cifar10,
         ),
-        DatasetSource(
-            name="cifar100",
-            title="CIFAR-100, the 100 fine classes",
-            shape=(32, 32, 3),
-            class_names=tuple(_CIFAR100_CLASSES.split()),
-            train=50_000,
-            test=10_000,
-            files=(
-                RemoteFile(
-                    "cifar-100-binary.tar.gz",
-                    (_CIFAR_HOME + "cifar-100-binary.tar.gz",),
-                    "03b5dce01913d631647c71ecec9e9cb8",
-                ),
-            ),
-            convert=_cifar100,
-        ),
-        DatasetSource(
-            name="mnist",
-            title="MNIST",
-            shape=(28, 28),
-            class_names=tuple(string.digits),
-            train=60_000,
-            test=10_000,
-            files=_idx_files(
-                {
-                    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-                },
-                "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                "https://storage.googleapis.com/cvdf-datasets/mnist/",
-            ),
-            convert=_mnist,
-        ),
-        DatasetSource(
-            name="fashion_mnist",
-            title="Fashion-MNIST",
-            shape=(28, 28),
-            class_names=_FASHION_CLASSES,
-            train=60_000,
-            test=10_000,
-            files=_idx_files(
-                {
-                    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-                },
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-            ),
-            convert=_mnist,
-        ),
-        DatasetSource(
-            name="emnist",
-            title="EMNIST By Class (digits, capital and small letters)",
-            shape=(28, 28),
-            class_names=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
-            train=697_932,
-            test=116_323,
-            files=(
-                RemoteFile(
-                    "gzip.zip",
-                    (
-                        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                        "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
-                    ),
-                    "58c8d27c78d21e728a6bc7b3cc06412e",
-                ),
-            ),
-            convert=_emnist,
-        ),
-        DatasetSource(
-            name="fcon1000_brain_age",
-            title="Brain age from MRI measures, 1000 Functional Connectomes Project (23 sites)",
-            shape=(218,),
-            class_names=(),
-            train=860,
-            test=218,
-            task="regression",
-            read=tables.fcon1000_brain_age,
-            origin="data/fcon1000.csv of github.com/predictive-clinical-neuroscience/PCNtoolkit-demo, unchanged",
-        ),
-        DatasetSource(
-            name="ixi_brain_age",
-            title="Brain age from cortical thickness, IXI (3 hospitals)",
-            shape=(70,),
-            class_names=(),
-            train=444,
-            test=112,
-            task="regression",
-            read=tables.ixi_brain_age,
-            origin="IXI_aparc_thickness.csv of that PCNtoolkit-demo, with IXI.xls of brain-development.org",
-        ),
-        DatasetSource(
-            name="heart_disease",
-            title="Heart Disease (UCI; 4 hospitals)",
-            shape=(22,),
-            class_names=("no disease", "disease"),
-            train=736,
-            test=184,
-            read=tables.heart_disease,
-            origin="the four processed.*.data of UCI (doi 10.24432/C52P4X) with a column hospital in front",
-        ),
-        DatasetSource(
-            name="brain_phantoms",
-            title="Synthetic 3D brain phantoms with ages; made from a seed",
-            shape=(1, 24, 24, 24),
-            class_names=(),
-            train=800,
-            test=200,
-            task="regression",
-            generate=volumes.phantom_dataset,
-        ),
-    )
-}
+        convert=_emnist,
+    ),
+    DatasetSource(
+        name="fcon1000_brain_age",
+        title="Brain age from MRI measures, 1000 Functional Connectomes Project (23 sites)",
+        shape=(218,),
+        class_names=(),
+        train=860,
+        test=218,
+        task="regression",
+        read=tables.fcon1000_brain_age,
+        origin="data/fcon1000.csv of github.com/predictive-clinical-neuroscience/PCNtoolkit-demo, unchanged",
+    ),
+    DatasetSource(
+        name="ixi_brain_age",
+        title="Brain age from cortical thickness, IXI (3 hospitals)",
+        shape=(70,),
+        class_names=(),
+        train=444,
+        test=112,
+        task="regression",
+        read=tables.ixi_brain_age,
+        origin="IXI_aparc_thickness.csv of that PCNtoolkit-demo, with IXI.xls of brain-development.org",
+    ),
+    DatasetSource(
+        name="heart_disease",
+        title="Heart Disease (UCI; 4 hospitals)",
+        shape=(22,),
+        class_names=("no disease", "disease"),
+        train=736,
+        test=184,
+        read=tables.heart_disease,
+        origin="the four processed.*.data of UCI (doi 10.24432/C52P4X) with a column hospital in front",
+    ),
+    DatasetSource(
+        name="brain_phantoms",
+        title="Synthetic 3D brain phantoms with ages; made from a seed",
+        shape=(1, 24, 24, 24),
+        class_names=(),
+        train=800,
+        test=200,
+        task="regression",
+        generate=volumes.phantom_dataset,
+    ),
+):
+    DATASETS.add(_known.name, _known)

@@ -12,9 +12,10 @@ from metis.core.stop import StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
-from metis.experiments.build import build_power, versions
+from metis.experiments.build import versions
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import ExperimentConfig
+from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
 
 # What may be changed between two starts of a controller without making it another run.

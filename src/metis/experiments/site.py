@@ -38,14 +38,11 @@ from numpy.typing import NDArray
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.errors import ConfigError, DataError, told
-from metis.experiments.build import (
-    Assignment,
-    TrainingSetup,
-    build_training_setup,
-    check_traces,
-)
 from metis.experiments.compose import policy_and_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
+from metis.experiments.data import Assignment
+from metis.experiments.learners import check_traces
+from metis.experiments.setup import TrainingSetup, build_training_setup
 
 if TYPE_CHECKING:
     from metis.learning import Batch, Engine, Examples, Learner
@@ -306,7 +303,7 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
     silos = [_examples(site.path, "training_data", name) for name, _ in names]
     train = JoinedExamples(silos)
     assignments = [Assignment(name, group, train.indices(place)) for place, (name, group) in enumerate(names)]
-    check_traces(assignments)
+    check_traces(names)
     test: Examples | None = _optional_examples(site, "test_data")
     if test is None:
         # Each example counts once, as when the sites measure and the controller weighs by their examples.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
+from metis.registry import Registry
 
 Batch: TypeAlias = Any  # what the engine trains on: for PyTorch a pair of tensors, inputs and targets
 
@@ -80,3 +82,74 @@ def trainable_of(engine: Engine) -> int:
     """How many numbers at the front of a model's vector a solver changes: what the engine says, else all parameters."""
     parameters = sum(spec.size for spec in engine.layout.tensors if spec.role == "parameter")
     return int(getattr(engine, "trainable", parameters))
+
+
+# --- engines by name ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineJob:
+    """What an engine is to train, as a file or a site describes it."""
+
+    task: Literal["classification", "regression"] = "classification"
+    network: Callable[[], Any] | None = None  # makes the network, where a site brings its own
+    network_name: str = ""  # else a network of the engine's by name ...
+    network_options: Mapping[str, Any] = field(default_factory=dict)  # ... with its options
+    input_shape: tuple[int, ...] = ()  # of one example as the network sees it
+    outputs: int = 0  # classes, or 1 for a regression
+    loss: Any = None  # None: that of the task
+    metrics: Mapping[str, Any] | None = None  # None: those of the task
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    buffers: Literal["average", "local"] = "average"
+
+
+class EngineKind(Protocol):
+    """Makes engines; a class whose constructor takes an `EngineJob` is one.
+
+    One with an attribute `networks`, a function that returns networks by name, has a choice of them in [network]; the
+    first two parameters of each are the shape of an example and the number of outputs.
+    """
+
+    def __call__(self, job: EngineJob, /) -> Engine: ...
+
+
+ENGINES: Registry[EngineKind] = Registry("engine", "metis.engines")
+
+
+def networks_of(engine: EngineKind) -> Mapping[str, Callable[..., Any]] | None:
+    """The networks by name that an engine has; None if it has no choice of them."""
+    networks = getattr(engine, "networks", None)
+    return None if networks is None else networks()
+
+
+class _Torch:
+    """PyTorch: any `torch.nn.Module`; imported when it is used."""
+
+    @staticmethod
+    def networks() -> Mapping[str, Callable[..., Any]]:
+        from metis.learning.torch.networks import NETWORKS
+
+        return NETWORKS
+
+    def __call__(self, job: EngineJob) -> Engine:
+        from metis.learning.torch.engine import TorchEngine
+
+        network = job.network
+        if network is None:
+            made = self.networks()[job.network_name]
+            network = functools.partial(made, job.input_shape, job.outputs, **job.network_options)
+        return TorchEngine(
+            network,
+            job.task,
+            loss=job.loss,
+            metrics=job.metrics,
+            device=job.device,
+            dtype=job.dtype,
+            threads=job.threads,
+            buffers=job.buffers,
+        )
+
+
+ENGINES.add("torch", _Torch())

@@ -26,9 +26,9 @@ from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError, UnexpectedEvent
-from metis.experiments.build import build_power
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, load_config, read_toml, resolve_config
+from metis.experiments.learners import build_power
 from metis.planning.advice import names
 from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, SUMMARY

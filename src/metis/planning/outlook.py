@@ -16,7 +16,6 @@ from metis.core.events import LearnerId
 from metis.core.policies import POLICIES
 from metis.data.datasets import DATASETS
 from metis.errors import ConfigError
-from metis.experiments.build import build_augmentation, build_link, build_power, build_speed, dry_assignments
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import (
     ExperimentConfig,
@@ -27,6 +26,9 @@ from metis.experiments.config.load import (
     slug,
     task_of,
 )
+from metis.experiments.data import dry_assignments
+from metis.experiments.learners import build_link, build_power, build_speed
+from metis.experiments.setup import build_augmentation
 from metis.planning.advice import LambdaRange, names, sensible_range, warnings
 from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
 from metis.planning.timings import LearnerTiming, Timings

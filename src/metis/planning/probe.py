@@ -96,8 +96,8 @@ def run_probe(
 def _learner_and_engine(
     config: ExperimentConfig, site: Path | None, name: LearnerId, device: str | None
 ) -> tuple[Learner, Engine, Model]:
-    from metis.experiments.build import build_training_setup
     from metis.experiments.compose import policy_and_solver
+    from metis.experiments.setup import build_training_setup
     from metis.experiments.site import build_silo
     from metis.learning import Learner
     from metis.learning.engine import trainable_of

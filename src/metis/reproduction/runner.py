@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.experiments.build import Division, build_federation, build_stop, divide, dry_assignments
+from metis.experiments.build import build_federation, build_stop
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_toml, resolve_config
+from metis.experiments.data import Division, divide, dry_assignments
 from metis.files import LockHeld, take_lock
 from metis.reproduction.environments import Cell
 from metis.reproduction.schedule import dry_run

@@ -11,17 +11,11 @@ from metis.core.costs import Costs
 from metis.core.events import Action, CommunityPublished, Event, SendTask, UpdateRequest
 from metis.core.model import Model
 from metis.core.stop import StopRule, Target
-from metis.experiments.build import (
-    Assignment,
-    build_availability,
-    build_link,
-    build_power,
-    build_speed,
-    build_stop,
-    dry_assignments,
-)
+from metis.experiments.build import build_stop
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
+from metis.experiments.data import Assignment, dry_assignments
+from metis.experiments.learners import build_availability, build_link, build_power, build_speed
 from metis.reproduction.environments import Cell
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting

@@ -15,6 +15,7 @@ from metis.runs.storage import load_arrays, save_arrays
 from metis.runs.trace import EVENTS, read_trace
 
 CHECKPOINT = "checkpoint.safetensors"
+_FORMAT = "2"  # 2: the identity of a policy is that of its layers
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Checkpoint:
 
     def save(self, folder: Path, identity: Mapping[str, str]) -> None:
         """Write it; `identity` is a digest of each thing that must be the same when the run is resumed."""
-        metadata = {"events": str(self.events), "wall_seconds": repr(self.wall_seconds), **identity}
+        metadata = {"format": _FORMAT, "events": str(self.events), "wall_seconds": repr(self.wall_seconds), **identity}
         save_arrays(folder / CHECKPOINT, self.arrays, metadata)
 
     @staticmethod
@@ -36,6 +37,8 @@ class Checkpoint:
         if not (folder / CHECKPOINT).exists():
             raise DataError(f"{folder} has no checkpoint to resume from; start the run again")
         arrays, metadata = load_arrays(folder / CHECKPOINT)
+        if metadata.get("format") != _FORMAT:
+            raise DataError(f"{folder} cannot be resumed: another version of Metis wrote it; start the run again")
         for part, digest in identity.items():
             if metadata.get(part) != digest:
                 raise DataError(f"{folder} cannot be resumed: it was started with a different {part}")

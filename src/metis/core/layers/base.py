@@ -197,13 +197,4 @@ class LayerKind:
         return next(iter(self.classes.values())).in_files
 
 
-class _Layers(Registry[LayerKind]):
-    """All layers by key."""
-
-    @property
-    def registered(self) -> Mapping[str, LayerKind]:
-        """Those that are there already, without loading plugins."""
-        return self._definitions
-
-
-LAYERS = _Layers("layer")
+LAYERS: Registry[LayerKind] = Registry("layer", "metis.layers")

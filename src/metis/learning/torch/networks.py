@@ -21,13 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metis.errors import ConfigError
+from metis.registry import Registry
+
+NETWORKS: Registry[Callable[..., nn.Module]] = Registry("network", "metis.networks")
 
 
+@NETWORKS.register("logistic")
 def logistic(input_shape: Sequence[int], outputs: int) -> nn.Module:
     """One linear layer: multinomial logistic regression, or linear regression with one output."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs))
 
 
+@NETWORKS.register("mlp")
 def mlp(input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> nn.Module:
     """Fully connected layers with ReLU between them."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -40,6 +45,7 @@ def mlp(input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,),
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
+@NETWORKS.register("small_cnn")
 def small_cnn(
     input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), kernel: int = 5
 ) -> nn.Module:
@@ -82,6 +88,7 @@ class LocalResponseNormalization(nn.Module):
         return inputs * scale.pow(-self.beta)
 
 
+@NETWORKS.register("cifar10_cnn")
 def cifar10_cnn(input_shape: Sequence[int] = (3, 24, 24), outputs: int = 10, width: int = 64) -> nn.Module:
     """The 2-CNN of the TensorFlow tutorial (Sec. 6 of the paper): 1,068,298 parameters for 24x24 crops.
 
@@ -131,6 +138,7 @@ class PreActivationBlock(nn.Module):
         return outputs
 
 
+@NETWORKS.register("cifar_resnet")
 def cifar_resnet(
     input_shape: Sequence[int] = (3, 32, 32),
     outputs: int = 100,
@@ -164,6 +172,7 @@ def cifar_resnet(
     return nn.Sequential(*layers, _glorot(nn.Linear(held, outputs)))
 
 
+@NETWORKS.register("femnist_cnn")
 def femnist_cnn(input_shape: Sequence[int] = (1, 28, 28), outputs: int = 62, width: int = 32) -> nn.Module:
     """The 2-CNN of LEAF, which the paper has for ExtendedMNIST: 6,603,710 parameters for 28x28 and 62 classes.
 
@@ -187,6 +196,7 @@ def femnist_cnn(input_shape: Sequence[int] = (1, 28, 28), outputs: int = 62, wid
     )
 
 
+@NETWORKS.register("brain_age_cnn3d")
 def brain_age_cnn3d(
     input_shape: Sequence[int] = (1, 91, 109, 91),
     outputs: int = 1,
@@ -223,6 +233,7 @@ def brain_age_cnn3d(
     return nn.Sequential(*layers, _glorot(nn.Linear(2 * width, outputs), bias=initial_age))
 
 
+@NETWORKS.register("brain_age_mlp")
 def brain_age_mlp(
     input_shape: Sequence[int],
     outputs: int = 1,
@@ -278,15 +289,3 @@ def _image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, in
         )
     depth, height, width = input_shape
     return depth, height, width
-
-
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "logistic": logistic,
-    "mlp": mlp,
-    "small_cnn": small_cnn,
-    "cifar10_cnn": cifar10_cnn,
-    "cifar_resnet": cifar_resnet,
-    "femnist_cnn": femnist_cnn,
-    "brain_age_cnn3d": brain_age_cnn3d,
-    "brain_age_mlp": brain_age_mlp,
-}
