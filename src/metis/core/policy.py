@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -144,10 +143,8 @@ class Policy:
 
     @property
     def identity(self) -> str:
-        """All that decides what a run does, as text: equal for equal policies, whatever their labels."""
-        parts = (self.name, self.protocol, self.contribution, self.mixing, self.layers)
-        # Where an object lies in memory is not part of what it is.
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(parts))
+        """All that decides what a run does, as text; equal for equal policies of one process, whatever their labels."""
+        return repr((self.name, self.protocol, self.contribution, self.mixing, self.layers))
 
 
 POLICIES: Registry[Callable[..., Policy]] = Registry("policy", "metis.policies")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,13 +21,12 @@ from metis.experiments.config.load import (
     LearnerGroup,
     PolicyConfig,
     did_you_mean,
-    network_parameters,
     slug,
     task_of,
 )
 from metis.experiments.data import dry_assignments
 from metis.experiments.learners import build_link, build_power, build_speed
-from metis.experiments.setup import build_augmentation
+from metis.experiments.setup import build_augmentation, network_options
 from metis.planning.advice import LambdaRange, names, sensible_range, warnings
 from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
 from metis.planning.timings import LearnerTiming, Timings
@@ -389,24 +387,27 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
 
 def network_bytes(config: ExperimentConfig, source: str) -> int:
     """Bytes of a model; the network is built once for that, the data set need not be there."""
-    from metis.learning import NETWORKS, ArrayExamples, TorchEngine
-    from metis.learning.engine import trainable_of
+    from metis.learning import ArrayExamples
+    from metis.learning.engine import ENGINES, EngineJob, trainable_of
 
-    make: Callable[[], Any]
+    job = EngineJob(task_of(config), buffers=config.training.buffers)
     if config.site is not None:
         from metis.experiments.site import SiteFunction, load_site
 
-        make = SiteFunction(load_site(config.site.file).path, "network")
+        job = replace(job, network=SiteFunction(load_site(config.site.file).path, "network"))
     else:
-        options = network_parameters(config, NETWORKS, source)
         dataset = DATASETS[config.data.dataset]
         images = dataset.read is None and dataset.generate is None
         _, transform = build_augmentation(config.data.augment, dataset.shape)
         one = np.zeros((1, *dataset.shape), np.uint8 if images else np.float32)
-        shape = ArrayExamples(one, np.zeros(1, np.int64), transform=transform).input_shape
-        outputs = 1 if task_of(config) == "regression" else len(dataset.class_names)
-        make = functools.partial(NETWORKS[config.network.name], shape, outputs, **options)
-    engine = TorchEngine(make, task_of(config), buffers=config.training.buffers)
+        job = replace(
+            job,
+            network_name=config.network.name,
+            network_options=network_options(config, source),
+            input_shape=ArrayExamples(one, np.zeros(1, np.int64), transform=transform).input_shape,
+            outputs=1 if job.task == "regression" else len(dataset.class_names),
+        )
+    engine = ENGINES.named(config.training.engine)(job)
     # The largest that a policy of the file sends: SCAFFOLD's control variates travel with the network.
     sizes = [build_policy(policy).extend_layout(engine.layout, trainable_of(engine)) for policy in config.policy]
     return max(4 * layout.size + 8 * layout.counters for layout in sizes)

@@ -121,6 +121,7 @@ def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
 
 def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bool = False) -> None:
     from metis.data.datasets import DATASETS
+    from metis.learning.engine import ENGINES
 
     if config.site is not None:
         pass
@@ -132,6 +133,9 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
     else:
         name = config.data.dataset
         errors.add(["data", "dataset"], f"there is no data set '{name}'; {did_you_mean(name, DATASETS)}")
+    if config.training.engine not in ENGINES:
+        name = config.training.engine
+        errors.add(["training", "engine"], f"there is no engine '{name}'; {did_you_mean(name, ENGINES)}")
     _check_partition(config, errors)
     _check_learners(config, errors)
     _check_solvers(config, errors)
