@@ -13,7 +13,7 @@ ROUNDS ?= 5
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test test-random test-ray chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test test-all test-random test-ray chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +38,10 @@ demo-deploy: $(STAMP)  ## a controller and four learners as processes with certi
 reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; data in METIS_DATA (RESULTS='table3')
 	$(BIN)/metis reproduce $(RESULTS) --scale small --out runs/paper $(ARGS)
 
-test: $(STAMP)  ## run the tests (ARGS='-k fedrec' to choose)
+test: $(STAMP)  ## run the tests, except the slow ones (ARGS='-k fedrec' to choose)
+	$(BIN)/python -m pytest -n 2 -m 'not slow' tests $(ARGS)
+
+test-all: $(STAMP)  ## run all tests, also the slow ones (ARGS='-m slow' for those alone)
 	$(BIN)/python -m pytest -n 2 tests $(ARGS)
 
 test-random: $(STAMP)  ## what hypothesis checks, with other examples (ROUNDS=20, or SEED=4 to repeat one)

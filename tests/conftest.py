@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,31 @@ _MISSING = {
 }
 
 
+_DESELECTED = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    config = items[0].config
+    config.stash[_DESELECTED] = config.stash.get(_DESELECTED, 0) + len(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of several tells the one that sums up; each leaves out the same tests."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["deselected"] = session.config.stash.get(_DESELECTED, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[_DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", 0)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line at the end: what did not run, and how to run it."""
     counts = Counter(_missing(report) for report in terminalreporter.stats.get("skipped", []))
-    if counts:
+    if terminalreporter.config.option.markexpr == "not slow":
+        counts["that are slow (make test-all)"] = terminalreporter.config.stash.get(_DESELECTED, 0)
+    if counts := +counts:
         parts = [f"{count} {what}" for what, count in counts.most_common()]
         terminalreporter.write_line(f"skipped tests: {', '.join(parts)}")
 

@@ -56,6 +56,7 @@ def test_rows_of_a_test_are_read_from_its_docstring() -> None:
     assert rows_of(None) == set()
 
 
+@pytest.mark.slow
 def test_tests_of_a_row_are_run_and_counted(tmp_path: Path) -> None:
     """In a process of their own: those of this row only."""
     tally = Tally()

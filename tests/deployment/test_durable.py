@@ -156,7 +156,7 @@ def same(one: Twin, other: Twin) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, tmp_path: Path) -> None:
     """Restarts at random moments, also between journal and effect; snapshots as often or as seldom as they come."""
     policy, rng = POLICIES[name], random.Random(seed)

@@ -182,6 +182,7 @@ def test_the_death_of_a_process_is_a_failed_task(tmp_path: Path, moment: str) ->
     assert "process 1 of 2" in crew.end()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_alone_fails_the_task(tmp_path: Path) -> None:
     """Only the second process cannot read its examples: the first would wait for ever for its part of the sum."""
     more = """

@@ -646,6 +646,7 @@ def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Pat
     play(story)
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp_path: Path) -> None:
     """With the cause in words, for the operator and for the controller."""
 
@@ -686,6 +687,7 @@ def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play,
     play(story)
 
 
+@pytest.mark.slow
 def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_path: Path) -> None:
     """C code that never lets Python run: the parent does not train, so it is alive, and says so."""
 

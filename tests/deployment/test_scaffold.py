@@ -144,6 +144,7 @@ def test_a_learner_with_a_new_disk_starts_anew_and_all_stays_right(tmp_path: Pat
     assert np.abs(rehearsed(tmp_path / "plain", 30, "vanilla") - optimum()).max() > 0.05
 
 
+@pytest.mark.slow
 def test_the_variate_outlives_the_process_and_a_task_that_is_given_again_starts_as_before(tmp_path: Path) -> None:
     """Two tasks in one process, or with the process killed in between, or the second task twice: the same bits."""
     site = write_site(tmp_path)
