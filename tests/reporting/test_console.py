@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
+from metis.cli.output import Reporter
 from metis.core.stop import StopRule
 from metis.reporting import console as module
 from metis.reporting.console import RunProgress, TaskProgress
@@ -78,11 +78,9 @@ def test_a_learner_shows_what_it_does_in_a_terminal_only(terminal: bool) -> None
 @pytest.mark.parametrize(
     ("terminal", "as_json", "seen"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-@pytest.mark.parametrize("command", ["metis.cli.controller", "metis.cli.learner"])
-def test_a_changing_line_is_for_people_at_a_terminal(command: str, terminal: bool, as_json: bool, seen: bool) -> None:
-    """Not for a log, and not beside lines of JSON."""
-    pytest.importorskip("grpc")
+def test_a_changing_line_is_for_people_at_a_terminal(terminal: bool, as_json: bool, seen: bool) -> None:
+    """Not for a log, and not among lines of JSON."""
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    live = importlib.import_module(command).Reporter(console, as_json).live
+    live = Reporter(console, as_json, {}).live
     assert (live is console) == seen
     assert live.is_terminal == seen

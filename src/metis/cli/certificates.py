@@ -1,21 +1,21 @@
 """`metis certificates ...`: a small certificate authority, and the kits that sites and the controller use.
 
-Registered by `metis.cli.app`, whose guard and consoles it uses; cryptography is loaded only when a command runs.
+cryptography is loaded only when a command runs.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from metis.errors import ConfigError, needs_package
+from metis.cli.options import JsonOption
+from metis.cli.output import add, deployed, note, print_json, say, stdout
+from metis.errors import ConfigError
 from metis.net import host_and_port
 
 if TYPE_CHECKING:
@@ -35,32 +35,27 @@ AuthorityOption = Annotated[Path, typer.Option("--ca", metavar="DIR", help="Fold
 DaysOption = Annotated[int, typer.Option("--days", min=1, max=36_500, help="How many days it is valid.")]
 KitOption = Annotated[Path | None, typer.Option("--out", metavar="KIT", help="Folder of the kit; by default NAME.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing kit.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
 
 
-def commands(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """The group of commands, each under the guard that turns errors into one line and an exit code."""
-    app = typer.Typer(
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
         no_args_is_help=True,
         help="Control who may join a federation: create a CA, issue kits for the controller and the sites; renew, "
         "revoke, check.",
     )
-    for command, example in (
-        (init, "metis certificates init ca --name 'Heart consortium'"),
-        (
-            issue,
-            "metis certificates issue main --role controller --host federation.example.org\n\n"
-            "metis certificates issue hospital-a --request request.csr",
-        ),
-        (request, "metis certificates request hospital-a"),
-        (renew, "metis certificates renew hospital-a"),
-        (revoke, "metis certificates revoke hospital-a --kit main"),
-        (list_, "metis certificates list --json"),
-        (check, "metis certificates check hospital-a --controller federation.example.org:7443"),
-    ):
-        examples = "\n\n".join(f"[bold]{line}[/]" for line in example.split("\n\n"))
-        app.command(command.__name__.rstrip("_"), epilog=examples)(guarded(command))
-    return app
+    add(group, init, "metis certificates init ca --name 'Heart consortium'")
+    add(
+        group,
+        issue,
+        "metis certificates issue main --role controller --host federation.example.org",
+        "metis certificates issue hospital-a --request request.csr",
+    )
+    add(group, request, "metis certificates request hospital-a")
+    add(group, renew, "metis certificates renew hospital-a")
+    add(group, revoke, "metis certificates revoke hospital-a --kit main")
+    add(group, list_, "metis certificates list --json")
+    add(group, check, "metis certificates check hospital-a --controller federation.example.org:7443")
+    app.add_typer(group, name="certificates")
 
 
 def init(
@@ -76,15 +71,13 @@ def init(
     from metis.deployment.security.identity import fingerprint
 
     end = authority.certificate.not_valid_after_utc
-    _say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
-    _say(
+    say(f"made the CA '{name}' in {folder}, valid until {end:%Y-%m-%d}; {folder / 'ca-key.pem'} must stay secret")
+    say(
         f"the fingerprint of the CA is {fingerprint(authority.certificate.public_key())}: every site should see "
         "the same in its kit"
     )
-    _say(
-        f"next, for the controller: metis certificates issue main --ca {_quoted(folder)} --role controller --host HOST"
-    )
-    _say(f"and for every site: metis certificates issue NAME --ca {_quoted(folder)}")
+    say(f"next, for the controller: metis certificates issue main --ca {_quoted(folder)} --role controller --host HOST")
+    say(f"and for every site: metis certificates issue NAME --ca {_quoted(folder)}")
 
 
 def issue(
@@ -121,16 +114,16 @@ def issue(
         (folder / "key.pem").unlink(missing_ok=True)  # of the kit that --force overwrites
     authority.write_kit(folder, certificate, key)
     end = _end(authority, certificate.not_valid_after_utc)
-    _say(f"{role.value} '{name}': certificate {certificate.serial_number:x}, valid until {end}")
+    say(f"{role.value} '{name}': certificate {certificate.serial_number:x}, valid until {end}")
     if public is not None:
         mark = fingerprint(public)
-        _say(f"signed the site's key {mark}: compare this fingerprint with the site's, by telephone")
+        say(f"signed the site's key {mark}: compare this fingerprint with the site's, by telephone")
     if home:
-        _say(f"the kit {folder} is complete")
+        say(f"the kit {folder} is complete")
     elif public is not None:
-        _say(f"send {folder / 'ca.pem'} and {folder / 'certificate.pem'} to the site; they are not secret")
+        say(f"send {folder / 'ca.pem'} and {folder / 'certificate.pem'} to the site; they are not secret")
     else:
-        _say(f"wrote the kit {folder}; it contains the private key, so send it over a channel that keeps it secret")
+        say(f"wrote the kit {folder}; it contains the private key, so send it over a channel that keeps it secret")
 
 
 def request(
@@ -146,10 +139,10 @@ def request(
     for left in ("certificate.pem", "ca.pem"):
         (folder / left).unlink(missing_ok=True)
     mark = fingerprint(module.make_request(name, folder))
-    _say(f"made the key {mark} for '{name}'; it stays in {folder / 'key.pem'}")
-    _say(f"send {folder / 'request.csr'} to the keeper of the CA, who signs it with:")
-    _say(f"  metis certificates issue {name} --request request.csr")
-    _say(f"put the ca.pem and certificate.pem that you get back into {folder}")
+    say(f"made the key {mark} for '{name}'; it stays in {folder / 'key.pem'}")
+    say(f"send {folder / 'request.csr'} to the keeper of the CA, who signs it with:")
+    say(f"  metis certificates issue {name} --request request.csr")
+    say(f"put the ca.pem and certificate.pem that you get back into {folder}")
 
 
 def renew(
@@ -169,11 +162,11 @@ def renew(
     certificate = authority.renew(name, days, kit=folder)
     authority.write_kit(folder, certificate, None)
     what = f"certificate {certificate.serial_number:x}, valid until {_end(authority, certificate.not_valid_after_utc)}"
-    _say(f"renewed '{name}': {what}")
+    say(f"renewed '{name}': {what}")
     if (folder / "key.pem").exists():
-        _say(f"replaced {folder / 'certificate.pem'}; the key is the same")
+        say(f"replaced {folder / 'certificate.pem'}; the key is the same")
     else:
-        _say(f"send {folder / 'certificate.pem'} to the site, to replace the one in its kit; its key stays the same")
+        say(f"send {folder / 'certificate.pem'} to the site, to replace the one in its kit; its key stays the same")
 
 
 def revoke(
@@ -194,22 +187,21 @@ def revoke(
     revoked = authority.revoke(name)
     if revoked:
         count = len(revoked)
-        _say(
+        say(
             f"revoked '{name}': {count} certificate{'s' * (count > 1)} ({', '.join(entry.serial for entry in revoked)})"
         )
     else:
-        _say(f"'{name}' was already revoked")
+        say(f"'{name}' was already revoked")
     if kit is not None:
         authority.write_revoked(kit)
-        _say(f"wrote {kit / 'revoked.pem'}; the controller refuses '{name}' from its next call on")
+        say(f"wrote {kit / 'revoked.pem'}; the controller refuses '{name}' from its next call on")
     else:
-        _say(f"now copy {ca / 'revoked.pem'} into the controller's kit: until then '{name}' is still let in")
+        say(f"now copy {ca / 'revoked.pem'} into the controller's kit: until then '{name}' is still let in")
 
 
 def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None:
     """List what the CA has issued: valid, replaced, expired or revoked."""
     module = _module()
-    from metis.cli.app import _print_json, _stdout
     from metis.deployment.security.identity import now_utc
     from metis.reporting.console import plain_table
 
@@ -231,7 +223,7 @@ def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None
             }
         )
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     cells = []
     for row in rows:
@@ -242,7 +234,7 @@ def list_(ca: AuthorityOption = Path("ca"), as_json: JsonOption = False) -> None
         elif words == "valid" and (until - now).days < 30:
             words += f", {(until - now).days} days left"
         cells.append([str(row["name"]), str(row["role"]), str(row["serial"]), f"{until:%Y-%m-%d}", words])
-    _stdout().print(plain_table("Certificates", ["name", "role", "serial", "valid until", "state"], cells))
+    stdout().print(plain_table("Certificates", ["name", "role", "serial", "valid until", "state"], cells))
 
 
 def check(
@@ -258,7 +250,6 @@ def check(
     Checks the files and the clock only; with --controller also the connection to the controller and its certificate.
     """
     _module()
-    from metis.cli.app import _print_json, _stderr
     from metis.deployment.preflight import preflight
     from metis.deployment.security.identity import Revocations, check_kit, fingerprint, load_kit, moment, warnings
 
@@ -280,29 +271,19 @@ def check(
             "ca": fingerprint(held.authority.public_key()),
             "warnings": notes,
         }
-        _print_json(document)
+        print_json(document)
         return
     dialled = f", to be dialled as {', '.join(held.hosts)}" if held.hosts else ""
-    _say(f"{kit} is valid: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
-    _say(f"the fingerprint of the CA is {fingerprint(held.authority.public_key())}")
+    say(f"{kit} is valid: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
+    say(f"the fingerprint of the CA is {fingerprint(held.authority.public_key())}")
     if address is not None:
-        _say(f"the controller at {controller} and this kit accept each other")
-    for note in notes:
-        _stderr().print(f"[yellow]note:[/] {escape(note)}")
+        say(f"the controller at {controller} and this kit accept each other")
+    for line in notes:
+        note(line)
 
 
 def _module() -> Any:
-    try:
-        from metis.deployment.security import authority
-    except ImportError as problem:
-        raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
-    return authority
-
-
-def _say(text: str) -> None:
-    from metis.cli.app import _stdout
-
-    _stdout().print(text, soft_wrap=True, markup=False)
+    return deployed("metis.deployment.security.authority")
 
 
 def _quoted(path: Path) -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from metis import __version__
+from metis.cli.output import Reporter
 from metis.core.model import Layout
 from metis.deployment.controller.announcement import announce, withdraw
 from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
@@ -41,32 +37,6 @@ if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
 
 TRAINER = (sys.executable, "-m", "metis.cli.trainer")
-_STYLES = {"warning": "yellow", "round": "dim", "evaluation": "green", "finished": "bold"}
-
-
-class Reporter:
-    """Tells what happens, one line each: for people with the time of day, for machines as JSON."""
-
-    def __init__(self, console: Console, as_json: bool) -> None:
-        self._console, self._as_json = console, as_json
-
-    @property
-    def live(self) -> Console:
-        """Where a line may be shown that changes: a terminal that people read, else nowhere."""
-        return (
-            self._console
-            if self._console.is_terminal and not self._as_json
-            else Console(quiet=True, force_terminal=False)
-        )
-
-    def __call__(self, kind: str, text: str) -> None:
-        if self._as_json:
-            sys.stdout.write(json.dumps({"at": time.time(), "kind": kind, "text": text}) + "\n")
-            sys.stdout.flush()
-            return
-        style = _STYLES.get(kind, "")
-        line = f"[{style}]{escape(text)}[/]" if style else escape(text)
-        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {line}")
 
 
 class _ChildEvaluator:

@@ -1,4 +1,4 @@
-"""`metis dashboard`: the live dashboard of a folder, and the same beside a run that has just been started."""
+"""`metis dashboard`: the live dashboard of a folder, also in the background of a run that was just started."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from metis.cli.output import add, note, say, stderr
 from metis.errors import ConfigError, needs_package
 from metis.net import is_served_locally
 
 DashboardOption = Annotated[
-    bool, typer.Option("--dashboard", help="Serve the live dashboard on this machine meanwhile; prints its address.")
+    bool,
+    typer.Option("--dashboard", help="Serve the live dashboard on this machine meanwhile, and print its address."),
 ]
 
 
@@ -32,8 +34,8 @@ def _check_installed() -> None:
 
 
 @contextlib.contextmanager
-def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]:
-    """Serve the dashboard of a folder while something runs that writes there, if it is wanted; gives its address."""
+def in_background(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]:
+    """Serve the dashboard of a folder, if wanted, while a run writes there; the value is its address."""
     if not wanted:
         yield None
         return
@@ -53,11 +55,14 @@ def beside(folder: Path, wanted: bool, console: Console) -> Iterator[str | None]
             console.print(f"the dashboard has ended too; to see it again: [bold]{again}[/]", soft_wrap=True)
 
 
-EXAMPLES = (
-    "[bold]metis dashboard runs/demo --open[/]\n\n"
-    "[bold]metis dashboard state --listen 0.0.0.0:8484 --token-file token[/]\n\n"
-    "[bold]metis dashboard controller.example.org:8484 --token-file token --open[/]"
-)
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        dashboard,
+        "metis dashboard runs/demo --open",
+        "metis dashboard state --listen 0.0.0.0:8484 --token-file token",
+        "metis dashboard controller.example.org:8484 --token-file token --open",
+    )
 
 
 def dashboard(
@@ -65,22 +70,27 @@ def dashboard(
         Path,
         typer.Argument(
             metavar="DIR|HOST:PORT",
-            help="Of a run, a comparison, a controller's state, or one above them; or where a dashboard is served.",
+            help="Directory of a run, of a comparison, a state folder, or one above; or the address of a dashboard.",
         ),
     ],
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST:PORT", help="By default 127.0.0.1:8484, or a free port.")
+        str | None,
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Address to serve on; by default 127.0.0.1:8484, or a free port."
+        ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Its line is the token; else one is made where needed."),
+        typer.Option(
+            "--token-file", metavar="FILE", help="File with the token; without it, one is generated where needed."
+        ),
     ] = None,
 ) -> None:
-    """Show runs in the browser while they go on, or after.
+    """Show runs in the browser, live or finished.
 
-    Follows the events that are written anyway, so it can be started and ended at any time and never disturbs a run.
-    It only reads. Other machines can look only with --listen, and then only with the token that is printed.
+    Reads the events that every run writes, so it can be started and ended at any time and never disturbs a run.
+    Other machines can connect only with --listen, and only with the token that is printed.
     """
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the directory of a run")
@@ -103,31 +113,27 @@ def dashboard(
     bound = bind(listen)
     if token is None and not is_served_locally(bound):
         token = new_token()
-    out, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     with DashboardServer(folder, bound, token) as server:
-        out.print(server.url, markup=False)
+        say(server.url)
         if not is_served_locally(bound):
-            notes.print(
-                "note: the connection is not encrypted; over a network that you do not trust, use an SSH tunnel or a "
-                "proxy with TLS"
-            )
-        notes.print("end it with Ctrl-C")
+            note("the connection is not encrypted; on a network you do not trust, use an SSH tunnel or a TLS proxy")
+        stderr().print("stop it with Ctrl-C")
         if open_:
             webbrowser.open(server.url)
         asked = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):  # also where a script has started it in the background
+        for number in (signal.SIGINT, signal.SIGTERM):  # SIGTERM where a script has started it
             signal.signal(number, lambda *_: asked.set())
         asked.wait()
 
 
 def _look(url: str, listen: str | None, open_: bool, token_file: Path | None) -> None:
-    """Say, or show, how a browser gets to a dashboard that another machine serves, if it is there and lets us in."""
+    """Print or open the address of a dashboard on another machine, if it answers and accepts the token."""
     if listen is not None:
         raise ConfigError(f"--listen is for a directory; {url} is served already")
     from metis.deployment.controller.status import read_token
     from metis.reporting.dashboard.listening import visit
 
     with_token = visit(url, None if token_file is None else read_token(token_file))
-    Console(highlight=False, soft_wrap=True).print(with_token, markup=False)
+    say(with_token)
     if open_:
         webbrowser.open(with_token)

@@ -1,37 +1,37 @@
 """`metis learner`: one site of a real federation, from its start to the final model.
 
-Registered by `metis.cli.app`, whose guard it uses; grpc and cryptography are loaded only when the command runs.
+grpc and cryptography are loaded only when the command runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from metis import __version__
-from metis.errors import ConfigError, needs_package
+from metis.cli.output import Reporter, add, deployed, stderr
+from metis.errors import ConfigError
 from metis.net import host_and_port, is_loopback
-
-EXAMPLES = (
-    "[bold]metis learner --controller federation.example.org:7443 --identity kits/hospital-a --site site.py[/]\n\n"
-    "[bold]metis learner --controller 127.0.0.1:7443 --insecure --name north --pace 0.1[/]"
-)
 
 _TRAINER = (sys.executable, "-m", "metis.cli.trainer")
 _STYLES = {
     "warning": "yellow", "failed": "red", "refused": "red", "set_aside": "bold red", "error": "bold red",
     "committed": "green", "evaluated": "green", "finished": "bold",
 }  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        learner,
+        "metis learner --controller federation.example.org:7443 --identity kits/hospital-a --site site.py",
+        "metis learner --controller 127.0.0.1:7443 --insecure --name north --pace 0.1",
+    )
 
 
 def learner(
@@ -84,8 +84,8 @@ def learner(
         raise ConfigError(f"--pace is {pace:g}; it must be 0 seconds or more")
     if site is not None and not site.is_file():
         raise ConfigError(f"there is no site file {site}")
-    report = Reporter(Console(stderr=True, highlight=False, emoji=False, soft_wrap=True), as_json)
-    deployment = _deployment("metis.deployment.learner.process")
+    report = Reporter(stderr(), as_json, _STYLES)
+    deployment = deployed("metis.deployment.learner.process")
     who: dict[str, Any]
     if insecure:
         who = _plainly(host, port, identity, name)
@@ -121,36 +121,8 @@ async def _taking_part(process: Any, name: str, report: Reporter) -> int:
     return int(await running)
 
 
-class Reporter:
-    """Prints what happens, one line each: for people with the time of day, for machines as JSON."""
-
-    def __init__(self, console: Console, as_json: bool) -> None:
-        self._console, self._as_json = console, as_json
-        # Where a line that changes may be shown: in a terminal that people read, otherwise nowhere.
-        self.live = console if console.is_terminal and not as_json else Console(quiet=True, force_terminal=False)
-
-    def __call__(self, kind: str, text: str) -> None:
-        if self._as_json:
-            sys.stdout.write(json.dumps({"at": time.time(), "kind": kind, "text": text}) + "\n")
-            sys.stdout.flush()
-            return
-        style = _STYLES.get(kind)
-        words = f"error: {text}" if kind == "error" else text
-        line = escape(words) if style is None else f"[{style}]{escape(words)}[/]"
-        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {line}")
-
-
-def _deployment(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.startswith("metis"):
-            raise
-        raise ConfigError(needs_package("a real federation", problem.name, "deploy")) from None
-
-
 def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> dict[str, Any]:
-    preflight = _deployment("metis.deployment.preflight")
+    preflight = deployed("metis.deployment.preflight")
     if identity is not None:
         raise ConfigError(
             "--insecure and --identity exclude each other: with a certificate the connection is always encrypted"
@@ -166,7 +138,7 @@ def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> d
 
 
 def _by_certificate(host: str, port: int, identity: Path | None, name: str | None, report: Reporter) -> dict[str, Any]:
-    kits, preflight = _deployment("metis.deployment.security.identity"), _deployment("metis.deployment.preflight")
+    kits, preflight = deployed("metis.deployment.security.identity"), deployed("metis.deployment.preflight")
     if identity is None:
         raise ConfigError(
             "a learner needs its certificate: --identity DIR (made by metis certificates issue), or --insecure --name "
@@ -193,7 +165,7 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
 
 def _checked(check: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     """The preflight in a thread; a problem that may pass becomes an OSError, so that it is tried again."""
-    unreachable = _deployment("metis.deployment.preflight").Unreachable
+    unreachable = deployed("metis.deployment.preflight").Unreachable
 
     async def preflight() -> None:
         try:

@@ -1,6 +1,6 @@
 """`metis plan | probe | replay`: what policies will cost, how fast a machine is, what another policy would have cost.
 
-Registered by `metis.cli.app`, whose guard and consoles it uses; what takes long to load is loaded when a command runs.
+What takes long to load is loaded when a command runs.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from metis.cli.options import FileArgument, JsonOption, SetOption
+from metis.cli.output import add, note, print_json, stdout
+from metis.cli.running import load
 from metis.errors import ConfigError
 from metis.text import json_text
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the file. May be repeated."),
-]
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Also write the output to this directory, as text and as JSON."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
-
-_EXAMPLES = {
-    "plan": "metis plan first.toml\n\n"
-    "metis plan first.toml --lambda 0.5,1,2 --set learners.1.time_per_batch=0.9\n\n"
-    "metis plan federation.toml --timings probes\n\n"
-    "metis plan federation.toml --timings state",
-    "probe": "metis probe --site site.py --name north --batch-size 32\n\n"
-    "metis probe federation.toml --name north --json > probes/north.json",
-    "replay": "metis replay runs/first-semisync-lambda-2 --policy sync_fedavg local_epochs=4\n\n"
-    "metis replay state --policy other.toml\n\n"
-    "metis replay runs/first-semisync-lambda-2 slowest_learner_epochs=1",
-}
 
 
-def register(app: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Add the commands, each under the guard that turns errors into one line and an exit code."""
-    for command in (plan, probe, replay):
-        examples = "\n\n".join(f"[bold]{line}[/]" for line in _EXAMPLES[command.__name__].split("\n\n"))
-        app.command(command.__name__, epilog=examples)(guarded(command))
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        plan,
+        "metis plan first.toml",
+        "metis plan first.toml --lambda 0.5,1,2 --set learners.1.time_per_batch=0.9",
+        "metis plan federation.toml --timings probes",
+        "metis plan federation.toml --timings state",
+    )
+    add(
+        app,
+        probe,
+        "metis probe --site site.py --name north --batch-size 32",
+        "metis probe federation.toml --name north --json > probes/north.json",
+    )
+    add(
+        app,
+        replay,
+        "metis replay runs/first-semisync-lambda-2 --policy sync_fedavg local_epochs=4",
+        "metis replay state --policy other.toml",
+        "metis replay runs/first-semisync-lambda-2 slowest_learner_epochs=1",
+    )
 
 
 def plan(
@@ -85,13 +87,12 @@ def plan(
     each learner waits, its batches and local epochs between two mixings, and update requests, bytes and energy per
     hour. Recommends a lambda and warns about slow learners, slow links and stale models.
     """
-    from metis.cli import app as cli
     from metis.planning.outlook import make_outlook
     from metis.planning.timings import read_timings
     from metis.reporting.planning import plan_view
 
     wanted = _numbers(lambdas)
-    config = cli._load(file, set_)
+    config = load(file, set_)
     measured = read_timings(timings) if timings else None
     outlook = make_outlook(config, file.name, wanted=policy, lambdas=wanted, timings=measured)
     _show("plan", outlook.to_json(), plan_view, as_json, out)
@@ -119,7 +120,6 @@ def probe(
     Prints the time per batch, without the warm-up, and the lines to add to the experiment's file. The output of --json
     can be passed to [bold]metis plan --timings[/].
     """
-    from metis.cli import app as cli
     from metis.planning.probe import probe_config, run_probe
     from metis.reporting.planning import probe_table
 
@@ -127,24 +127,22 @@ def probe(
         raise ConfigError("give a FILE, or a site file with --site")
     if name is None and file is None:
         name = "site"
-        cli._stderr().print(
-            f"note: using the data that {site} has for '{name}'; choose another learner with --name", markup=False
-        )
+        note(f"using the data that {site} has for '{name}'; choose another learner with --name")
     if name is None:
         raise ConfigError("give the name of the learner that this machine is: --name NAME")
     if file is None:
         assert site is not None
         config = probe_config(site, name, batch_size or 32)
     else:
-        config = cli._load(file, set_)
+        config = load(file, set_)
         if batch_size is not None:
             groups = [group.model_copy(update={"batch_size": batch_size}) for group in config.learners]
             config = config.model_copy(update={"learners": groups})
     found = run_probe(config, site, name, batches, device)
     if as_json:
-        cli._print_json(found.to_json())
+        print_json(found.to_json())
         return
-    console = cli._stdout()
+    console = stdout()
     console.print(probe_table(found.to_json()))
     console.print("\nlines for the experiment's file:\n", style="dim")
     console.print(found.snippet(), soft_wrap=True, markup=False)
@@ -210,7 +208,6 @@ def _show(
     out: Path | None,
 ) -> None:
     """Print a document as tables or as JSON; with --out write both to files."""
-    from metis.cli import app as cli
 
     if out is not None:
         if out.exists() and not out.is_dir():
@@ -222,9 +219,9 @@ def _show(
         lines: Sequence[str] = [line.rstrip() for line in text.getvalue().splitlines()]
         (out / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if as_json:
-        cli._print_json(document)
+        print_json(document)
         return
-    console = cli._stdout()
+    console = stdout()
     width = min(console.width, _WIDTH)
     console.print(view(document, width), width=width)
     if out is not None:

@@ -1,17 +1,16 @@
-"""`metis report`: finished runs as a page, as text, as tables for other programs, as pictures."""
+"""`metis report`: finished runs as a page, as text, as tables for other programs, as figures."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from metis.cli.output import add, say
 from metis.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,49 +18,55 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 FORMATS = ("html", "md", "csv", "parquet", "png")
-EXAMPLES = (
-    "[bold]metis report runs/demo[/]\n\n"
-    "[bold]metis report runs/a runs/b --out runs/both --format html,md,csv[/]\n\n"
-    "[bold]metis report state --format parquet[/]"
-)
+
+
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        report,
+        "metis report runs/demo",
+        "metis report runs/a runs/b --out runs/both --format html,md,csv",
+        "metis report state --format parquet",
+    )
 
 
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Directories of runs, of comparisons, or the state of a controller."),
+        typer.Argument(metavar="DIR...", help="Directories of runs, of comparisons, or state folders of controllers."),
     ],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write there, and only there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Directory to write to, and nowhere else.")
+    ] = None,
     format_: Annotated[
         list[str],
         typer.Option(
             "--format",
             metavar="|".join(FORMATS),
-            help="html one page with everything, md the same tables as text, csv and parquet tidy tables, png the "
-            "figures. May be repeated, or several with commas.",
+            help="html: one page with everything; md: the same tables as text; csv and parquet: tidy tables; png: the "
+            "figures. May be repeated, or given with commas.",
         ),
     ] = ["html"],  # noqa: B006  # typer wants a list
 ) -> None:
-    """Tell what finished runs brought and cost: draws the figures and the report anew.
+    """Report what finished runs achieved and cost; draws the figures and writes the report again.
 
-    Several runs are compared. The tables are history (one row an evaluation), learners (one row a learner) and costs
-    (one row a policy, until the target and at the end).
+    Several runs are compared. The tables are history (one row per evaluation), learners (one row per learner) and
+    costs (one row per policy, until the target and at the end).
     """
     formats = _formats(format_)
-    places = [place for folder in folders for place in run_folders(folder)]
-    if not places:
-        raise ConfigError(f"{folders[0]} holds no run that has ended; go on with: metis resume {folders[0]}")
+    paths = [path for folder in folders for path in run_folders(folder)]
+    if not paths:
+        raise ConfigError(f"{folders[0]} contains no finished run; continue it with: metis resume {folders[0]}")
     from metis.runs.run import Run
 
-    runs = [Run.load(place) for place in places]
+    runs = [Run.load(path) for path in paths]
     target = out
     if target is None:
         alone = len(folders) == 1
-        target = (places[0] if len(places) == 1 else folders[0]) if alone else folders[0].parent
+        target = (paths[0] if len(paths) == 1 else folders[0]) if alone else folders[0].parent
     written = write(runs, target, title_of(runs, target), formats, everywhere=out is None)
-    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
     for path in written:
-        console.print(f"{'report' if path.stem == 'report' else path.stem} in {path}", soft_wrap=True, markup=False)
+        say(f"{path.stem} in {path}")
 
 
 def _formats(given: Sequence[str]) -> list[str]:
@@ -79,7 +84,7 @@ def _formats(given: Sequence[str]) -> list[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what is no directory."""
+    """Refuse what is not a directory."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the directory of a run")
     if not folder.is_dir():
@@ -88,21 +93,21 @@ def check_folder(folder: Path) -> None:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The directories of the finished runs that a directory stands for."""
+    """The finished runs in a directory: itself, those of a comparison, or that of a controller."""
     check_folder(folder)
     if (folder / COMPARISON).is_file():
-        return [place for name in planned(folder) if ((place := folder / name) / "summary.json").exists()]
+        return [path for name in planned(folder) if ((path := folder / name) / "summary.json").exists()]
     if (folder / "controller.db").is_file():
         if not (folder / "run" / "summary.json").is_file():
             raise ConfigError(
-                f"the federation of {folder} has not ended; look at it with: metis status {shlex.quote(str(folder))}"
+                f"the federation in {folder} has not ended; to see it: metis status {shlex.quote(str(folder))}"
             )
         return [folder / "run"]
     return [folder]
 
 
 def planned(folder: Path) -> list[str]:
-    """The runs of a comparison, as they were planned."""
+    """The names of the runs of a comparison, finished or not."""
     try:
         return [str(name) for name in json.loads((folder / COMPARISON).read_text("utf-8"))["runs"]]
     except (ValueError, KeyError, TypeError):
@@ -110,7 +115,7 @@ def planned(folder: Path) -> list[str]:
 
 
 def title_of(runs: Sequence[Run], folder: Path) -> str:
-    """What a report is called: the folder of a comparison, the policy and the data of a single run."""
+    """The title of a report: the folder of a comparison, or the policy and the data of a single run."""
     if len(runs) > 1:
         return folder.resolve().name
     return f"{runs[0].policy} on {runs[0].setting.facts.get('dataset', 'its data')}"
@@ -119,9 +124,9 @@ def title_of(runs: Sequence[Run], folder: Path) -> str:
 def write(
     runs: Sequence[Run], folder: Path, title: str, formats: Sequence[str] = ("html",), *, everywhere: bool = True
 ) -> list[Path]:
-    """Write these formats, and figures beside a page or a text; with `everywhere` also into each run's own folder.
+    """Write a report in these formats, with its figures; `everywhere` also draws those of each run in its own folder.
 
-    Gives the files that somebody would open first.
+    Returns the files to open first.
     """
     from metis.reporting.figures import save_comparison_figures, save_run_figures
     from metis.reporting.report import comparable, write_markdown, write_report

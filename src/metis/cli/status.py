@@ -1,7 +1,4 @@
-"""`metis status`: a running federation seen from another terminal, or what is known of one that does not run.
-
-Registered by `metis.cli.app`, whose guard and consoles it uses.
-"""
+"""`metis status`: a running federation seen from another terminal, or what is known of one that does not run."""
 
 from __future__ import annotations
 
@@ -22,14 +19,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from metis.cli.output import add, print_json, stdout
 from metis.errors import ConfigError
 from metis.text import number, percent, plural, printable, size
 
-EXAMPLES = (
-    "[bold]metis status state[/]\n\n"
-    "[bold]metis status state --watch 2[/]\n\n"
-    "[bold]metis status --http 127.0.0.1:9464 --json[/]"
-)
 RUNNING, SILENT, NOT_RUNNING = 0, 1, 3
 
 Document = dict[str, Any]
@@ -37,6 +30,16 @@ _LEARNER_STYLES = {
     "training": "green", "late": "yellow", "disconnected": "red", "set aside": "red", "away": "dim",
 }  # fmt: skip
 _STYLES = {"running": "green", "paused": "yellow", "stopping": "yellow", "not running": "yellow"}
+
+
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        status,
+        "metis status state",
+        "metis status state --watch 2",
+        "metis status --http 127.0.0.1:9464 --json",
+    )
 
 
 def status(
@@ -71,9 +74,9 @@ def status(
     if watch is not None:
         view = _watch(look, view, watch, as_json)
     elif as_json:
-        _print_json(view.document)
+        print_json(view.document)
     else:
-        _show(view, _console())
+        _show(view, stdout())
     if view.code:
         raise typer.Exit(view.code)
 
@@ -346,7 +349,7 @@ def _quoted(path: Path) -> str:
 
 def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) -> View:
     """Until the federation has ended or somebody has seen enough; a controller that is restarted is waited for."""
-    console = _console()
+    console = stdout()
     live = None if as_json or not console.is_terminal else Live(console=console, screen=True, auto_refresh=False)
     try:
         if live is not None:
@@ -376,15 +379,3 @@ def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) 
 def _show(view: View, console: Console) -> None:
     # A sentence is folded by the terminal, so that it can be copied and searched as one.
     console.print(view.shown(console.width), soft_wrap=not view.tabular)
-
-
-def _console() -> Console:
-    from metis.cli.app import _stdout
-
-    return _stdout()
-
-
-def _print_json(document: Document) -> None:
-    from metis.cli.app import _print_json as print_json
-
-    print_json(document)

@@ -1,4 +1,4 @@
-"""`--track NAME[:PLACE]`: follow a run also in a CSV file, TensorBoard, MLflow or Weights & Biases."""
+"""`--track NAME[:WHERE]`: also log a run to a CSV file, TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+
+from metis.cli.output import note
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
@@ -18,15 +19,15 @@ TrackOption = Annotated[
     list[str],
     typer.Option(
         "--track",
-        metavar="NAME[:PLACE]",
-        help="Follow the run also in csv, tensorboard, mlflow or wandb, beside those of the file's run.trackers. The "
-        "place is a folder, for mlflow a URI or an SQLite file, for wandb a project. May be repeated.",
+        metavar="NAME[:WHERE]",
+        help="Also log the run to csv, tensorboard, mlflow or wandb, in addition to run.trackers of the file. WHERE is "
+        "a folder, for mlflow a URI or an SQLite file, for wandb a project. May be repeated.",
     ),
 ]
 
 
 def tracked(config: ExperimentConfig, track: Sequence[str]) -> ExperimentConfig:
-    """The experiment with these trackers too; what a tracker lacks shows here, before anything starts."""
+    """The experiment with these trackers added; a tracker that cannot work is refused before anything starts."""
     from metis.reporting.trackers import make_tracker
 
     trackers = list(dict.fromkeys([*config.run.trackers, *track]))
@@ -36,7 +37,7 @@ def tracked(config: ExperimentConfig, track: Sequence[str]) -> ExperimentConfig:
 
 
 def following(config: ExperimentConfig, folder: Path, name: str, group: str | None, console: Console) -> Tracking:
-    """What feeds the trackers of an experiment, whose run is in this folder; a failure is told on the console."""
+    """What feeds the trackers of a run in this folder; a tracker that fails is reported on the console."""
     from metis.reporting.trackers import Tracking
 
     document = config.to_dict()
@@ -47,5 +48,5 @@ def following(config: ExperimentConfig, folder: Path, name: str, group: str | No
         name=name,
         group=group,
         config=document,
-        warn=lambda text: console.print(f"[yellow]note:[/] {escape(text)}"),
+        warn=lambda text: note(text, console),
     )

@@ -1,0 +1,81 @@
+"""`metis controller`: the command; the process that it runs is in `cli/controller.py`, which needs grpc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from metis.cli import running, track
+from metis.cli.dashboard import DashboardOption, in_background
+from metis.cli.options import FileArgument, PolicyOption, SetOption
+from metis.cli.output import Reporter, add, deployed, stderr
+
+_STYLES = {"warning": "yellow", "round": "dim", "evaluation": "green", "finished": "bold"}
+
+
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        controller,
+        "metis controller federation.toml --state state --identity kits/controller",
+        "metis controller federation.toml --state state --insecure --listen 127.0.0.1:7443",
+    )
+
+
+def controller(
+    file: FileArgument,
+    state: Annotated[
+        Path, typer.Option("--state", metavar="DIR", help="State folder: everything that must survive a restart.")
+    ],
+    identity: Annotated[
+        Path | None, typer.Option("--identity", metavar="DIR", help="The controller's certificates.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without encryption, on loopback only.")] = False,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; by default the file's.")
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Address of status and metrics; '' for none.")
+    ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option("--site", metavar="FILE", help="Site file with the network; by default the one in \\[site]."),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device to evaluate on, as in cuda:0.")] = None,
+    policy: PolicyOption = None,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
+    tracking: track.TrackOption = [],  # noqa: B006
+    dashboard: DashboardOption = False,
+) -> None:
+    """Run a real federation: wait for its learners, train, and end with the community model.
+
+    Stop it with SIGTERM or Ctrl-C, or kill it: the same command continues where it stopped. [bold]metis status DIR[/]
+    shows it from another terminal. The results are in DIR/run, like those of a simulation.
+    """
+    from metis.experiments.config.load import load_config
+
+    run_controller = deployed("metis.cli.controller").run_controller
+    config = track.tracked(running.with_policy(load_config(file, set_), file.name, policy), tracking)
+    if site is None and config.site is not None:
+        site = file.parent / config.site.file
+    with (
+        in_background(state, dashboard, stderr()),
+        track.following(config, state / "run", state.resolve().name, None, stderr()) as follow,
+    ):
+        run = run_controller(
+            config,
+            state,
+            identity=identity,
+            insecure=insecure,
+            listen=listen,
+            http=http,
+            site=site,
+            device=device,
+            report=Reporter(stderr(), as_json, _STYLES),
+            watch=follow,
+        )
+    if run is not None:
+        running.finish(run, state / "run", as_json, one_line=True)

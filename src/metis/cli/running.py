@@ -1,0 +1,221 @@
+"""One policy of one file from its configuration to its result: what `simulate`, `compare` and `resume` share."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from metis import __version__
+from metis.cli import report, track
+from metis.cli.output import INTERRUPTED, note, print_json, stderr, stdout
+from metis.errors import ConfigError
+from metis.text import json_text
+
+if TYPE_CHECKING:
+    from metis.experiments.config.load import ExperimentConfig, PolicyConfig
+    from metis.experiments.data import Division
+    from metis.experiments.federation import Federation
+    from metis.runs.folds import RunFold
+    from metis.runs.run import Run
+
+EVENTS, CHECKPOINT, CONFIG = "events.jsonl", "checkpoint.safetensors", "config.toml"
+_RUN_FILES = (
+    EVENTS, "summary.json", "community.safetensors", CHECKPOINT, CONFIG, "setting.json", "trackers.json",
+)  # fmt: skip
+
+
+@dataclass
+class Job:
+    """One policy of one file, and the directory that its run is written to."""
+
+    config: ExperimentConfig  # with this policy only
+    source: str
+    out: Path
+    group: str | None = None  # the comparison that it belongs to
+
+    @property
+    def policy(self) -> PolicyConfig:
+        return self.config.policy[0]
+
+
+def jobs_of(config: ExperimentConfig, source: str, out: Callable[[str], Path]) -> list[Job]:
+    """One job for each policy of a file; `out` gives the directory for the name of a policy."""
+    from metis.experiments.config.load import slug
+
+    return [
+        Job(config.model_copy(update={"policy": [policy]}), source, out(slug(policy.label or policy.name)))
+        for policy in config.policy
+    ]
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def load(file: Path, changes: Sequence[str]) -> ExperimentConfig:
+    """The experiment, completed by its site file if it has one."""
+    from metis.reproduction.environments import load_experiment
+
+    config = load_experiment(file, changes)
+    if config.site is None:
+        return config
+    from metis.experiments.site import load_site, settled
+
+    return settled(config, load_site(config.site.file))
+
+
+def with_policy(config: ExperimentConfig, source: str, wanted: str | None) -> ExperimentConfig:
+    """The experiment with the one policy that is to run."""
+    from metis.experiments.config.load import did_you_mean, slug
+
+    labels = [policy.label or policy.name for policy in config.policy]
+    if wanted is None:
+        if len(config.policy) > 1:
+            raise ConfigError(
+                f"{source} has {len(labels)} policies; choose one with --policy ({', '.join(labels)}), "
+                f"or run all with: metis compare {source}"
+            )
+        return config
+    names = [{label.lower(), slug(label), policy.name} for label, policy in zip(labels, config.policy, strict=True)]
+    found = [index for index, known in enumerate(names) if wanted.lower() in known]
+    if len(found) != 1:
+        reason = f"has no policy '{wanted}'; {did_you_mean(wanted, labels)}"
+        if found:
+            reason = f"has {len(found)} policies '{wanted}'; use their labels: {', '.join(labels[k] for k in found)}"
+        raise ConfigError(f"{source} {reason}")
+    return config.model_copy(update={"policy": [config.policy[found[0]]]})
+
+
+def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: Sequence[str] = ()) -> Federation:
+    """The federation of a file, its data loaded and divided."""
+    from metis.experiments.build import build_federation
+    from metis.experiments.data import divide
+
+    if not quiet and sys.stderr.isatty():
+        what = config.data.dataset if config.site is None else Path(config.site.file).name
+        stderr().print(f"[dim]{escape(source)}: preparing {escape(what)}, {config.learner_count} learners[/]")
+    division: Division | None = divide(config, progress=not quiet) if config.site is None else None
+    if division is not None and division.dataset.note and not quiet:
+        note(f"{config.data.dataset}: {division.dataset.note}")
+    overridden = [change.partition("=")[0].strip() for change in changes]
+    return build_federation(config, source=source, division=division, overridden=overridden)
+
+
+# --- the directory --------------------------------------------------------------------------------
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a directory contains a run that was not interrupted."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        return bool(summary["finish_reason"] != "interrupted")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def prepare(job: Job, force: bool) -> None:
+    """Make the directory of a run and write its configuration there; refuses a directory in use without --force."""
+    _clear(job.out, force)
+    job.out.mkdir(parents=True, exist_ok=True)
+    head = f"# Resolved by metis {__version__} from {job.source}; every default is written out.\n\n"
+    (job.out / CONFIG).write_text(head + job.config.to_toml(), encoding="utf-8")
+
+
+def _clear(folder: Path, force: bool) -> None:
+    """Remove what an earlier run left, if that is allowed."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
+    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if found and not force:
+        if is_finished(folder):
+            raise ConfigError(f"{folder} contains a finished run; choose another --out, or overwrite it with --force")
+        if (folder / EVENTS).exists():
+            raise ConfigError(
+                f"{folder} contains an interrupted run; continue it with: metis resume {shlex.quote(str(folder))} "
+                "(or start again with --force)"
+            )
+        if set(found) - {CONFIG}:
+            raise ConfigError(
+                f"{folder} is not empty and contains no run; choose another --out, or write there with --force"
+            )
+    for name in _RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> Run:
+    """Run one policy with live progress; an interruption ends it early and is not an error."""
+    from metis.experiments.build import build_stop
+    from metis.experiments.compose import build_policy, build_solver
+    from metis.reporting.console import RunProgress, errors, sentence
+
+    config, stop = job.config, build_stop(job.config)
+    policy = build_policy(job.policy)
+    console = stderr()
+
+    def watch(fold: RunFold) -> None:
+        progress(fold)
+        tracking(fold)
+
+    with (
+        track.following(config, job.out, job.out.resolve().name, job.group, console) as tracking,
+        RunProgress(console if not quiet else Console(quiet=True), policy.label, stop) as progress,
+    ):
+        run = federation.simulate(
+            policy,
+            stop,
+            target=config.evaluation.target,
+            solver=build_solver(job.policy.training),
+            evaluate_every=config.evaluation.every_seconds,
+            workers=config.run.workers,
+            pool=config.run.pool,
+            ray_address=config.run.ray_address,
+            gpus_per_learner=config.run.gpus_per_learner,
+            batched=config.run.batched,
+            store=config.run.store,
+            refusals_allowed=config.run.refusals_allowed,
+            checkpoint_every=config.run.checkpoint_every,
+            out=job.out,
+            resume=resume,
+            watch=watch,
+        )
+    if not quiet:
+        console.print(escape(sentence(run)))
+        for line in errors(run):
+            note(line, console)
+    return run
+
+
+def finish(run: Run, folder: Path, as_json: bool, *, one_line: bool = False) -> None:
+    """Write the report of a single run and print its costs."""
+    from metis.reporting.console import run_table
+
+    (page,) = report.write([run], folder, report.title_of([run], folder))
+    if as_json and one_line:  # the last of the lines that report what happened
+        document = {"at": time.time(), "kind": "result", **run.summary(), "directory": folder.as_posix()}
+        sys.stdout.write(json_text(document, indent=None) + "\n")
+    elif as_json:
+        print_json({**run.summary(), "directory": folder.as_posix()})
+    else:
+        console = stdout()
+        console.print(run_table(run))
+        console.print(f"written to {folder}, report in {page}", soft_wrap=True, markup=False)
+    if run.finish_reason == "interrupted":
+        interrupted(folder)
+
+
+def interrupted(folder: Path, more: str = "") -> None:
+    """End the command and say how to continue."""
+    stderr().print(f"interrupted{more}; continue with: metis resume {escape(shlex.quote(str(folder)))}")
+    raise typer.Exit(INTERRUPTED)

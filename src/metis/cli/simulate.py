@@ -1,0 +1,62 @@
+"""`metis simulate`: one policy of an experiment in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from metis.cli import running, track
+from metis.cli.dashboard import DashboardOption, in_background
+from metis.cli.options import (
+    FileArgument,
+    ForceOption,
+    JsonOption,
+    OutOption,
+    PolicyOption,
+    PoolOption,
+    RayAddressOption,
+    SetOption,
+    WorkersOption,
+    overrides,
+)
+from metis.cli.output import add, stderr
+
+
+def register(app: typer.Typer) -> None:
+    add(
+        app,
+        simulate,
+        "metis simulate first.toml",
+        "metis simulate first.toml --set policy.slowest_learner_epochs=1 --out runs/lambda-1",
+        "metis simulate demo.toml --policy FedRec --workers 2 --json > fedrec.json",
+    )
+
+
+def simulate(
+    file: FileArgument,
+    set_: SetOption = [],  # noqa: B006  # typer wants a list
+    out: OutOption = None,
+    policy: PolicyOption = None,
+    workers: WorkersOption = None,
+    pool: PoolOption = None,
+    ray_address: RayAddressOption = None,
+    as_json: JsonOption = False,
+    force: ForceOption = False,
+    tracking: track.TrackOption = [],  # noqa: B006
+    dashboard: DashboardOption = False,
+) -> None:
+    """Run one policy of an experiment in virtual time.
+
+    The run is written to a directory, by default runs/FILE-POLICY: the events, the resolved configuration, a
+    summary, the community model, figures and a report. Ctrl-C keeps the run so far; [bold]metis resume DIR[/]
+    continues it.
+    """
+    changes = overrides(set_, workers, pool, ray_address)
+    config = track.tracked(running.with_policy(running.load(file, changes), file.name, policy), tracking)
+    (job,) = running.jobs_of(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
+    federation = running.federation_of(config, file.name, as_json, changes)
+    running.prepare(job, force)
+    with in_background(job.out, dashboard, stderr()):
+        run = running.execute(federation, job, resume=False, quiet=as_json)
+    running.finish(run, job.out, as_json)
