@@ -130,7 +130,7 @@ def test_a_finished_run_is_not_overwritten() -> None:
     """Only with --force, or elsewhere."""
     assert metis("simulate", "one.toml", "--out", "a").exit_code == 0
     assert refused("simulate", "one.toml", "--out", "a") == (
-        "error: a holds a finished run; choose another --out, or overwrite it with --force"
+        "error: a contains a finished run; choose another --out, or overwrite it with --force"
     )
     assert metis("simulate", "one.toml", "--out", "a", "--force").exit_code == 0
 
@@ -140,7 +140,7 @@ def test_a_folder_of_something_else_is_not_written_to(workplace: Path) -> None:
     (workplace / "thesis").mkdir()
     (workplace / "thesis" / "text.tex").write_text("", encoding="utf-8")
     assert refused("simulate", "one.toml", "--out", "thesis") == (
-        "error: thesis is not empty and holds no run; choose another --out, or write there with --force"
+        "error: thesis is not empty and contains no run; choose another --out, or write there with --force"
     )
 
 
@@ -259,7 +259,7 @@ def test_compared_files_may_have_one_name_but_not_be_one_file(workplace: Path) -
     assert rows[0]["directory"] != rows[1]["directory"]
     assert rows[0]["community_sha256"] != rows[1]["community_sha256"]
     assert refused("compare", "one.toml", "./one.toml") == (
-        "error: one.toml is given twice; each file of a comparison must be another one"
+        "error: one.toml is given twice; every file of a comparison must be a different one"
     )
 
 
@@ -268,7 +268,7 @@ def test_a_comparison_does_not_load_a_run_of_something_else(workplace: Path) -> 
     assert metis("compare", "two.toml", "--out", "c").exit_code == 0
     config = workplace / "c" / "sync" / "config.toml"
     config.write_text(config.read_text("utf-8").replace("seed = 1990", "seed = 7"), encoding="utf-8")
-    assert "holds a run of Sync with seed 1990, but its config.toml says Sync with seed 7" in refused("resume", "c")
+    assert "contains a run of Sync with seed 1990, but its config.toml says Sync with seed 7" in refused("resume", "c")
 
 
 # --- text of the user -------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_brackets_in_names_are_printed_as_they_are(workplace: Path) -> None:
     assert "written to q[/a]" in result.stdout and "[bold]x[/nope]" in result.stdout
     result = metis("data", "show", "odd.toml", "--out", "p[/b].png")
     assert result.exit_code == 0, result.output
-    assert "f[/q]-1" in result.stdout and "picture in p[/b].png" in result.stdout
+    assert "f[/q]-1" in result.stdout and "figure in p[/b].png" in result.stdout
     assert "wrote v[/x].toml" in metis("init", "v[/x].toml").stdout
 
 
@@ -322,7 +322,7 @@ def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(command: str) -> 
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=100)
     assert process.returncode == 130, stderr
-    assert "interrupted; go on with: metis resume cut" in stderr
+    assert "interrupted; continue with: metis resume cut" in stderr
     assert "iterations" in stdout  # the bill so far
     assert "Traceback" not in stderr
 
@@ -331,7 +331,7 @@ def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(command: str) -> 
     assert metis("simulate", *long, "--out", "whole").exit_code == 0
     assert Run.load(run).community_model.sha256() == Run.load("whole").community_model.sha256()
     if command == "simulate":
-        assert refused("resume", "cut") == "error: cut holds a finished run; there is nothing to resume"
+        assert refused("resume", "cut") == "error: cut contains a finished run; there is nothing to resume"
 
 
 # --- data, init, report, help -----------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_data_show_counts_a_regression_by_ranges_of_its_target(workplace: Path) 
     assert sum(map(sum, document["counts"])) == 60
     assert (workplace / "p.svg").exists()
     shown = metis("data", "show", "one.toml", *changes).stdout
-    assert document["ranges"][0] in shown and "picture in" in shown
+    assert document["ranges"][0] in shown and "figure in" in shown
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(workplace: Path) -> None:
@@ -391,11 +391,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(workplace: Path) -> None:
 
 def test_data_fetch_knows_what_is_there_and_what_is_not() -> None:
     """The bundled set needs no download; a name nobody knows is refused."""
-    assert "digits is there already" in metis("data", "fetch", "digits").stdout
+    assert "digits is already there" in metis("data", "fetch", "digits").stdout
     assert refused("data", "fetch", "digitz").startswith("error: there is no data set 'digitz'; did you mean 'digits'?")
 
 
-def test_report_is_made_anew_from_the_directories(workplace: Path) -> None:
+def test_report_is_made_again_from_the_directories(workplace: Path) -> None:
     """From one run, or from several into a folder of their own."""
     metis("simulate", "one.toml", "--out", "a")
     (workplace / "a" / "report.html").unlink()
@@ -439,6 +439,6 @@ def test_a_mistake_of_ours_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPat
     result = metis("simulate", "one.toml")
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        "error: unexpected RuntimeError: the roof is on fire; to see where, run: metis --debug"
+        "error: unexpected RuntimeError: the roof is on fire; for the traceback, run: metis --debug"
     )
     assert isinstance(metis("--debug", "simulate", "one.toml").exception, RuntimeError)
