@@ -19,7 +19,7 @@ pytest.importorskip("grpc")
 
 import metis
 from deployment.consortium import DAY, Consortium
-from deployment.counterpart import Counterpart
+from deployment.scripted_controller import ScriptedController
 from deployment.tiny import settings, write_site
 from metis.cli.app import app
 from metis.deployment.security.identity import now_utc, server_credentials
@@ -102,10 +102,10 @@ async def _run(*arguments: str) -> tuple[int, str, str]:
     return process.returncode, stdout.decode(), stderr.decode()
 
 
-def _with_counterpart(folder: Path, story: Callable[[Counterpart], Coroutine[Any, Any, None]]) -> None:
+def _with_controller(folder: Path, story: Callable[[ScriptedController], Coroutine[Any, Any, None]]) -> None:
     site = write_site(folder)
-    counterpart = Counterpart(site, settings(site), folder)
-    asyncio.run(story(counterpart))
+    controller = ScriptedController(site, settings(site), folder)
+    asyncio.run(story(controller))
 
 
 def test_a_learner_is_known_by_its_certificate(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_a_learner_is_known_by_its_certificate(tmp_path: Path) -> None:
     consortium = Consortium(tmp_path / "consortium")
     kit = consortium.kit("zurich")
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.credentials = server_credentials(consortium.controller())
-        async with counterpart:
+    async def story(controller: ScriptedController) -> None:
+        controller.credentials = server_credentials(consortium.controller())
+        async with controller:
             running = asyncio.ensure_future(
-                _run("--controller", counterpart.address, "--identity", str(kit.folder), "--site", "site.py")
+                _run("--controller", controller.address, "--identity", str(kit.folder), "--site", "site.py")
             )
-            stream = await counterpart.welcomed()
+            stream = await controller.welcomed()
             assert stream.name == "zurich"
             await stream.beats(1)
             stream.send(farewell=pb.Farewell(kind=pb.Farewell.REFUSED, reason="the federation is full"))
@@ -127,12 +127,12 @@ def test_a_learner_is_known_by_its_certificate(tmp_path: Path) -> None:
         assert (code, stdout) == (2, "")
         lines = [line for line in stderr.splitlines() if "prepar" not in line]
         assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
-            f"connected to {counterpart.address} as 'zurich', run run-1",
+            f"connected to {controller.address} as 'zurich', run run-1",
             "error: the controller refuses this learner: the federation is full",
         ]
         assert (tmp_path / "learner-zurich" / "membership.json").exists()
 
-    _with_counterpart(tmp_path, story)
+    _with_controller(tmp_path, story)
 
 
 def test_the_wrong_authority_is_named_before_anything_is_sent(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_the_wrong_authority_is_named_before_anything_is_sent(tmp_path: Path) ->
     theirs, ours = Consortium(tmp_path / "theirs", "Theirs"), Consortium(tmp_path / "ours")
     kit = ours.kit("zurich")
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.credentials = server_credentials(theirs.controller())
-        async with counterpart:
-            code, stdout, _ = await _run("--controller", counterpart.address, "--identity", str(kit.folder), "--json")
+    async def story(controller: ScriptedController) -> None:
+        controller.credentials = server_credentials(theirs.controller())
+        async with controller:
+            code, stdout, _ = await _run("--controller", controller.address, "--identity", str(kit.folder), "--json")
         assert code == 2
         assert "is not signed by our CA: it is signed by 'Theirs', but the CA of this kit is 'Ours'" in stdout
-        assert counterpart.streams.empty()
+        assert controller.streams.empty()
 
-    _with_counterpart(tmp_path, story)
+    _with_controller(tmp_path, story)

@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.scripted_learner import LAYOUT, HonestLearner, ScriptedLearner, move_towards
 from metis.core.events import LearnerId
-from metis.core.model import Layout, Model, TensorSpec
+from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.process import ControllerProcess
@@ -23,7 +23,7 @@ from metis.deployment.controller.settings import DeploymentSettings, Evaluator, 
 from metis.deployment.controller.state import State
 from metis.runs.setting import Setting
 
-LAYOUT = Layout((TensorSpec("w", (500, 2)), TensorSpec("b", (3,)), TensorSpec("n", (1,), "int64", "counter")))
+_L = TypeVar("_L", bound=HonestLearner)
 
 
 def initial_model(layout: Layout = LAYOUT) -> Model:
@@ -41,22 +41,31 @@ class Served:
     process: ControllerProcess
     serving: asyncio.Task[bool]
     state: State
-    told: list[tuple[str, str]] = field(default_factory=list)
+    reports: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def address(self) -> str:
         return self.process.address
 
     def learners(
-        self, count: int, pace: Callable[[int], float] = lambda index: 0.0, **options: Any
-    ) -> list[WireLearner]:
+        self,
+        count: int,
+        pace: Callable[[int], float] = lambda index: 0.0,
+        kind: Callable[..., _L] = HonestLearner,  # type: ignore[assignment]
+        **options: Any,
+    ) -> list[_L]:
+        """Learners that take part by themselves, each towards another constant."""
         return [
-            WireLearner(
-                f"l{index}", self.address, self.process.layout, move_towards(index), seconds_per_batch=pace(index),
-                **options,
+            kind(
+                f"l{index}", self.address, self.process.layout, train=move_towards(index),
+                seconds_per_batch=pace(index), **options,
             )
             for index in range(count)
         ]  # fmt: skip
+
+    def scripted(self, name: str = "l0", *, instance: str = "first", address: str | None = None) -> ScriptedLearner:
+        """A learner that does only what the test asks it to."""
+        return ScriptedLearner(name, address or self.address, self.process.layout, self.process.run, instance)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Wait for something to become true; the time is only there so that a test never hangs."""
@@ -91,9 +100,14 @@ async def served(
     allowed = None if members is None else dict.fromkeys(members, Power())
     plan = FederationPlan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
     with State.open(folder, "process") as state:
-        told: list[tuple[str, str]] = []
+        reports: list[tuple[str, str]] = []
         process = ControllerProcess(
-            plan, state, folder / "run", evaluator=evaluator, identify=identify, report=lambda *line: told.append(line)
+            plan,
+            state,
+            folder / "run",
+            evaluator=evaluator,
+            identify=identify,
+            report=lambda *line: reports.append(line),
         )
         serving = asyncio.create_task(process.serve(listen, credentials))
         while not (hasattr(process, "address") or serving.done()):
@@ -101,7 +115,7 @@ async def served(
         if serving.done():
             serving.result()
         try:
-            yield Served(process, serving, state, told)
+            yield Served(process, serving, state, reports)
         finally:
             if not serving.done():
                 process.drain("the test is over")

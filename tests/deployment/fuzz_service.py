@@ -29,9 +29,9 @@ from typing import Any
 import grpc
 import psutil
 
-from deployment.faults import local_model, watched
-from deployment.federations import LAYOUT, Served, served
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.faults import watched
+from deployment.federations import Served, served
+from deployment.scripted_learner import LAYOUT, HonestLearner, local_model, move_towards
 from metis.core import policies
 from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
@@ -310,7 +310,7 @@ async def campaign(folder: Path, seconds: float, seed: int, workers: int) -> tup
     terms = DeploymentSettings(expected=1, minimum=1, lease=5, heartbeat=0.5, linger=2)
     with watched() as escapes:
         async with served(folder, policies.async_fedavg(1), StopRule(), terms=terms) as here:
-            honest = WireLearner("honest", here.address, LAYOUT, move_towards(1.0), seconds_per_batch=0.02)
+            honest = HonestLearner("honest", here.address, LAYOUT, train=move_towards(1.0), seconds_per_batch=0.02)
             learning = asyncio.create_task(honest.run())
             await here.until(lambda: bool(honest.receipts))
             memory, began, processor = psutil.Process().memory_info().rss, time.monotonic(), time.process_time()

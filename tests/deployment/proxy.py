@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 _BUFFER = 1 << 14
@@ -20,7 +21,7 @@ def _socket() -> socket.socket:
     return made
 
 
-class Way:
+class Direction:
     """One direction of all connections; the fields may be set at any time."""
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class Way:
         self.rate: float | None = None  # bytes a second
         self.flip_at: int | None = None  # one bit of the byte with this number, counted by `bytes`
         self.cut_at: int | None = None  # the connection is closed after this byte
+        self.change: Callable[[bytes], bytes] | None = None  # what else happens to the bytes
         self._next = 0.0  # when the line is free again
 
     async def meddle(self, data: bytes) -> tuple[bytes, bool]:
@@ -40,6 +42,8 @@ class Way:
             changed = bytearray(data)
             changed[self.flip_at - start] ^= 1 << 4
             data = bytes(changed)
+        if self.change is not None:
+            data = self.change(data)
         if self.cut_at is not None and self.cut_at < self.bytes:
             return data[: max(0, self.cut_at - start)], False
         if self.rate is not None:
@@ -55,7 +59,7 @@ class Proxy:
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self.up, self.down = Way(), Way()
+        self.up, self.down = Direction(), Direction()
         self.connections = 0  # so far
         self._alive: set[_Connection] = set()
         self._loop = asyncio.new_event_loop()
@@ -96,8 +100,14 @@ class Proxy:
 
     def heal(self) -> None:
         """From now on everything passes as it comes."""
-        for way in (self.up, self.down):
-            way.held, way.rate, way.flip_at, way.cut_at = False, None, None, None
+        for direction in (self.up, self.down):
+            direction.held, direction.rate, direction.flip_at, direction.cut_at, direction.change = (
+                False,
+                None,
+                None,
+                None,
+                None,
+            )
 
     def vanish(self) -> None:
         """What is connected now is so for ever, but neither end hears of the other again; new connections are well."""
@@ -125,18 +135,18 @@ class Proxy:
             return
         connection = _Connection(writer, thither)
         self._alive.add(connection)
-        ways = [
+        directions = [
             asyncio.create_task(connection.pump(reader, thither, self.up)),
             asyncio.create_task(connection.pump(there, writer, self.down)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             while connection.mute:
                 await asyncio.sleep(0.05)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             connection.abort()
             self._alive.discard(connection)
 
@@ -151,16 +161,16 @@ class _Connection:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
-        """Until one end closes, or the way cuts it."""
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
+        """Until one end closes, or the direction cuts it."""
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(4096):
-                data, alive = await way.meddle(data)
+                data, alive = await direction.meddle(data)
                 if self.mute:
                     continue
                 writer.write(data)
                 await writer.drain()
                 if not alive:
                     return
-            while way.held:  # the end of a connection does not pass a cut cable either
+            while direction.held:  # the end of a connection does not pass a cut cable either
                 await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from metis.core.layers import AdaptivePeriod, ScheduledLambda, ScheduledRate
 pytest.importorskip("grpc")
 
 from deployment.federations import Served, served
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.scripted_learner import HonestLearner, move_towards
 from metis.core import policies
 from metis.core.events import Action, CommunityPublished, Event, LearnersExpected, SendTask, SpeedChanged
 from metis.core.layers.fednova import FedNova
@@ -32,27 +32,33 @@ BATCH = 0.01  # seconds
 PATIENT = 100.0  # periods that a round waits for whoever is late, however busy the machine is
 
 
-class Steady(WireLearner):
+class Steady(HonestLearner):
     """Says of each batch that it took exactly as long as it should, whatever else the machine does."""
 
     upload_seconds = 0.0
 
-    async def hand_in(self, stub: Any, number: int) -> None:
+    async def deliver(self, number: int) -> None:
         steps, *_ = self.timing[number]
         self.timing[number] = (steps, steps * self.seconds_per_batch, self.seconds_per_batch)
         await asyncio.sleep(self.upload_seconds)
-        await super().hand_in(stub, number)
+        await super().deliver(number)
 
 
-Cast = Callable[[Served], Sequence[WireLearner]]
+Cast = Callable[[Served], Sequence[HonestLearner]]
 
 
 def steady(*paces: float, uploads: Sequence[float] = (), examples: Sequence[int] = ()) -> Cast:
     """Learners with these seconds a batch; all move from 1 towards 5."""
 
-    def make(federation: Served) -> list[WireLearner]:
+    def make(federation: Served) -> list[HonestLearner]:
         learners = [
-            Steady(f"l{index}", federation.address, federation.process.layout, move_towards(5), seconds_per_batch=pace)
+            Steady(
+                f"l{index}",
+                federation.address,
+                federation.process.layout,
+                train=move_towards(5),
+                seconds_per_batch=pace,
+            )
             for index, pace in enumerate(paces)
         ]
         for learner, seconds in zip(learners, uploads, strict=False):
@@ -66,10 +72,10 @@ def steady(*paces: float, uploads: Sequence[float] = (), examples: Sequence[int]
 
 def federate(
     folder: Path, policy: Policy, cast: Cast, rounds: int
-) -> tuple[list[WireLearner], list[tuple[float, Event | Action]], np.ndarray]:
+) -> tuple[list[HonestLearner], list[tuple[float, Event | Action]], np.ndarray]:
     """Run to the end: the learners, the record, the final model as they got it."""
 
-    async def run() -> Sequence[WireLearner]:
+    async def run() -> Sequence[HonestLearner]:
         terms = DeploymentSettings(expected=1, minimum=1, lease=60, heartbeat=0.5, linger=5)
         async with served(folder, policy, StopRule(rounds=rounds), terms=terms) as federation:
             learners = cast(federation)
@@ -132,7 +138,7 @@ def test_an_adaptive_period_goes_by_what_the_controller_measures(
 ) -> None:
     """No lambda: a round's lengths are measured and recorded, for a restart, and the period is not the cold start's."""
 
-    def cast(federation: Served) -> list[WireLearner]:
+    def cast(federation: Served) -> list[HonestLearner]:
         learners = list(steady(BATCH, 2 * BATCH, examples=(400, 400))(federation))
         for learner, goal in zip(learners, goals, strict=True):
             learner.train = move_towards(goal)
@@ -157,8 +163,8 @@ def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
             self.seconds_per_batch = BATCH if len(self.tasks) <= 2 else 6 * BATCH
             await super().work(stub, stream, task)
 
-    def cast(federation: Served) -> list[WireLearner]:
-        return [Throttled("l0", federation.address, federation.process.layout, move_towards(5))]
+    def cast(federation: Served) -> list[HonestLearner]:
+        return [Throttled("l0", federation.address, federation.process.layout, train=move_towards(5))]
 
     _, course, _ = federate(tmp_path, policies.semisync_fedavg(1, timings="smoothed", grace=PATIENT), cast, 6)
     assert [item.learner for _, item in course if isinstance(item, SpeedChanged)] == ["l0"]

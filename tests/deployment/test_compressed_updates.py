@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from deployment import federations
-from deployment.federations import LAYOUT, initial_model, served
-from deployment.wire_learner import WireLearner
+from deployment.federations import initial_model, served
+from deployment.scripted_learner import LAYOUT, HonestLearner
 from metis.cli import status as cli_status
 from metis.core import policies
 from metis.core.events import CommunityPublished, SendTask, UpdateRefused, UpdateRequest
@@ -32,7 +32,7 @@ from metis.runs.trace import read_trace
 KINDS = [Compression("float16"), Compression("bfloat16"), Compression("int8"), Compression("top_k", 0.05)]
 
 
-class Compressing(WireLearner):
+class Compressing(HonestLearner):
     """Hands in the encoded way instead of the model; remembers what it left out."""
 
     compression: Compression
@@ -40,22 +40,20 @@ class Compressing(WireLearner):
     error: float = 0.0
     claim: float | None = None  # instead of the error
 
-    async def hand_in(self, stub: Any, number: int) -> None:
+    async def deliver(self, number: int) -> None:
         data = np.frombuffer(self.held[number], np.uint8)
         size = 4 * LAYOUT.size
         local = Model(LAYOUT, data[:size].view("<f4").astype(np.float32), data[size:].view("<i8").astype(np.int64))
         made = self.compression.compress(local, self.base, self.left_out)
         self.left_out, self.error = made.left_out, made.error
         self.held[number] = made.payload
-        await super().hand_in(stub, number)
+        await super().deliver(number)
 
-    def header(self, number: int) -> pb.UploadHeader:
-        header = super().header(number)
-        header.compression_error = self.error if self.claim is None else self.claim
-        return header
+    def header(self, task: int, **claims: Any) -> pb.UploadHeader:
+        return super().header(task, compression_error=self.error if self.claim is None else self.claim, **claims)
 
-    async def fetch(self, stub: Any, sha256: str) -> bytes:
-        data = await super().fetch(stub, sha256)
+    async def fetch(self, sha256: str) -> bytes:
+        data = await super().fetch(sha256)
         numbers = np.frombuffer(data, np.uint8)
         size = 4 * LAYOUT.size
         self.base = Model(LAYOUT, numbers[:size].view("<f4").copy(), numbers[size:].view("<i8").astype(np.int64))
@@ -71,12 +69,11 @@ async def run(
     def plan(*given: Any) -> federations.FederationPlan:
         made = real(*given)
         setting = replace(made.setting, update_bytes=compression.nbytes(LAYOUT))
-        return replace(made, compression=compression, setting=setting)
+        return replace(made, wire=compression, setting=setting)
 
     monkeypatch.setattr(federations, "FederationPlan", plan)
-    monkeypatch.setattr(federations, "WireLearner", Compressing)
     async with served(folder, policy, StopRule(rounds=5)) as federation:
-        learners: list[Any] = federation.learners(3)
+        learners = federation.learners(3, kind=Compressing)
         for learner in learners:
             learner.compression, learner.claim = compression, claim
         await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)

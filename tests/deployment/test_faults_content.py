@@ -18,9 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from deployment.faults import (
-    Puppet,
     Stage,
-    chunk,
     community_hash,
     course,
     federation,
@@ -28,13 +26,11 @@ from deployment.faults import (
     finish,
     in_order,
     journaled,
-    local_model,
     play,
     status_of,
     tried,
 )
-from deployment.federations import LAYOUT
-from deployment.wire_learner import parts
+from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_model, parts
 from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
@@ -77,7 +73,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
     """C1 row 11: the tensor and the count are named, the community model keeps every bit, however it was cut."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             await learner.join()
             for model, problem in WILD.values():
                 for size in (LENGTH, 40, 1004):
@@ -85,7 +81,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
                     task, community, before = await learner.task(), community_hash(here), files(here)
                     receipt = await learner.upload(parts(learner.header(task.number), model, chunk=size))
                     assert (receipt.verdict, receipt.reason) == (pb.Receipt.REFUSED, problem)
-                    assert (await learner.told(pb.Notice.REFUSED)).text == problem
+                    assert (await learner.notice(pb.Notice.REFUSED)).text == problem
                     assert community_hash(here) == community
                     assert files(here) == before
                 # Three in a row are forgiven; a good one makes up for them.
@@ -93,7 +89,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
             for model in TAME.values():
                 receipt = await learner.hand_in((await learner.task()).number, model)
                 assert receipt.verdict == pb.Receipt.COMMITTED
-                await learner.told(pb.Notice.COMMITTED)
+                await learner.notice(pb.Notice.COMMITTED)
             assert len(course(here, UpdateCommitted)) == len(WILD) + len(TAME)
 
     play(scene())
@@ -144,8 +140,8 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         here, learner = stage.here, None
 
-        async def join() -> tuple[Puppet, int]:
-            puppet = await Puppet(here).join()
+        async def join() -> tuple[ScriptedLearner, int]:
+            puppet = await here.scripted().join()
             return puppet, (await puppet.task()).number
 
         learner, task = stage.play(join())
@@ -210,7 +206,7 @@ def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
 
         async def attempt_with(fingerprint: str) -> None:
-            async with Puppet(stage.here, "other") as learner:
+            async with stage.here.scripted("other") as learner:
                 await learner.connect()
                 await learner.ready(layout=fingerprint)
                 assert await learner.ended() == _CODE.FAILED_PRECONDITION
@@ -246,7 +242,7 @@ def test_what_is_announced_or_sent_without_end_costs_no_memory(tmp_path: Path) -
 
     async def scene() -> None:
         nonlocal sent
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = (await (await learner.join()).task()).number
             await status_of(learner.upload(endless(learner.header(task, bytes=10**10), b"\1" * 1024)))
             before, memory = files(here), psutil.Process().memory_info().rss
@@ -272,7 +268,7 @@ def test_a_whole_model_in_the_smallest_chunks_is_a_model(tmp_path: Path) -> None
     layout = Layout((TensorSpec("w", (1500,)),))
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=layout) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=layout) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             memory = psutil.Process().memory_info().rss
             model = local_model(layout=layout)
@@ -288,7 +284,7 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
     """C1 row 13: negative and overflowing sizes, offsets and task numbers are answered, not computed with."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             for number in (2**63 - 1, 2**63, 2**64 - 1):
                 tried(5)
@@ -304,7 +300,7 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
                 request = pb.ModelRequest(run=here.process.run, sha256=task.sha256, offset=number)
                 download = learner.stub.download(request, metadata=learner.metadata)
                 assert await download.code() == _CODE.OUT_OF_RANGE
-                await learner.say(heartbeat=pb.Heartbeat(task=number, steps=number))
+                await learner.send(heartbeat=pb.Heartbeat(task=number, steps=number))
             # -1 as a signed number would be written; protobuf reads it as 2**64 - 1.
             negative = (
                 b"\x0a"
@@ -315,7 +311,7 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
                 + b"\xff" * 9
                 + b"\x01"
             )
-            raw = learner._channel.stream_unary(UPLOAD, None, None)
+            raw = learner.channel.stream_unary(UPLOAD, None, None)
             code, reason = await status_of(raw(_raw(negative), metadata=learner.metadata))
             assert (code, str(2**64 - 1) in reason) == (_CODE.INVALID_ARGUMENT, True)
             tried(2)
@@ -342,7 +338,7 @@ def test_a_learner_that_lies_about_its_data_does_not_join(lie: dict[str, int], t
     """C1 row 31: no examples or more than anybody has; the operator reads what is allowed, the others go on."""
 
     async def scene() -> None:
-        async with federation(tmp_path, rounds=3) as here, Puppet(here, "liar") as liar:
+        async with federation(tmp_path, rounds=3) as here, here.scripted("liar") as liar:
             await liar.connect()
             await liar.ready(**lie)
             tried()
@@ -372,7 +368,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
 
     async def scene() -> None:
         policy = getattr(policies, name)(1)
-        async with federation(tmp_path, policy=policy) as here, Puppet(here, "liar") as liar:
+        async with federation(tmp_path, policy=policy) as here, here.scripted("liar") as liar:
             await liar.join()
             for count, claims in enumerate(IMPOSSIBLE, start=1):
                 tried()
@@ -380,7 +376,8 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
                 await liar.hand_in(task.number, **claims)
                 (claimed,) = claims.values()
                 assert (
-                    f"it claims {'' if 'steps' not in claims else claimed}" in (await liar.told(pb.Notice.REFUSED)).text
+                    f"it claims {'' if 'steps' not in claims else claimed}"
+                    in (await liar.notice(pb.Notice.REFUSED)).text
                 )
                 assert community_hash(here) == community
                 if count % 3 == 0:  # a good one, not to be set aside
@@ -389,7 +386,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
                 tried()
                 receipt = await liar.hand_in((await liar.task()).number, **claims)
                 assert receipt.verdict == pb.Receipt.COMMITTED
-                await liar.told(pb.Notice.COMMITTED)
+                await liar.notice(pb.Notice.COMMITTED)
             assert (await liar.task()).steps <= MOST_STEPS
             status = await here.process.status()
             json.dumps(status, allow_nan=False)
@@ -410,8 +407,8 @@ def test_a_claim_of_slowness_stretches_the_period_no_further_than_what_was_seen(
         policy = policies.semisync_fedavg(2)
         async with (
             federation(tmp_path, policy=policy, expected=2) as here,
-            Puppet(here, "l0") as honest,
-            Puppet(here, "liar") as liar,
+            here.scripted("l0") as honest,
+            here.scripted("liar") as liar,
         ):
             await honest.join()
             await liar.join(examples=10, batch_size=10)
@@ -432,16 +429,16 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
     """C1 row 31: steps and seconds that never were do not enter the bill; a long story is cut."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here, "liar") as liar:
+        async with federation(tmp_path) as here, here.scripted("liar") as liar:
             await liar.join()
             for seconds in (math.nan, math.inf, -1.0):
                 tried()
                 task = await liar.task()
-                await liar.say(
+                await liar.send(
                     failed=pb.Failed(task=task.number, reason="tale " * 20_000, steps=2**64 - 1, seconds=seconds)
                 )
-                await liar.say(failed=pb.Failed(task=10**6, reason="not even its task"))
-                assert len((await liar.told(pb.Notice.REFUSED)).text) <= 1000
+                await liar.send(failed=pb.Failed(task=10**6, reason="not even its task"))
+                assert len((await liar.notice(pb.Notice.REFUSED)).text) <= 1000
             status = await here.process.status()
             (bill,) = status["learners"]
             assert status["costs"]["steps"] <= 3 * 10
@@ -458,26 +455,26 @@ def test_lies_about_an_evaluation(tmp_path: Path) -> None:
     async def scene() -> None:
         async with (
             federation(tmp_path, expected=3) as here,
-            Puppet(here, "l0") as honest,
-            Puppet(here, "liar") as liar,
-            Puppet(here, "l2") as unasked,
+            here.scripted("l0") as honest,
+            here.scripted("liar") as liar,
+            here.scripted("l2") as unasked,
         ):
             for learner, examples in ((honest, 10), (liar, 10), (unasked, 0)):
                 await learner.connect()
-                await learner.say(evaluation=pb.Evaluation(examples=5, metrics={"accuracy": 0.1}))
+                await learner.send(evaluation=pb.Evaluation(examples=5, metrics={"accuracy": 0.1}))
                 await learner.ready(evaluation_examples=examples)
             for learner in (honest, liar, unasked):
                 await learner.task()
             for lie in (1e308, -1e308, math.inf, math.nan):
                 tried()
-                await liar.say(evaluation=pb.Evaluation(examples=10**9, metrics={"accuracy": lie, "loss": 1.0}))
-                await unasked.say(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.9}))
-                await honest.say(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.5, "loss": 2.0}))
-            await liar.say(evaluation=pb.Evaluation(version=2**64 - 1, examples=1, metrics={"accuracy": 1.0}))
-            await liar.say(evaluation=pb.Evaluation(examples=0, metrics={"accuracy": 1.0}))
+                await liar.send(evaluation=pb.Evaluation(examples=10**9, metrics={"accuracy": lie, "loss": 1.0}))
+                await unasked.send(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.9}))
+                await honest.send(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.5, "loss": 2.0}))
+            await liar.send(evaluation=pb.Evaluation(version=2**64 - 1, examples=1, metrics={"accuracy": 1.0}))
+            await liar.send(evaluation=pb.Evaluation(examples=0, metrics={"accuracy": 1.0}))
             assert await liar.ended() == _CODE.INVALID_ARGUMENT
             for learner in (honest, unasked):
-                await learner.say(heartbeat=pb.Heartbeat())
+                await learner.send(heartbeat=pb.Heartbeat())
             await here.until(lambda: bool(here.process._view.fold.history))
             (point,) = here.process._view.fold.history
             assert point.metrics == {"loss": pytest.approx(1.0)}  # what both gave and could be
@@ -495,13 +492,13 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
     async def scene() -> None:
         async with federation(tmp_path, policy=policies.sync_fedavg(1), expected=3, rounds=12) as here:
             finishing = asyncio.create_task(finish(here, "l0", "l1", seconds_per_batch=0.002))
-            async with Puppet(here, "offender") as offender:
+            async with here.scripted("offender") as offender:
                 await offender.join()
                 for _ in range(4):
                     tried()
                     receipt = await offender.hand_in((await offender.task()).number, local_model(math.nan))
                     assert receipt.verdict == pb.Receipt.REFUSED
-                notice = await offender.told(pb.Notice.SET_ASIDE)
+                notice = await offender.notice(pb.Notice.SET_ASIDE)
                 assert "4 refused updates in a row" in notice.text
                 seen = here.process._writer.durable.controller.community.stamp.version
                 await here.until(lambda: here.process._writer.durable.controller.community.stamp.version >= seen + 2)
@@ -509,8 +506,8 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
                 await offender.vanish()
                 await offender.join()  # somebody has mended it
                 await offender.hand_in((await offender.task()).number)
-                await offender.told(pb.Notice.COMMITTED)
-                await offender.say(leaving=pb.Leaving(reason="that is all"))
+                await offender.notice(pb.Notice.COMMITTED)
+                await offender.send(leaving=pb.Leaving(reason="that is all"))
                 await finishing
             assert len([action for action in course(here, UpdateCommitted) if action.learner == "offender"]) == 1
 

@@ -21,24 +21,28 @@ import pytest
 from deployment import killed_controller
 from deployment.faults import (
     HANG,
-    Proxy,
-    Puppet,
-    chunk,
     community_hash,
     course,
-    end,
     federation,
     files,
     finish,
     in_order,
     journaled,
-    local_model,
     play,
     status_of,
     tried,
 )
-from deployment.federations import LAYOUT, Served, served
-from deployment.wire_learner import WireLearner, move_towards, parts
+from deployment.federations import Served, served
+from deployment.proxy import Proxy
+from deployment.scripted_learner import (
+    LAYOUT,
+    HonestLearner,
+    chunk,
+    end,
+    local_model,
+    move_towards,
+    parts,
+)
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
@@ -54,8 +58,8 @@ _CODE = grpc.StatusCode
 # --- row 2: killed between commit and receipt ---------------------------------------------------------
 
 
-async def _three_learners(address: str, layout: Layout) -> list[WireLearner]:
-    learners = [WireLearner(f"l{index}", address, layout, move_towards(index)) for index in range(3)]
+async def _three_learners(address: str, layout: Layout) -> list[HonestLearner]:
+    learners = [HonestLearner(f"l{index}", address, layout, train=move_towards(index)) for index in range(3)]
     await asyncio.gather(*(learner.run() for learner in learners))
     return learners
 
@@ -113,7 +117,7 @@ def test_an_upload_without_its_end_never_was(tmp_path: Path) -> None:
     """C1 row 9: a clean end of the stream after every sixteenth, also after the last byte, is not a model."""
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(17):
@@ -134,7 +138,7 @@ def test_an_upload_that_is_called_off_never_was(tmp_path: Path) -> None:
     """C1 row 4: the call is cancelled after every sixteenth; the next whole one counts."""
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(17):
@@ -154,20 +158,17 @@ def test_an_upload_whose_connection_is_cut_never_was(tmp_path: Path) -> None:
     """C1 rows 4 and 9: the connection is cut after every sixteenth of the bytes, in the middle of chunks too."""
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             for count in range(16):
                 tried()
                 limit = 200 + count * PIECE + (count % 3) * 77
-
-                def cut(seen: int, data: bytes, limit: int = limit) -> bytes:
-                    return data[: max(0, limit - seen)]
-
-                async with Proxy(here.address, cut) as proxy, Puppet(here, address=proxy.address) as cut_off:
-                    code, _ = await status_of(
-                        cut_off.upload(parts(learner.header(task.number), model, chunk=PIECE * 3 // 4))
-                    )
+                with Proxy(here.address) as proxy:
+                    proxy.up.cut_at = limit
+                    async with here.scripted(address=proxy.address) as cut_off:
+                        upload = parts(learner.header(task.number), model, size=PIECE * 3 // 4)
+                        code, _ = await status_of(cut_off.upload(upload))
                     assert code in (_CODE.UNAVAILABLE, _CODE.INTERNAL)  # as the learner's own gRPC calls it
             await _nothing_came(here, before)
             assert (await learner.hand_in(task.number, model)).verdict == pb.Receipt.COMMITTED
@@ -188,7 +189,7 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
         raise OSError(f"{path}: {problem}")
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             monkeypatch.setattr(State, "_adopt", slowly)
             monkeypatch.setattr("metis.deployment.controller.state._end_process", failed)  # would end this process
@@ -252,7 +253,7 @@ def test_a_learner_that_is_killed_in_the_middle_of_an_upload(tmp_path: Path) -> 
     """C1 row 4: kill -9 of a real process looks like a normal end of the stream, and is none (trap T1)."""
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             before = files(here)
             child = await asyncio.create_subprocess_exec(
@@ -278,7 +279,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
     """C1 row 6: one effect, and one sequence number in all answers, then and after a restart."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             receipts = await asyncio.gather(*(learner.hand_in(task.number) for _ in range(100)))
             tried(len(receipts))
@@ -288,7 +289,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
             assert (await learner.task()).version == 1
             assert journaled(here) == [task.number]
             assert len(course(here, UpdateCommitted)) == len(course(here, CommunityPublished)) == 1
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             again = await learner.hand_in(task.number)
             tried()
             assert (again.verdict, again.sequence) == (pb.Receipt.ALREADY, receipts[0].sequence)
@@ -300,7 +301,7 @@ def test_the_same_task_with_other_bytes_is_refused(tmp_path: Path) -> None:
     """C1 row 7: ALREADY_EXISTS; the first stays, the others are told to the operator and leave nothing on the disk."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             first = await learner.hand_in(task.number, local_model(2.0))
             await learner.task()
@@ -313,7 +314,7 @@ def test_the_same_task_with_other_bytes_is_refused(tmp_path: Path) -> None:
             assert community_hash(here) == community
             assert journaled(here) == [task.number]
             assert files(here) == before
-            assert ("warning", f"learner 'l0' sent task {task.number} again with other bytes") in here.told
+            assert ("warning", f"learner 'l0' sent task {task.number} again with other bytes") in here.reports
             again = await learner.hand_in(task.number, local_model(2.0))
             assert (again.verdict, again.sequence) == (pb.Receipt.ALREADY, first.sequence)
 
@@ -330,8 +331,8 @@ def test_an_update_after_its_round_was_closed_is_told_to_rebase(tmp_path: Path) 
         policy = policies.sync_fedavg(1, round_limit=0.3)
         async with (
             federation(tmp_path, policy=policy, expected=2) as here,
-            Puppet(here, "l0") as quick,
-            Puppet(here, "l1") as slow,
+            here.scripted("l0") as quick,
+            here.scripted("l1") as slow,
         ):
             await quick.join()
             await slow.join()
@@ -343,13 +344,13 @@ def test_an_update_after_its_round_was_closed_is_told_to_rebase(tmp_path: Path) 
             receipt = await slow.hand_in(late.number, local_model(50.0))
             tried()
             assert receipt.verdict == pb.Receipt.COMMITTED  # it is safe; whether it counts, the policy says
-            notice = await slow.told(pb.Notice.REFUSED)
+            notice = await slow.notice(pb.Notice.REFUSED)
             assert (notice.task, "rebase onto 1" in notice.text) == (late.number, True)
             assert community_hash(here) == community
             again = await slow.task()  # with the next round
             assert again.version == 1
             await slow.hand_in(again.number, local_model(3.0))
-            await slow.told(pb.Notice.COMMITTED)
+            await slow.notice(pb.Notice.COMMITTED)
             assert not course(here, LearnerSetAside)
 
     play(scene())
@@ -359,9 +360,9 @@ def test_an_update_of_a_task_that_is_void_is_told_to_rebase(tmp_path: Path) -> N
     """C1 row 8: its learner has left meanwhile, so nobody waits for the update; joined again it has another task."""
 
     async def scene() -> None:
-        async with federation(tmp_path, rounds=3) as here, Puppet(here) as learner:
+        async with federation(tmp_path, rounds=3) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
-            await learner.say(leaving=pb.Leaving(reason="lunch"))
+            await learner.send(leaving=pb.Leaving(reason="lunch"))
             await here.until(lambda: not here.process._writer.durable.controller.roster["l0"].present)
             receipt = await learner.hand_in(task.number)
             tried()
@@ -378,7 +379,7 @@ def test_a_chunk_out_of_order_names_the_byte_that_was_expected(tmp_path: Path) -
     """C1 row 8: swapped, skipped and repeated chunks are OUT_OF_RANGE; in order they are a model."""
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             model, before = local_model(layout=LARGE), files(here)
             header = pb.UploadPart(header=learner.header(task.number))
@@ -404,14 +405,14 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
     marker = np.linspace(1, 2, LARGE.size, dtype="<f4").tobytes()
 
     async def scene() -> None:
-        async with federation(tmp_path, layout=LARGE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, layout=LARGE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             before = files(here)
             found = 0
             for place in range(100, len(marker) - 100, len(marker) // 12):
                 flipped = []
 
-                def flip(seen: int, data: bytes, place: int = place, flipped: list[int] = flipped) -> bytes:
+                def flip(data: bytes, place: int = place, flipped: list[int] = flipped) -> bytes:
                     where = data.find(marker[place : place + 64])
                     if where < 0:
                         return data
@@ -419,9 +420,11 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
                     # The lowest bit: the number stays finite and nearly what it was.
                     return data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :]
 
-                async with Proxy(here.address, flip) as proxy, Puppet(here, address=proxy.address) as unlucky:
+                with Proxy(here.address) as proxy:
+                    proxy.up.change = flip
                     try:
-                        receipt = await unlucky.hand_in(task.number, marker)
+                        async with here.scripted(address=proxy.address) as unlucky:
+                            receipt = await unlucky.hand_in(task.number, marker)
                     except grpc.aio.AioRpcError as problem:
                         assert flipped
                         tried()
@@ -437,11 +440,11 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_a_task_brings_the_seal_of_its_model(tmp_path: Path) -> None:
+def test_a_task_brings_the_mac_of_its_model(tmp_path: Path) -> None:
     """Which learners check instead of the hash; the initial model has none."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             first = await (await learner.join()).task()
             assert first.seal == b""
             await learner.hand_in(first.number)
@@ -459,7 +462,7 @@ def test_a_bit_that_flips_on_the_disk_is_found_at_the_restart(tmp_path: Path) ->
     """C1 row 10: the stored model is put in quarantine and named; the controller does not start from wrong bytes."""
 
     async def first() -> str:
-        async with federation(tmp_path, policy=policies.async_fedavg(1)) as here, Puppet(here) as learner:
+        async with federation(tmp_path, policy=policies.async_fedavg(1)) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             await learner.hand_in(task.number)
             await learner.task()

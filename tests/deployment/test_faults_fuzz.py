@@ -10,10 +10,10 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from deployment.faults import Puppet, Stage, local_model, tried
-from deployment.federations import LAYOUT, Served
+from deployment.faults import Stage, tried
+from deployment.federations import Served
 from deployment.fuzz_service import ANSWERS, EXTREME, WILD, Mutator, Scene, knock, strike
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.scripted_learner import LAYOUT, HonestLearner, local_model, move_towards
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL
 
@@ -23,7 +23,7 @@ NAME = "fuzz"
 
 async def _goes_on(here: Served) -> None:
     """An honest learner comes, trains and gets the final model."""
-    honest = WireLearner("honest", here.address, LAYOUT, move_towards(1.0))
+    honest = HonestLearner("honest", here.address, LAYOUT, train=move_towards(1.0))
     learning = asyncio.create_task(honest.run())
     await here.until(lambda: len(honest.receipts) >= 3)
     here.process.stop_run("enough")
@@ -153,7 +153,7 @@ def test_a_message_that_cannot_be_read_is_the_senders_mistake(tmp_path: Path) ->
                 for method in KINDS:
                     assert await _answered(here, method, [unreadable]) == _CODE.INVALID_ARGUMENT
                 assert await _answered(here, "attend", [hello, unreadable]) == _CODE.INVALID_ARGUMENT
-                async with Puppet(here, NAME) as learner:
+                async with here.scripted(NAME) as learner:
                     task = await (await learner.join()).task()
                     header = pb.UploadPart(header=learner.header(task.number)).SerializeToString()
                     assert await _answered(here, "upload", [header, unreadable]) == _CODE.INVALID_ARGUMENT

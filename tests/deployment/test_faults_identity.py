@@ -6,18 +6,8 @@ from pathlib import Path
 
 import grpc
 
-from deployment.faults import (
-    Puppet,
-    community_hash,
-    course,
-    federation,
-    finish,
-    journaled,
-    local_model,
-    play,
-    status_of,
-    tried,
-)
+from deployment.faults import community_hash, course, federation, finish, journaled, play, status_of, tried
+from deployment.scripted_learner import local_model
 from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
 from metis.deployment.wire import wire_pb2 as pb
@@ -32,10 +22,10 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
     """C1 row 28: it is told why and leaves, the operator hears of it, the newer one has the open task."""
 
     async def scene() -> None:
-        async with federation(tmp_path, rounds=3) as here, Puppet(here, instance="old") as old:
+        async with federation(tmp_path, rounds=3) as here, here.scripted(instance="old") as old:
             task = await (await old.join()).task()
             session = here.process._sessions.open["l0"]
-            async with Puppet(here, instance="new") as new:
+            async with here.scripted(instance="new") as new:
                 tried()
                 welcome = await new.connect()
                 assert welcome.task == task.number
@@ -43,7 +33,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
                 assert farewell.kind == pb.Farewell.REFUSED
                 assert "another process with the certificate of 'l0' has connected" in farewell.reason
                 assert await old.ended() == _CODE.OK
-                alarms = [text for kind, text in here.told if kind == "warning"]
+                alarms = [text for kind, text in here.reports if kind == "warning"]
                 assert any("a second process with the certificate of 'l0'" in text for text in alarms)
                 # What the old one said last may arrive when the new one is there already.
                 here.process._hear(session, pb.FromLearner(leaving=pb.Leaving(reason="replaced")))
@@ -62,8 +52,8 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
     async def scene() -> None:
         async with (
             federation(tmp_path, policy=policies.sync_fedavg(1), expected=2) as here,
-            Puppet(here, "anna") as anna,
-            Puppet(here, "ben") as ben,
+            here.scripted("anna") as anna,
+            here.scripted("ben") as ben,
         ):
             await anna.join()
             await ben.join()
@@ -76,8 +66,8 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
                 if not journaled(here):
                     assert (await ben.hand_in(bens.number, local_model(3.0))).verdict == pb.Receipt.COMMITTED
             alarm = f"learner 'anna' tried to hand in task {bens.number}, which belongs to another learner"
-            assert here.told.count(("warning", alarm)) == 2
-            await anna.say(failed=pb.Failed(task=bens.number, reason="sabotage"))
+            assert here.reports.count(("warning", alarm)) == 2
+            await anna.send(failed=pb.Failed(task=bens.number, reason="sabotage"))
             tried()
             await anna.hand_in(mine.number, local_model(5.0))
             assert (await ben.task()).version == 1
@@ -93,7 +83,7 @@ def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> 
 
     async def scene() -> None:
         async with federation(tmp_path, members=["anna", "ben"], rounds=2) as here:
-            async with Puppet(here, "anna") as anna, Puppet(here, "eve") as eve:
+            async with here.scripted("anna") as anna, here.scripted("eve") as eve:
                 task = await (await anna.join()).task()
                 stream = eve.stub.attend(metadata=eve.metadata)
                 await stream.write(pb.FromLearner(hello=pb.Hello(protocol=PROTOCOL, instance="eve")))
@@ -117,7 +107,7 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
 
     async def scene() -> None:
         recorded: list[tuple[int, bytes]] = []  # what an eavesdropper has
-        async with federation(tmp_path / "one") as here, Puppet(here) as learner:
+        async with federation(tmp_path / "one") as here, here.scripted() as learner:
             first_run = here.process.run
             await learner.join()
             for value in (2.0, 3.0, 4.0):
@@ -130,7 +120,7 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
                 tried()
                 assert (await learner.hand_in(number, model)).verdict == pb.Receipt.ALREADY
             assert community_hash(here) == community
-        async with federation(tmp_path / "one") as here, Puppet(here) as learner:
+        async with federation(tmp_path / "one") as here, here.scripted() as learner:
             assert here.state.epoch == 2
             for number, model in recorded:
                 tried()
@@ -143,7 +133,7 @@ def test_what_was_said_before_has_no_second_effect(tmp_path: Path) -> None:
             assert (await learner.hand_in(open_task.number)).verdict == pb.Receipt.COMMITTED
             assert len(journaled(here)) == 4
         async with federation(tmp_path / "two", rounds=2) as here:
-            async with Puppet(here) as learner:
+            async with here.scripted() as learner:
                 # It says that it holds task 0, but of the other run: so it gets this run's.
                 await learner.connect(run=first_run, task=0)
                 await learner.ready()

@@ -11,22 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deployment.faults import (
-    HANG,
-    Puppet,
-    busy_writer,
-    chunk,
-    course,
-    end,
-    federation,
-    finish,
-    journaled,
-    local_model,
-    play,
-    tried,
-)
+from deployment.faults import HANG, busy_writer, course, federation, finish, journaled, play, tried
 from deployment.federations import Served
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.scripted_learner import HonestLearner, chunk, end, local_model, move_towards
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerJoined, LearnerLeft, UpdateCommitted
 from metis.deployment.controller.durable import DurableController
@@ -35,8 +22,8 @@ from metis.deployment.wire import wire_pb2 as pb
 LEASE = {"lease": 1.0, "heartbeat": 0.1}
 
 
-def _learner(here: Served, name: str) -> WireLearner:
-    return WireLearner(name, here.address, here.process.layout, move_towards(1.0), seconds_per_batch=0.002)
+def _learner(here: Served, name: str) -> HonestLearner:
+    return HonestLearner(name, here.address, here.process.layout, train=move_towards(1.0), seconds_per_batch=0.002)
 
 
 def _version(here: Served) -> int:
@@ -63,12 +50,12 @@ def test_a_learner_vanishes_in_the_middle_of_its_training(name: str, tmp_path: P
     async def scene() -> None:
         async with federation(tmp_path, policy=getattr(policies, name)(1), expected=3, **LEASE) as here:
             others = [asyncio.create_task(_learner(here, f"l{index}").run()) for index in range(2)]
-            async with Puppet(here, "killed") as killed:
+            async with here.scripted("killed") as killed:
                 task = await (await killed.join()).task()
                 await killed.vanish()
                 await here.until(lambda: _version(here) >= 3)
                 assert "killed" in {left.learner for left in course(here, LearnerLeft)}
-                assert any("learner 'killed' was silent for 1 s and has left" in text for _, text in here.told)
+                assert any("learner 'killed' was silent for 1 s and has left" in text for _, text in here.reports)
                 # It comes back: as a new stay, with a task on what the others have reached.
                 again = await (await killed.join()).task()
                 assert again.number > task.number
@@ -87,11 +74,11 @@ def test_a_learner_that_comes_back_in_time_has_its_task_again(tmp_path: Path) ->
 
     async def scene() -> None:
         policy = policies.sync_fedavg(1, round_limit=50)
-        async with federation(tmp_path, policy=policy, expected=2) as here, Puppet(here, "l1") as other:
+        async with federation(tmp_path, policy=policy, expected=2) as here, here.scripted("l1") as other:
             await other.join()
-            async with Puppet(here, "l0", instance="before") as before:
+            async with here.scripted("l0", instance="before") as before:
                 task = await (await before.join()).task()
-            async with Puppet(here, "l0", instance="after") as after:
+            async with here.scripted("l0", instance="after") as after:
                 welcome = await after.connect(run=here.process.run)
                 assert welcome.task == task.number
                 await after.ready()
@@ -109,7 +96,7 @@ def test_a_learner_that_lost_only_its_connection_goes_on(tmp_path: Path) -> None
     """C1 row 5: it says which task it has in hand, is not sent it again, and hands it in."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             await learner.vanish()
             await learner.join(run=here.process.run, task=task.number)
@@ -124,7 +111,7 @@ def test_a_lease_that_ends_while_its_learner_comes_back(tmp_path: Path) -> None:
     """C1 row 5: the departure is journaled but has no effect yet when the learner is there again; it joins anew."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             await learner.vanish()
             await here.until(lambda: "l0" not in here.process._sessions.open)
@@ -147,15 +134,15 @@ def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path
     """C1 row 5: it is durable, but void when its turn comes; the site is told that it does not count."""
 
     async def scene() -> None:
-        async with federation(tmp_path) as here, Puppet(here) as learner:
+        async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             with busy_writer(here):
-                await learner.say(leaving=pb.Leaving(reason="in a hurry"))
+                await learner.send(leaving=pb.Leaving(reason="in a hurry"))
                 await here.until(lambda: "l0" not in here.process._presence.heard)
                 handing_in = asyncio.create_task(learner.hand_in(task.number))
                 await here.until(lambda: here.process._requests.uploads == 1)
             assert (await handing_in).verdict == pb.Receipt.COMMITTED
-            notice = await learner.told(pb.Notice.REFUSED)
+            notice = await learner.notice(pb.Notice.REFUSED)
             assert (notice.task, "does not count" in notice.text) == (task.number, True)
             assert not course(here, UpdateCommitted)
 
@@ -174,8 +161,8 @@ def test_a_learner_that_comes_back_while_a_model_is_published(tmp_path: Path, mo
     async def scene() -> None:
         async with (
             federation(tmp_path, policy=policies.sync_fedavg(1), expected=2) as here,
-            Puppet(here, "l0") as waiting,
-            Puppet(here, "l1") as last,
+            here.scripted("l0") as waiting,
+            here.scripted("l1") as last,
         ):
             await waiting.join()
             await last.join()
@@ -210,7 +197,7 @@ def test_an_upload_in_progress_is_a_sign_of_life(tmp_path: Path) -> None:
     """C1 row 16: on a slow line heartbeats wait behind the model; its pieces count as well."""
 
     async def scene() -> None:
-        async with federation(tmp_path, **LEASE) as here, Puppet(here) as learner:
+        async with federation(tmp_path, **LEASE) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             model = local_model()
             tried()
@@ -284,7 +271,7 @@ def test_the_controller_waits_until_the_final_model_was_fetched(tmp_path: Path) 
     """A learner that takes its time after the farewell still gets the model; who hangs up is not waited for."""
 
     async def scene() -> None:
-        async with federation(tmp_path, rounds=1, linger=30) as here, Puppet(here) as learner:
+        async with federation(tmp_path, rounds=1, linger=30) as here, here.scripted() as learner:
             await learner.hand_in((await (await learner.join()).task()).number)
             farewell = await learner.expect("farewell")
             assert farewell.kind == pb.Farewell.FINISHED

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from deployment.counterpart import UNAVAILABLE, Counterpart, Stream
+from deployment.scripted_controller import UNAVAILABLE, ScriptedController, Stream
 from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
 from metis.deployment.learner.connection import Backoff
@@ -32,7 +32,7 @@ from metis.experiments.site import build_silo
 from metis.runs.storage import load_model
 
 TRAINER = [sys.executable, "-m", "metis.cli.trainer"]
-LIGHT = [sys.executable, str(Path(__file__).with_name("light_trainer.py"))]  # the same, but it trains without torch
+LIGHT = [sys.executable, str(Path(__file__).with_name("light_learner.py"))]  # the same, but it trains without torch
 CODE = grpc.StatusCode
 
 
@@ -41,7 +41,7 @@ class Site:
 
     def __init__(
         self,
-        counterpart: Counterpart,
+        controller: ScriptedController,
         folder: Path,
         site: Path | None = None,
         child: Sequence[str] = LIGHT,
@@ -49,7 +49,7 @@ class Site:
     ) -> None:
         self.folder, self.lines = folder, []  # type: tuple[Path, list[tuple[str, str]]]
         self.process = LearnerProcess(
-            counterpart.address,
+            controller.address,
             work=folder,
             child=child,
             report=lambda kind, text: self.lines.append((kind, text)),
@@ -82,17 +82,16 @@ class Site:
 class Command:
     """A learner as a process of its own, so that it can be killed."""
 
-    def __init__(self, counterpart: Counterpart, folder: Path, pace: float = 0.0) -> None:
-        lone = Path(__file__).with_name("lone_learner.py")
-        self.arguments = [sys.executable, str(lone), counterpart.address, str(folder), str(pace)]
+    def __init__(self, controller: ScriptedController, folder: Path, pace: float = 0.0) -> None:
+        self.arguments = [*LIGHT, controller.address, str(folder), str(pace)]
         self.lines: list[tuple[str, str]] = []
 
     @staticmethod
-    def metis(counterpart: Counterpart, folder: Path, python: Sequence[str] = ("-m", "metis.cli.app")) -> Command:
+    def metis(controller: ScriptedController, folder: Path, python: Sequence[str] = ("-m", "metis.cli.app")) -> Command:
         """The real command, with the real trainer."""
-        command = Command(counterpart, folder)
+        command = Command(controller, folder)
         command.arguments = [
-            sys.executable, *python, "learner", "--controller", counterpart.address, "--insecure", "--name", "zurich",
+            sys.executable, *python, "learner", "--controller", controller.address, "--insecure", "--name", "zurich",
             "--site", str(folder.parent / "site.py"), "--work", str(folder), "--json",
         ]  # fmt: skip
         return command
@@ -127,22 +126,22 @@ class Command:
         await self.end()
 
 
-Play = Callable[[Callable[[Counterpart], Coroutine[Any, Any, None]]], None]
+Play = Callable[[Callable[[ScriptedController], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Runs a coroutine with a counterpart that serves the tiny federation; attempts follow each other quickly."""
+    """Runs a coroutine with a controller that serves the tiny federation; attempts follow each other quickly."""
     monkeypatch.setattr(Backoff, "longest", 0.4)
 
-    def run(story: Callable[[Counterpart], Coroutine[Any, Any, None]]) -> None:
+    def run(story: Callable[[ScriptedController], Coroutine[Any, Any, None]]) -> None:
         if not (tmp_path / "site.py").exists():
             write_site(tmp_path)
         plain = write_site(tmp_path, name="plain.py")
 
         async def main() -> None:
-            async with Counterpart(plain, settings(tmp_path / "site.py"), tmp_path) as counterpart:
-                await story(counterpart)  # pytest's time-out is the guard
+            async with ScriptedController(plain, settings(tmp_path / "site.py"), tmp_path) as controller:
+                await story(controller)  # pytest's time-out is the guard
 
         asyncio.run(main())
 
@@ -150,8 +149,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
 
 @contextlib.asynccontextmanager
-async def learner(counterpart: Counterpart, folder: Path, **options: Any) -> AsyncIterator[Site]:
-    site = Site(counterpart, folder, **options)
+async def learner(controller: ScriptedController, folder: Path, **options: Any) -> AsyncIterator[Site]:
+    site = Site(controller, folder, **options)
     try:
         yield site
     except BaseException:
@@ -171,11 +170,11 @@ def empty(folder: Path) -> bool:
     return not list(folder.iterdir())
 
 
-async def trained(counterpart: Counterpart, stream: Stream, number: int, **changes: Any) -> bytes:
+async def trained(controller: ScriptedController, stream: Stream, number: int, **changes: Any) -> bytes:
     """Give a task and wait until its update is there."""
-    stream.send(task=counterpart.task(number, **changes))
-    await counterpart.receipts.get()
-    return counterpart.committed[number]
+    stream.send(task=controller.task(number, **changes))
+    await controller.receipts.get()
+    return controller.committed[number]
 
 
 # --- a whole life -----------------------------------------------------------------------------------
@@ -184,23 +183,23 @@ async def trained(counterpart: Counterpart, stream: Stream, number: int, **chang
 def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Play, tmp_path: Path) -> None:
     """From Hello to community.safetensors; the local model is that of a simulation."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", child=TRAINER, out=tmp_path / "out") as site:
-            stream = await counterpart.stream()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", child=TRAINER, out=tmp_path / "out") as site:
+            stream = await controller.stream()
             assert (stream.hello.protocol, stream.hello.run, stream.task) == (PROTOCOL, "", None)
-            counterpart.welcome(stream)
+            controller.welcome(stream)
             ready = await stream.expect("ready")
             assert (ready.examples, ready.batch_size, ready.evaluation_examples) == (40, 10, 20)
-            assert ready.layout == counterpart.layout.fingerprint
+            assert ready.layout == controller.layout.fingerprint
 
-            update = await trained(counterpart, stream, 7, evaluate=True)
+            update = await trained(controller, stream, 7, evaluate=True)
 
-            silo = build_silo(json.loads(counterpart.settings), tmp_path / "site.py", "zurich", 0)
+            silo = build_silo(json.loads(controller.settings), tmp_path / "site.py", "zurich", 0)
             assert silo.learner is not None and silo.evaluation is not None
             initial = silo.engine.initial_model(1990)
             expected = silo.learner.train(silo.engine, initial, 7, 5).model
             assert update == expected.vector.tobytes()
-            (header,) = counterpart.headers
+            (header,) = controller.headers
             assert (header.run, header.task, header.steps, header.bytes) == ("run-1", 7, 5, 200)
             assert header.seconds > 0 < header.time_per_batch
             evaluation = await stream.expect("evaluation")
@@ -208,11 +207,11 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
             assert dict(evaluation.metrics) == pytest.approx(silo.engine.evaluate(initial, silo.evaluation))
 
             await until(lambda: len(site.said("handed_in")) == 1)  # the receipt may come behind the next task
-            await trained(counterpart, stream, 9)
-            assert counterpart.offsets == [0]  # the second task is based on a model that is here already
+            await trained(controller, stream, 9)
+            assert controller.offsets == [0]  # the second task is based on a model that is here already
             await until(lambda: len(site.said("handed_in")) == 2)
             stream.send(notice=pb.Notice(kind=pb.Notice.COMMITTED, text="the update of task 9 counts"))
-            stream.send(farewell=counterpart.farewell())
+            stream.send(farewell=controller.farewell())
 
             assert await site.end() == 0
             final = load_model(tmp_path / "out" / "community.safetensors")
@@ -232,18 +231,18 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
 def test_a_learner_that_was_away_at_the_end_still_gets_the_final_model(play: Play, tmp_path: Path) -> None:
     """It is greeted with the farewell; that it took part is in its work folder."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            await counterpart.ready()
-        async with learner(counterpart, tmp_path / "work") as site:
-            (await counterpart.stream()).send(farewell=counterpart.farewell())
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            await controller.ready()
+        async with learner(controller, tmp_path / "work") as site:
+            (await controller.stream()).send(farewell=controller.farewell())
             assert await site.end() == 0
             assert site.lines[-1] == (
                 "finished",
                 f"the federation has ended: 3 rounds are done; community model 9 is in {tmp_path}/work/"
                 "community.safetensors",
             )
-            assert load_model(tmp_path / "work" / "community.safetensors").vector.tobytes() == counterpart.model
+            assert load_model(tmp_path / "work" / "community.safetensors").vector.tobytes() == controller.model
 
     play(story)
 
@@ -251,19 +250,19 @@ def test_a_learner_that_was_away_at_the_end_still_gets_the_final_model(play: Pla
 def test_the_seconds_of_a_task_count_from_its_receipt(play: Play, tmp_path: Path) -> None:
     """A download that takes longer than the budget leaves the one batch that is always done."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
-            stream = await counterpart.ready()
-            counterpart.may_download.clear()
-            stream.send(task=counterpart.task(1, steps=None, seconds=0.3))
-            await counterpart.downloading.wait()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", pace=0.05) as site:
+            stream = await controller.ready()
+            controller.may_download.clear()
+            stream.send(task=controller.task(1, steps=None, seconds=0.3))
+            await controller.downloading.wait()
             await asyncio.sleep(0.4)
-            counterpart.may_download.set()
-            await counterpart.receipts.get()
-            assert counterpart.headers[0].steps == 1
-            stream.send(task=counterpart.task(2, steps=1000, seconds=0.5))
-            await counterpart.receipts.get()
-            assert 1 <= counterpart.headers[1].steps < 1000
+            controller.may_download.set()
+            await controller.receipts.get()
+            assert controller.headers[0].steps == 1
+            stream.send(task=controller.task(2, steps=1000, seconds=0.5))
+            await controller.receipts.get()
+            assert 1 <= controller.headers[1].steps < 1000
             assert site.said("task")[1] == "task 2: 1000 batches or 0.5 s from community model 4"
 
     play(story)
@@ -272,17 +271,17 @@ def test_the_seconds_of_a_task_count_from_its_receipt(play: Play, tmp_path: Path
 def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: Path) -> None:
     """The controller gave this learner up for lost and begins anew with it; the old training is abandoned."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", pace=0.2) as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=100_000))
-            await asyncio.wait_for(counterpart.downloading.wait(), 30)
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", pace=0.2) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=100_000))
+            await asyncio.wait_for(controller.downloading.wait(), 30)
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
-            stream.send(task=counterpart.task(1, steps=100_000))  # said twice: nothing happens
-            stream.send(task=counterpart.task(2))
-            await counterpart.receipts.get()
-            assert list(counterpart.committed) == [2]
+            stream.send(task=controller.task(1, steps=100_000))  # said twice: nothing happens
+            stream.send(task=controller.task(2))
+            await controller.receipts.get()
+            assert list(controller.committed) == [2]
             assert "task 1: abandoned, the controller has another one" in site.said("info")
 
     play(story)
@@ -294,22 +293,22 @@ def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: P
 def test_an_upload_that_is_cut_anywhere_is_sent_again_and_counts_once(play: Play, tmp_path: Path) -> None:
     """Before the header, at several offsets, and after the commit when only the receipt was lost."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.upload_faults = [
+    async def story(controller: ScriptedController) -> None:
+        controller.upload_faults = [
             UNAVAILABLE, 16, (CODE.RESOURCE_EXHAUSTED, "the disk is full"), 64, 112, (CODE.DATA_LOSS, "send again"),
             200, (CODE.ABORTED, "no end"), "late",
         ]  # fmt: skip
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
-            receipt = await counterpart.receipts.get()
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
+            receipt = await controller.receipts.get()
 
-            assert counterpart.upload_faults == []
+            assert controller.upload_faults == []
             assert receipt.verdict == pb.Receipt.ALREADY
-            (content,) = counterpart.committed.values()
-            assert [len(attempt) for attempt in counterpart.attempts] == [16, 64, 112, 200, 200, 200]
-            assert all(content.startswith(attempt) for attempt in counterpart.attempts)
-            await trained(counterpart, stream, 2)  # and life goes on
+            (content,) = controller.committed.values()
+            assert [len(attempt) for attempt in controller.attempts] == [16, 64, 112, 200, 200, 200]
+            assert all(content.startswith(attempt) for attempt in controller.attempts)
+            await trained(controller, stream, 2)  # and life goes on
             assert site.said("handed_in")[0] == "task 1: the controller had the update already"
             await until(lambda: empty(tmp_path / "work" / "spool"))
 
@@ -319,15 +318,15 @@ def test_an_upload_that_is_cut_anywhere_is_sent_again_and_counts_once(play: Play
 def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None:
     """And begins anew when what came is not what was announced."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.download_faults = [48, UNAVAILABLE, 112, None, "wrong", None]
-        async with learner(counterpart, tmp_path / "work"):
-            stream = await counterpart.ready()
-            await trained(counterpart, stream, 1)
-            assert counterpart.offsets == [0, 48, 48, 112]
-            counterpart.model = counterpart.model[:-4] + counterpart.model[:4]
-            await trained(counterpart, stream, 2)
-            assert counterpart.offsets[4:] == [0, 0]
+    async def story(controller: ScriptedController) -> None:
+        controller.download_faults = [48, UNAVAILABLE, 112, None, "wrong", None]
+        async with learner(controller, tmp_path / "work"):
+            stream = await controller.ready()
+            await trained(controller, stream, 1)
+            assert controller.offsets == [0, 48, 48, 112]
+            controller.model = controller.model[:-4] + controller.model[:4]
+            await trained(controller, stream, 2)
+            assert controller.offsets[4:] == [0, 0]
             assert len(list((tmp_path / "work" / "models").iterdir())) == 1
 
     play(story)
@@ -341,17 +340,17 @@ def test_a_model_is_checked_against_its_mac(play: Play, tmp_path: Path) -> None:
         mac.update(content)
         return mac.digest()
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work"):
-            stream = await counterpart.ready()
-            counterpart.download_faults = [48, None, "wrong", None]
-            await trained(counterpart, stream, 1, seal=mac_of(counterpart.model))
-            assert counterpart.offsets == [0, 48]
-            counterpart.model = counterpart.model[:-4] + counterpart.model[:4]
-            await trained(counterpart, stream, 2, seal=mac_of(counterpart.model))
-            assert counterpart.offsets[2:] == [0, 0]
-            counterpart.model = counterpart.model[4:] + counterpart.model[:4]
-            stream.send(task=counterpart.task(3, seal=mac_of(counterpart.model[::-1])))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work"):
+            stream = await controller.ready()
+            controller.download_faults = [48, None, "wrong", None]
+            await trained(controller, stream, 1, seal=mac_of(controller.model))
+            assert controller.offsets == [0, 48]
+            controller.model = controller.model[:-4] + controller.model[:4]
+            await trained(controller, stream, 2, seal=mac_of(controller.model))
+            assert controller.offsets[2:] == [0, 0]
+            controller.model = controller.model[4:] + controller.model[:4]
+            stream.send(task=controller.task(3, seal=mac_of(controller.model[::-1])))
             failed = await stream.expect("failed")
             assert (failed.task, failed.reason) == (3, "community model 4 did not arrive as it was announced")
 
@@ -361,21 +360,21 @@ def test_a_model_is_checked_against_its_mac(play: Play, tmp_path: Path) -> None:
 def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Path) -> None:
     """After three attempts; and a model that the controller no longer has fails it at once."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work"):
-            stream = await counterpart.ready()
-            counterpart.download_faults = ["wrong"] * 3
-            stream.send(task=counterpart.task(1))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work"):
+            stream = await controller.ready()
+            controller.download_faults = ["wrong"] * 3
+            stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
             assert (failed.task, failed.reason) == (1, "community model 4 did not arrive as it was announced")
-            counterpart.download_faults = [(CODE.NOT_FOUND, "no task that is based on it")]
-            stream.send(task=counterpart.task(2))
+            controller.download_faults = [(CODE.NOT_FOUND, "no task that is based on it")]
+            stream.send(task=controller.task(2))
             failed = await stream.expect("failed")
             assert failed.reason == "community model 4 cannot be fetched: no task that is based on it"
-            stream.send(task=counterpart.task(3, sha256="../../../etc/passwd"))
+            stream.send(task=controller.task(3, sha256="../../../etc/passwd"))
             failed = await stream.expect("failed")
             assert failed.reason == "the controller names a model by something that is not a SHA-256"
-            await trained(counterpart, stream, 4)
+            await trained(controller, stream, 4)
 
     play(story)
 
@@ -383,20 +382,20 @@ def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Pat
 def test_a_lost_connection_does_not_lose_the_training(play: Play, tmp_path: Path) -> None:
     """The learner dials again, says what it has in hand, and hands it in; a new epoch is no other run."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", pace=0.1) as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=12))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", pace=0.1) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=12))
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
             stream.cut()
-            again = await counterpart.stream()
+            again = await controller.stream()
             assert (again.task, again.hello.run) == (1, "run-1")
             assert again.hello.instance == stream.hello.instance
-            counterpart.welcome(again, epoch=2, task=1)
+            controller.welcome(again, epoch=2, task=1)
             await again.expect("ready")
-            await counterpart.receipts.get()
-            assert counterpart.headers[0].steps == 12
+            await controller.receipts.get()
+            assert controller.headers[0].steps == 12
             assert len(site.said("trained")) == 1
 
     play(story)
@@ -405,23 +404,23 @@ def test_a_lost_connection_does_not_lose_the_training(play: Play, tmp_path: Path
 def test_a_controller_that_is_down_is_waited_for(play: Play, tmp_path: Path) -> None:
     """Trained meanwhile, handed in when it is back, on the same address, with nothing lost."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=40))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", pace=0.05) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=40))
             while not any(beat.steps for beat in await stream.beats(1)):
                 pass
-            await counterpart.server.stop(0)
+            await controller.server.stop(0)
             await until(lambda: site.said("trained"))
-            assert counterpart.committed == {}
-            await counterpart.start(counterpart.address)
-            stream = await counterpart.stream()
+            assert controller.committed == {}
+            await controller.start(controller.address)
+            stream = await controller.stream()
             while stream.task is None and stream.ended.is_set():  # a dial that the old server took with it
-                stream = await counterpart.stream()
+                stream = await controller.stream()
             assert stream.task == 1
-            counterpart.welcome(stream, epoch=2, task=1)
-            await counterpart.receipts.get()
-            assert list(counterpart.committed) == [1]
+            controller.welcome(stream, epoch=2, task=1)
+            await controller.receipts.get()
+            assert list(controller.committed) == [1]
             assert any("trying again" in text for text in site.said("warning"))
 
     play(story)
@@ -430,15 +429,15 @@ def test_a_controller_that_is_down_is_waited_for(play: Play, tmp_path: Path) -> 
 def test_a_farewell_for_a_while_is_no_end(play: Play, tmp_path: Path) -> None:
     """The controller is upgraded; the learner stays away as long as it is told."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
             farewell = pb.Farewell(kind=pb.Farewell.RETRY, reason="upgrade", retry_seconds=0.2)
             stream.send(farewell=farewell)
-            again = await counterpart.ready()
+            again = await controller.ready()
             assert again.hello.run == "run-1"
             assert "the controller says goodbye for a while: upgrade; back in 0 s" in site.said("info")
-            again.send(farewell=counterpart.farewell())
+            again.send(farewell=controller.farewell())
             assert await site.end() == 0
 
     play(story)
@@ -447,23 +446,23 @@ def test_a_farewell_for_a_while_is_no_end(play: Play, tmp_path: Path) -> None:
 def test_an_evaluation_that_nobody_heard_is_sent_after_the_next_hello(play: Play, tmp_path: Path) -> None:
     """Measured while the connection was down."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         held = (
             f"import os, time\ngo = {str(tmp_path / 'go')!r}\n"
             "def loss(o, t):\n    while len(t) == 20 and not os.path.exists(go):\n"
             "        time.sleep(0.02)\n    return nn.functional.cross_entropy(o, t)\n"
         )
         write_site(tmp_path, held)  # it has 20 examples to evaluate on
-        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=2, evaluate=True))
-            await counterpart.receipts.get()
-            await counterpart.server.stop(0)
+        async with learner(controller, tmp_path / "work", child=TRAINER) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=2, evaluate=True))
+            await controller.receipts.get()
+            await controller.server.stop(0)
             await until(lambda: site.process.connection.session is None)
             (tmp_path / "go").touch()
             await until(lambda: site.said("evaluated"))
-            await counterpart.start(counterpart.address)
-            stream = await counterpart.ready()
+            await controller.start(controller.address)
+            stream = await controller.ready()
             assert (await stream.expect("evaluation")).version == 4
 
     play(story)
@@ -490,9 +489,9 @@ def test_a_refusal_ends_the_learner_with_its_reason(
 ) -> None:
     """Not an endless loop: somebody has to do something about it."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.stream()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.stream()
             stream.cut(*answer) if isinstance(answer, tuple) else stream.send(farewell=answer)
             assert await site.end() == code
             assert site.lines[-1] == ("error" if code else "finished", sentence)
@@ -503,20 +502,20 @@ def test_a_refusal_ends_the_learner_with_its_reason(
 def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_path: Path) -> None:
     """By the receipt, by a status, and by the notices that come beside it."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
-            counterpart.upload_faults = [(CODE.INVALID_ARGUMENT, "a chunk does not fit")]
-            stream.send(task=counterpart.task(1))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
+            controller.upload_faults = [(CODE.INVALID_ARGUMENT, "a chunk does not fit")]
+            stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
             assert (failed.task, failed.reason, failed.steps) == (1, "a chunk does not fit", 5)
-            counterpart.upload_faults = [(CODE.ALREADY_EXISTS, "handed in before with other bytes")]
-            stream.send(task=counterpart.task(2))
+            controller.upload_faults = [(CODE.ALREADY_EXISTS, "handed in before with other bytes")]
+            stream.send(task=controller.task(2))
             assert (await stream.expect("failed")).reason == "handed in before with other bytes"
             await until(lambda: empty(tmp_path / "work" / "spool"))
             stream.send(notice=pb.Notice(kind=pb.Notice.REFUSED, text="late: rebase onto community model 5", task=2))
             stream.send(notice=pb.Notice(text="the next round begins at noon"))
-            await trained(counterpart, stream, 3)
+            await trained(controller, stream, 3)
             assert site.said("refused") == ["refused: late: rebase onto community model 5"]
             assert "the next round begins at noon" in site.said("info")
 
@@ -526,12 +525,12 @@ def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_
 def test_an_update_that_the_controller_never_allows_ends_the_learner(play: Play, tmp_path: Path) -> None:
     """The stream is opened anew to see whether the refusal was meant; the second one is believed."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
-            counterpart.upload_faults = [(CODE.PERMISSION_DENIED, "task 1 is not yours")] * 2
-            stream.send(task=counterpart.task(1))
-            await counterpart.welcomed()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
+            controller.upload_faults = [(CODE.PERMISSION_DENIED, "task 1 is not yours")] * 2
+            stream.send(task=controller.task(1))
+            await controller.welcomed()
             assert await site.end() == 2
             assert site.lines[-1] == ("error", "the controller refuses the update of task 1: task 1 is not yours")
 
@@ -541,19 +540,19 @@ def test_an_update_that_the_controller_never_allows_ends_the_learner(play: Play,
 def test_a_learner_that_was_set_aside_waits_for_its_operator(play: Play, tmp_path: Path) -> None:
     """A mere reconnection does not bring it back; the end of the federation still reaches it."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
             stream.send(notice=pb.Notice(kind=pb.Notice.SET_ASIDE, text="3 updates in a row were refused"))
             await stream.beats(1)
             stream.cut()
-            again = await counterpart.welcomed()
+            again = await controller.welcomed()
             await again.beats(5)
             assert again.inbox.empty()
             assert site.said("set_aside") == [
                 "set aside: 3 updates in a row were refused; restart this learner to join again"
             ]
-            again.send(farewell=counterpart.farewell())
+            again.send(farewell=controller.farewell())
             assert await site.end() == 0
 
     play(story)
@@ -562,21 +561,21 @@ def test_a_learner_that_was_set_aside_waits_for_its_operator(play: Play, tmp_pat
 def test_a_controller_that_was_begun_anew_drops_what_was_trained_for_the_old_run(play: Play, tmp_path: Path) -> None:
     """With a notice; the learner joins the new run."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.upload_faults = [UNAVAILABLE] * 3
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
+    async def story(controller: ScriptedController) -> None:
+        controller.upload_faults = [UNAVAILABLE] * 3
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
             await until(lambda: site.said("trained"))
             stream.cut()
-            counterpart.run = "run-2"
-            again = await counterpart.stream()
+            controller.run = "run-2"
+            again = await controller.stream()
             assert (again.hello.run, again.task) == ("run-1", 1)
-            counterpart.upload_faults = []
-            counterpart.welcome(again)
+            controller.upload_faults = []
+            controller.welcome(again)
             await again.expect("ready")
-            await trained(counterpart, again, 1)
-            assert counterpart.headers[-1].run == "run-2"
+            await trained(controller, again, 1)
+            assert controller.headers[-1].run == "run-2"
             assert "the update of task 1 is dropped: it belongs to run run-1" in site.said("warning")
 
     play(story)
@@ -585,11 +584,11 @@ def test_a_controller_that_was_begun_anew_drops_what_was_trained_for_the_old_run
 def test_clocks_that_disagree_are_told_once(play: Play, tmp_path: Path) -> None:
     """Nothing depends on them but the certificates, so it is a warning."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work") as site:
-            stream = await counterpart.welcomed(unix_time=0.0)
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.welcomed(unix_time=0.0)
             stream.cut()
-            await counterpart.ready(unix_time=0.0)
+            await controller.ready(unix_time=0.0)
             told = [text for text in site.said("warning") if "clock" in text]
             assert len(told) == 1 and "the clock of this machine is off by +" in told[0]
 
@@ -599,21 +598,21 @@ def test_clocks_that_disagree_are_told_once(play: Play, tmp_path: Path) -> None:
 def test_a_site_that_cannot_be_prepared_ends_the_learner_and_tells_the_controller(play: Play, tmp_path: Path) -> None:
     """Its file is wrong, or its network is not the federation's: mending it is the operator's."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         broken = write_site(tmp_path, "raise OSError('no data here')", "broken.py")
-        async with learner(counterpart, tmp_path / "a", child=TRAINER, site=broken) as site:
-            stream = await counterpart.welcomed()
+        async with learner(controller, tmp_path / "a", child=TRAINER, site=broken) as site:
+            stream = await controller.welcomed()
             assert "OSError: no data here" in (await stream.expect("leaving")).reason
             assert await site.end() == 2
             assert site.lines[-1][1].startswith("this learner cannot take part: the site file cannot be used: broken.p")
-        async with learner(counterpart, tmp_path / "b", child=TRAINER) as site:
-            counterpart.layout = Layout(counterpart.layout.tensors[:-1])
-            stream = await counterpart.welcomed()
+        async with learner(controller, tmp_path / "b", child=TRAINER) as site:
+            controller.layout = Layout(controller.layout.tensors[:-1])
+            stream = await controller.welcomed()
             await stream.expect("leaving")
             assert await site.end() == 2
             assert "the network here is not the federation's" in site.lines[-1][1]
-        async with learner(counterpart, tmp_path / "c", child=TRAINER) as site:
-            await counterpart.welcomed(settings='{"experiment": {}, "policy": 0}')
+        async with learner(controller, tmp_path / "c", child=TRAINER) as site:
+            await controller.welcomed(settings='{"experiment": {}, "policy": 0}')
             assert await site.end() == 2
             assert "the controller's settings: learners: missing" in site.lines[-1][1]
 
@@ -626,22 +625,22 @@ def test_a_site_that_cannot_be_prepared_ends_the_learner_and_tells_the_controlle
 def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Path) -> None:
     """kill -9 in the middle of a training, as the kernel does when memory is short."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", child=TRAINER, pace=0.05) as site:
-            stream = await counterpart.ready()
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", child=TRAINER, pace=0.05) as site:
+            stream = await controller.ready()
             first = site.child
-            stream.send(task=counterpart.task(1, steps=100_000))
+            stream.send(task=controller.task(1, steps=100_000))
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
             os.kill(first, signal.SIGKILL)
             failed = await stream.expect("failed")
             assert failed.task == 1
             assert failed.reason == "the training process was killed (SIGKILL): out of memory?"
-            await trained(counterpart, stream, 2)
+            await trained(controller, stream, 2)
             assert site.child != first
             os.kill(site.child, signal.SIGSEGV)  # between two tasks: nobody need know
             await until(lambda: not site.process.child.alive)
-            await trained(counterpart, stream, 3)
+            await trained(controller, stream, 3)
 
     play(story)
 
@@ -650,12 +649,12 @@ def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Pat
 def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp_path: Path) -> None:
     """With the cause in words, for the operator and for the controller."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         write_site(tmp_path, "import os\ndef loss(o, t):\n    os._exit(7)\n")
-        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
-            stream = await counterpart.ready()
+        async with learner(controller, tmp_path / "work", child=TRAINER) as site:
+            stream = await controller.ready()
             for number in (1, 2, 3):
-                stream.send(task=counterpart.task(number))
+                stream.send(task=controller.task(number))
                 assert (await stream.expect("failed")).reason == "the training process ended with exit code 7"
             reason = (await stream.expect("leaving")).reason
             assert reason == "the training process ended with exit code 7, 3 times in a row"
@@ -668,20 +667,20 @@ def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp
 def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play, tmp_path: Path) -> None:
     """Told with file and line; the child lives and the next task trains."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         write_site(
             tmp_path,
             "calls = []\ndef loss(o, t):\n    calls.append(1)\n"
             "    if len(calls) == 3:\n        raise RuntimeError('no GPU today')\n"
             "    return nn.functional.cross_entropy(o, t)\n",
         )
-        async with learner(counterpart, tmp_path / "work", child=TRAINER) as site:
-            stream = await counterpart.ready()
+        async with learner(controller, tmp_path / "work", child=TRAINER) as site:
+            stream = await controller.ready()
             child = site.child
-            stream.send(task=counterpart.task(1))
+            stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
             assert (failed.reason, failed.steps) == ("site.py:22: RuntimeError: no GPU today", 2)
-            await trained(counterpart, stream, 2)
+            await trained(controller, stream, 2)
             assert site.child == child
 
     play(story)
@@ -691,7 +690,7 @@ def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play,
 def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_path: Path) -> None:
     """C code that never lets Python run: the parent does not train, so it is alive, and says so."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         (tmp_path / "go").unlink(missing_ok=True)
         write_site(
             tmp_path,
@@ -699,14 +698,14 @@ def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_p
             f"    while not os.path.exists({str(tmp_path / 'go')!r}):\n        busy.usleep(900_000)\n"
             "    return nn.functional.cross_entropy(o, t)\n",
         )
-        async with learner(counterpart, tmp_path / "work", child=TRAINER):
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
-            await counterpart.downloading.wait()
+        async with learner(controller, tmp_path / "work", child=TRAINER):
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
+            await controller.downloading.wait()
             beats = await stream.beats(25)  # two and a half seconds of them
             assert beats[-1].task == 1
             (tmp_path / "go").touch()
-            await counterpart.receipts.get()
+            await controller.receipts.get()
 
     play(story)
 
@@ -714,18 +713,18 @@ def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_p
 def test_a_stopped_child_is_waited_for(play: Play, tmp_path: Path) -> None:
     """SIGSTOP and SIGCONT: heartbeats go on in between, the task is not lost."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work", pace=0.05) as site:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=40))
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", pace=0.05) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=40))
             while not any(beat.steps for beat in await stream.beats(1)):
                 pass
             os.kill(site.child, signal.SIGSTOP)
             held = await stream.beats(10)
             assert {beat.task for beat in held} == {1}
             os.kill(site.child, signal.SIGCONT)
-            await counterpart.receipts.get()
-            assert counterpart.headers[0].steps == 40
+            await controller.receipts.get()
+            assert controller.headers[0].steps == 40
 
     play(story)
 
@@ -736,23 +735,23 @@ def test_a_stopped_child_is_waited_for(play: Play, tmp_path: Path) -> None:
 def test_a_learner_killed_in_training_gets_its_task_again(play: Play, tmp_path: Path) -> None:
     """kill -9 of the parent: the child goes with it, nothing is in hand, and the task is trained anew."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with Command(counterpart, tmp_path / "work", pace=0.05) as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=100_000))
+    async def story(controller: ScriptedController) -> None:
+        async with Command(controller, tmp_path / "work", pace=0.05) as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=100_000))
             while not any(beat.steps for beat in await stream.beats(1)):
                 pass
             await command.kill()
-        async with Command.metis(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.stream()
+        async with Command.metis(controller, tmp_path / "work") as command:
+            stream = await controller.stream()
             assert (stream.hello.run, stream.task) == ("run-1", None)
-            counterpart.welcome(stream, task=1)
+            controller.welcome(stream, task=1)
             await stream.expect("ready")
-            stream.send(task=counterpart.task(1))
-            await counterpart.receipts.get()
-            assert counterpart.committed.keys() == {1}
-            assert counterpart.offsets == [0]  # the model was here
-            stream.send(farewell=counterpart.farewell())
+            stream.send(task=controller.task(1))
+            await controller.receipts.get()
+            assert controller.committed.keys() == {1}
+            assert controller.offsets == [0]  # the model was here
+            stream.send(farewell=controller.farewell())
             assert await command.end() == 0
             assert command.lines[-1][1].endswith(f"community model 9 is in {tmp_path}/work/community.safetensors")
 
@@ -762,24 +761,24 @@ def test_a_learner_killed_in_training_gets_its_task_again(play: Play, tmp_path: 
 def test_a_learner_killed_in_its_upload_hands_in_the_same_bytes_first(play: Play, tmp_path: Path) -> None:
     """kill -9 of the parent between two chunks: the update is in the spool, and goes before anything else."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         never = asyncio.Event()
-        counterpart.upload_faults = [never]
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
-            await counterpart.uploading.wait()
+        controller.upload_faults = [never]
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
+            await controller.uploading.wait()
             await command.kill()
         assert len(list((tmp_path / "work" / "spool").iterdir())) == 2
-        async with Command(counterpart, tmp_path / "work"):
-            stream = await counterpart.stream()
+        async with Command(controller, tmp_path / "work"):
+            stream = await controller.stream()
             assert (stream.hello.run, stream.task) == ("run-1", 1)
-            counterpart.welcome(stream, task=1)
-            await counterpart.receipts.get()
+            controller.welcome(stream, task=1)
+            await controller.receipts.get()
             assert stream.inbox.empty()  # it does not wait until network and data are ready
-            (content,) = counterpart.committed.values()
-            assert content.startswith(counterpart.attempts[0])
-            assert len(counterpart.attempts[0]) < len(content) == 200
+            (content,) = controller.committed.values()
+            assert content.startswith(controller.attempts[0])
+            assert len(controller.attempts[0]) < len(content) == 200
             await until(lambda: empty(tmp_path / "work" / "spool"))
 
     play(story)
@@ -788,10 +787,10 @@ def test_a_learner_killed_in_its_upload_hands_in_the_same_bytes_first(play: Play
 def test_a_signal_ends_a_training_learner_at_once(play: Play, tmp_path: Path) -> None:
     """It says goodbye, so that nobody waits for its lease; exit code 0."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with Command(counterpart, tmp_path / "work", pace=0.05) as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1, steps=100_000))
+    async def story(controller: ScriptedController) -> None:
+        async with Command(controller, tmp_path / "work", pace=0.05) as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1, steps=100_000))
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
             command.process.send_signal(signal.SIGTERM)
@@ -806,28 +805,28 @@ def test_a_signal_ends_a_training_learner_at_once(play: Play, tmp_path: Path) ->
 def test_a_signal_lets_a_trained_update_be_handed_in(play: Play, tmp_path: Path) -> None:
     """For some seconds; what cannot be handed in stays in the work folder for the next start."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.upload_faults = [UNAVAILABLE] * 3
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
+    async def story(controller: ScriptedController) -> None:
+        controller.upload_faults = [UNAVAILABLE] * 3
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
             await until(lambda: command.said("trained"))
             command.process.send_signal(signal.SIGINT)
             assert await command.end() == 0
-            assert list(counterpart.committed) == [1]
-        counterpart.upload_faults = [UNAVAILABLE] * 1000
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(2))
+            assert list(controller.committed) == [1]
+        controller.upload_faults = [UNAVAILABLE] * 1000
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(2))
             await until(lambda: command.said("trained"))
             command.process.send_signal(signal.SIGTERM)
             assert await command.end() == 0
             assert any("the update of task 2 stays in" in text for text in command.said("warning"))
-        counterpart.upload_faults = []
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.welcomed()
+        controller.upload_faults = []
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.welcomed()
             assert stream.task == 2
-            await counterpart.receipts.get()
+            await controller.receipts.get()
 
     play(story)
 
@@ -835,11 +834,11 @@ def test_a_signal_lets_a_trained_update_be_handed_in(play: Play, tmp_path: Path)
 def test_the_second_signal_ends_it_without_waiting(play: Play, tmp_path: Path) -> None:
     """Nothing is lost by that: the update is on disk."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.upload_faults = [UNAVAILABLE] * 1000
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
+    async def story(controller: ScriptedController) -> None:
+        controller.upload_faults = [UNAVAILABLE] * 1000
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
             await until(lambda: command.said("trained"))
             command.process.send_signal(signal.SIGTERM)
             await until(lambda: any("once more to end at once" in text for text in command.said("info")))
@@ -853,10 +852,10 @@ def test_the_second_signal_ends_it_without_waiting(play: Play, tmp_path: Path) -
 def test_two_learners_cannot_work_in_one_folder(play: Play, tmp_path: Path) -> None:
     """They would hand in each other's updates."""
 
-    async def story(counterpart: Counterpart) -> None:
-        async with learner(counterpart, tmp_path / "work"):
-            await counterpart.stream()
-            second = Site(counterpart, tmp_path / "work")
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work"):
+            await controller.stream()
+            second = Site(controller, tmp_path / "work")
             with pytest.raises(ConfigError, match=rf"another learner \(process id {os.getpid()} on .*\) uses .*/work"):
                 await second.running
 
@@ -867,7 +866,7 @@ def test_two_learners_cannot_work_in_one_folder(play: Play, tmp_path: Path) -> N
 def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play: Play, tmp_path: Path) -> None:
     """No file may be larger than 3,000 bytes: neither a model of 4,200 nor, then, its update can be kept."""
 
-    async def story(counterpart: Counterpart) -> None:
+    async def story(controller: ScriptedController) -> None:
         launcher = tmp_path / "launch.py"
         launcher.write_text(
             "import resource, runpy, sys\n"
@@ -880,19 +879,19 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
         write_site(
             tmp_path, "def network():\n    return nn.Sequential(nn.Linear(3, 175), nn.ReLU(), nn.Linear(175, 2))\n"
         )
-        silo = build_silo(json.loads(counterpart.settings), wide, "zurich", 0)
-        counterpart.layout = silo.engine.layout
-        counterpart.model = silo.engine.initial_model(1990).vector.tobytes()
-        assert len(counterpart.model) == 4208
-        async with Command.metis(counterpart, tmp_path / "work", [str(launcher)]):
-            stream = await counterpart.ready()
-            stream.send(task=counterpart.task(1))
+        silo = build_silo(json.loads(controller.settings), wide, "zurich", 0)
+        controller.layout = silo.engine.layout
+        controller.model = silo.engine.initial_model(1990).vector.tobytes()
+        assert len(controller.model) == 4208
+        async with Command.metis(controller, tmp_path / "work", [str(launcher)]):
+            stream = await controller.ready()
+            stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
             assert failed.reason == f"the community model cannot be kept in {tmp_path}/work (File too large)"
             assert list((tmp_path / "work" / "models").iterdir()) == []
             # Somebody puts the model there by hand, so that only the update does not fit.
-            (tmp_path / "work" / "models" / counterpart.sha256).write_bytes(counterpart.model)
-            stream.send(task=counterpart.task(2))
+            (tmp_path / "work" / "models" / controller.sha256).write_bytes(controller.model)
+            stream.send(task=controller.task(2))
             failed = await stream.expect("failed")
             assert failed.reason == f"the model cannot be written to {tmp_path}/work/spool: File too large"
             await stream.beats(2)
@@ -905,16 +904,16 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
 def test_a_large_model_never_lies_in_the_parents_memory(play: Play, tmp_path: Path) -> None:
     """160 MB down, up and saved at the end: what gRPC has in flight does not grow with it."""
 
-    async def story(counterpart: Counterpart) -> None:
-        counterpart.layout = Layout((TensorSpec("weights", (4000, 10_000)),))
-        counterpart.model = np.ones(40_000_000, "<f4").tobytes()
-        counterpart.chunk_bytes, counterpart.heartbeat_seconds = 1 << 20, 1.0
-        async with Command(counterpart, tmp_path / "work") as command:
-            stream = await counterpart.ready()
+    async def story(controller: ScriptedController) -> None:
+        controller.layout = Layout((TensorSpec("weights", (4000, 10_000)),))
+        controller.model = np.ones(40_000_000, "<f4").tobytes()
+        controller.chunk_bytes, controller.heartbeat_seconds = 1 << 20, 1.0
+        async with Command(controller, tmp_path / "work") as command:
+            stream = await controller.ready()
             before = _peak_memory(command.process.pid)
-            stream.send(task=counterpart.task(1, steps=1))
-            await counterpart.receipts.get()
-            stream.send(farewell=counterpart.farewell())
+            stream.send(task=controller.task(1, steps=1))
+            await controller.receipts.get()
+            stream.send(farewell=controller.farewell())
             while not (tmp_path / "work" / "community.safetensors").exists():
                 grown = _peak_memory(command.process.pid) - before
                 await asyncio.sleep(0.05)

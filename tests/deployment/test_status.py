@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployment.federations import Served, served
-from deployment.wire_learner import WireLearner, move_towards
+from deployment.scripted_learner import HonestLearner, move_towards
 from metis.core import policies
 from metis.core.stop import StopRule
 from metis.deployment.controller import metrics, status_server
@@ -106,7 +106,9 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     async with served(folder, policies.sync_fedavg(1), StopRule(rounds=rounds), evaluator=EverBetter()) as federation:
         learners = [
-            WireLearner(name, federation.address, federation.process.layout, move_towards(i), seconds_per_batch=0.002)
+            HonestLearner(
+                name, federation.address, federation.process.layout, train=move_towards(i), seconds_per_batch=0.002
+            )
             for i, name in enumerate(names)
         ]
         tasks = [asyncio.create_task(learner.run()) for learner in learners]

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from deployment.wire_learner import WireLearner, parts
+from deployment.scripted_learner import HonestLearner
 from metis.core.events import (
     CommunityPublished,
     SendTask,
@@ -37,7 +37,6 @@ from metis.core.model import Layout, Model, TensorSpec
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
 from metis.errors import LearnerError
 from metis.experiments.config.load import load_config
 from metis.experiments.deploy import make_plan
@@ -389,51 +388,6 @@ def drift(goal: float) -> Callable[[pb.Task, Any], Any]:
     return lambda task, vector: vector * np.float32(0.5) + np.float32(goal) + np.float32(task.number % 7)
 
 
-class LightLearner(WireLearner):
-    """Comes back for ever, keeps what it trained until it is answered, and remembers how its calls ended."""
-
-    def channel(self) -> grpc.aio.Channel:
-        # A pool of its own: a new dial does not wait for what an earlier one has met.
-        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-        if self.credentials is not None:
-            return grpc.aio.secure_channel(self.target, self.credentials, options=options)
-        return grpc.aio.insecure_channel(self.target, options=options)
-
-    @property
-    def codes(self) -> Counter[str]:
-        """How uploads failed, by status."""
-        return self.__dict__.setdefault("_codes", Counter())  # type: ignore[no-any-return]
-
-    async def run(self) -> None:
-        self.instance = self.instance or f"{self.name}-{random.randrange(10**12)}"
-        while self.farewell is None or self.farewell.kind == pb.Farewell.RETRY:
-            try:
-                async with self.channel() as channel:
-                    await self.attend(FederationStub(channel))
-            except grpc.aio.AioRpcError as problem:
-                if problem.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
-                    self.refused = problem
-                    return
-            await asyncio.sleep(random.uniform(0.05, 0.3))
-
-    async def hand_in(self, stub: FederationStub, number: int) -> None:
-        while number in self.held:
-            try:
-                receipt = await stub.upload(parts(self.header(number), self.held[number]), metadata=self.metadata)
-            except grpc.aio.AioRpcError as problem:
-                self.codes[problem.code().name] += 1
-                await asyncio.sleep(0.2)
-            else:
-                self.receipts.append((number, receipt))
-                self.held.pop(number, None)
-
-    @property
-    def acknowledged(self) -> list[tuple[int, int]]:
-        """Task and number in the journal of everything that it was promised."""
-        refused = pb.Receipt.REFUSED
-        return [(task, receipt.sequence) for task, receipt in self.receipts if receipt.verdict != refused]
-
-
 class Crowd:
     """Light learners in a thread of their own; they go on whatever happens to the controller."""
 
@@ -445,8 +399,8 @@ class Crowd:
         with contextlib.closing(_facts(federation)) as facts:
             layout = layout or Layout.from_json(next(facts)["layout"])
         self.learners = [
-            LightLearner(
-                name, address or federation.address, layout, drift(index), seconds_per_batch=pace,
+            HonestLearner(
+                name, address or federation.address, layout, train=drift(index), seconds_per_batch=pace,
                 credentials=None if credentials is None else credentials(name),
             )
             for index, name in enumerate(federation.names)

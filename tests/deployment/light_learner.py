@@ -1,10 +1,17 @@
-"""The real trainer process around a learner that trains by arithmetic: it starts without torch, so quickly."""
+"""The real learner process and the real trainer process around training by arithmetic: they start without torch.
+
+python light_learner.py                              the trainer, as a child of a learner
+python light_learner.py ADDRESS WORK_FOLDER PACE     `metis learner` with this trainer and without its command line
+"""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import json
 import os
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +21,11 @@ from metis.core.events import Budget
 from metis.core.model import Layout, Model
 from metis.deployment.trainer import process as trainer
 
+TRAINER = [sys.executable, __file__]
+
 
 class Engine:
     """Measures the sum of a model."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
 
     def evaluate(self, model: Model, examples: range, memory: object) -> dict[str, float]:
         return {"loss": float(model.vector.sum())}
@@ -52,17 +58,30 @@ class Learner:
         model = community_model.with_vector(vector)
         return SimpleNamespace(
             model=model, payload=b"", steps=len(times), loss=1.0, memory={}, batch_times=tuple(times),
-            seconds=sum(times), compression_error=math.nan,
+            seconds=sum(times), notes={},
         )  # fmt: skip
 
 
 def build(command: Mapping[str, Any]) -> Any:
-    engine = Engine(Layout.from_json(command["layout"]))
+    layout = Layout.from_json(command["layout"])
     return SimpleNamespace(
-        engine=engine, learner=Learner(), evaluation=range(20), metric="loss", higher_is_better=False, seed=1
-    )
+        engine=Engine(), layout=layout, learner=Learner(), evaluation=range(20), metric="loss",
+        higher_is_better=False, seed=1,
+    )  # fmt: skip
+
+
+def report(kind: str, text: str) -> None:
+    print(json.dumps({"kind": kind, "text": text}), flush=True)
+
+
+async def learn(address: str, folder: Path, pace: float) -> int:
+    from metis.deployment.learner.process import LearnerProcess
+
+    return await LearnerProcess(address, work=folder, child=TRAINER, report=report, name="zurich", pace=pace).run()
 
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
+    if len(sys.argv) > 1:
+        sys.exit(asyncio.run(learn(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))))
     trainer.main(build)

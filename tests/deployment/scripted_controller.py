@@ -70,7 +70,7 @@ class Stream:
         self.outbox.put_nowait(status or UNAVAILABLE)
 
 
-class Counterpart:
+class ScriptedController:
     """Serves one run with one model; `streams` are the learner's calls as they come."""
 
     def __init__(self, site: Path, settings: dict[str, Any], folder: Path) -> None:
@@ -102,7 +102,7 @@ class Counterpart:
     def sha256(self) -> str:
         return hashlib.sha256(self.model).hexdigest()
 
-    async def __aenter__(self) -> Counterpart:
+    async def __aenter__(self) -> ScriptedController:
         await self.start("127.0.0.1:0")
         return self
 
