@@ -100,14 +100,8 @@ class Proxy:
 
     def heal(self) -> None:
         """From now on everything passes as it comes."""
-        for direction in (self.up, self.down):
-            direction.held, direction.rate, direction.flip_at, direction.cut_at, direction.change = (
-                False,
-                None,
-                None,
-                None,
-                None,
-            )
+        for each in (self.up, self.down):
+            each.held, each.rate, each.flip_at, each.cut_at, each.change = False, None, None, None, None
 
     def vanish(self) -> None:
         """What is connected now is so for ever, but neither end hears of the other again; new connections are well."""

@@ -99,12 +99,14 @@ def test_compressed_updates_are_mixed(compression: Compression, policy: Any, tmp
 
 
 @pytest.mark.parametrize("compression", KINDS, ids=lambda each: each.kind)
-def test_what_is_left_out_and_what_travels_are_told(compression: Compression, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_is_left_out_and_what_travels_are_reported(
+    compression: Compression, tmp_path: Path, monkeypatch: Any
+) -> None:
     """In the record, the summary, the status, the metrics, the report and on the dashboard."""
     _, status, errors = asyncio.run(run(tmp_path, policies.sync_fedavg(1), compression, monkeypatch))
     folder = tmp_path / "run"
     course = list(read_trace(folder / "events.jsonl"))
-    recorded = [item.compression_error for _, item in course if isinstance(item, UpdateRequest)]
+    recorded = [item.notes["compression_error"] for _, item in course if isinstance(item, UpdateRequest)]
     assert len(recorded) == 15
     assert sorted(recorded[-3:]) == pytest.approx(sorted(errors))
     assert all(0 <= error < 1 for error in recorded)
