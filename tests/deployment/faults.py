@@ -155,7 +155,7 @@ def files(here: Served) -> set[str]:
     return {path.name for path in (here.state.folder / "blobs").iterdir()}
 
 
-def course(here: Served, kind: type[_T]) -> list[_T]:
+def traced(here: Served, kind: type[_T]) -> list[_T]:
     """All events or actions of this kind so far."""
     items: list[Event | Action] = [item for _, item in read_trace(here.process.folder / "events.jsonl")]
     return [item for item in items if isinstance(item, kind)]

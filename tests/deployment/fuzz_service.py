@@ -341,7 +341,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.getLogger("grpc").setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory() as folder:
-        tally, course = asyncio.run(campaign(Path(folder), arguments.seconds, arguments.seed, arguments.workers))
+        tally, summary = asyncio.run(campaign(Path(folder), arguments.seconds, arguments.seed, arguments.workers))
     total = tally.executions.total()
     by_method = ", ".join(f"{method} {count}" for method, count in sorted(tally.executions.items()))
     print(
@@ -349,7 +349,7 @@ def main() -> int:
         f"{total / tally.processor_seconds:.0f} a second of processor time, seed {arguments.seed}"
     )
     print(", ".join(f"{code} {count}" for code, count in tally.endings.most_common()))
-    print(course)
+    print(summary)
     print(f"{len(tally.crashes)} crashes, {len(tally.hangs)} hangs")
     for line in dict.fromkeys([*tally.crashes, *tally.hangs]):
         print(line[:2000])

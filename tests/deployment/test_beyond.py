@@ -90,8 +90,8 @@ def federate(
     return learners, list(read_trace(folder / "run" / "events.jsonl")), vector
 
 
-def steps_by_round(course: Sequence[tuple[float, Event | Action]], learner: str) -> list[int | None]:
-    return [item.task.budget.steps for _, item in course if isinstance(item, SendTask) and item.learner == learner]
+def steps_by_round(trace: Sequence[tuple[float, Event | Action]], learner: str) -> list[int | None]:
+    return [item.task.budget.steps for _, item in trace if isinstance(item, SendTask) and item.learner == learner]
 
 
 TAU, D = 1e-3, 2.0  # the learners go from 1 to 3
@@ -145,11 +145,11 @@ def test_an_adaptive_period_goes_by_what_the_controller_measures(
         return learners
 
     policy = policies.semisync_fedavg(timings="smoothed", grace=PATIENT).with_layers(AdaptivePeriod())
-    _, course, _ = federate(tmp_path, policy, cast, 5)
-    cold_start, *later = steps_by_round(course, "l0")
+    _, trace, _ = federate(tmp_path, policy, cast, 5)
+    cold_start, *later = steps_by_round(trace, "l0")
     assert cold_start == 40
     assert any(steps != 80 for steps in later)  # which lambda = 1 would have given
-    measures = [item.measure for _, item in course if isinstance(item, CommunityPublished)]
+    measures = [item.measure for _, item in trace if isinstance(item, CommunityPublished)]
     agreements = [(measure.progress / measure.divergence) ** 2 for measure in measures if measure is not None]
     assert len(agreements) == 5
     assert agreements == pytest.approx([1.0] * 5, abs=0.01) if agree else max(agreements) < 0.5
@@ -166,15 +166,15 @@ def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
     def cast(federation: Served) -> list[HonestLearner]:
         return [Throttled("l0", federation.address, federation.process.layout, train=move_towards(5))]
 
-    _, course, _ = federate(tmp_path, policies.semisync_fedavg(1, timings="smoothed", grace=PATIENT), cast, 6)
-    assert [item.learner for _, item in course if isinstance(item, SpeedChanged)] == ["l0"]
+    _, trace, _ = federate(tmp_path, policies.semisync_fedavg(1, timings="smoothed", grace=PATIENT), cast, 6)
+    assert [item.learner for _, item in trace if isinstance(item, SpeedChanged)] == ["l0"]
 
 
 def test_lambda_follows_its_schedule(tmp_path: Path) -> None:
     """Of a single learner a period is lambda epochs to the batch."""
     policy = policies.semisync_fedavg(grace=PATIENT).with_layers(ScheduledLambda(Schedule(3, 1, 2, shape="linear")))
-    _, course, _ = federate(tmp_path, policy, steady(BATCH), 5)
-    cold_start, *later = steps_by_round(course, "l0")
+    _, trace, _ = federate(tmp_path, policy, steady(BATCH), 5)
+    cold_start, *later = steps_by_round(trace, "l0")
     assert cold_start == 10
     assert later == [20, 10, 10, 10]
 
@@ -188,16 +188,16 @@ def test_tasks_carry_the_learning_rate_of_their_moment(tmp_path: Path) -> None:
 def test_each_round_has_its_sample(tmp_path: Path) -> None:
     """Two of four a round, in the course of time all of them."""
     policy = policies.sync_fedavg(1).with_layers(Sample(learners=2, seed=3))
-    _, course, _ = federate(tmp_path, policy, steady(BATCH, BATCH, BATCH, BATCH), 8)
-    assert [item.contributors for _, item in course if isinstance(item, CommunityPublished)] == [2] * 8
-    assert {item.learner for _, item in course if isinstance(item, SendTask)} == {"l0", "l1", "l2", "l3"}
+    _, trace, _ = federate(tmp_path, policy, steady(BATCH, BATCH, BATCH, BATCH), 8)
+    assert [item.contributors for _, item in trace if isinstance(item, CommunityPublished)] == [2] * 8
+    assert {item.learner for _, item in trace if isinstance(item, SendTask)} == {"l0", "l1", "l2", "l3"}
 
 
 def test_a_period_with_room_for_the_exchange_gives_the_far_fewer_steps(tmp_path: Path) -> None:
     """Equally fast, but one needs half a second for its upload: both hand in at the same moment."""
     policy = policies.semisync_fedavg(4, exchange="inside", grace=PATIENT)
-    _, course, _ = federate(tmp_path, policy, steady(BATCH, BATCH, uploads=(0.0, 0.5)), 4)
-    near, far = (steps_by_round(course, name)[1:] for name in ("l0", "l1"))
+    _, trace, _ = federate(tmp_path, policy, steady(BATCH, BATCH, uploads=(0.0, 0.5)), 4)
+    near, far = (steps_by_round(trace, name)[1:] for name in ("l0", "l1"))
     assert far and all(mine is not None and theirs is not None for mine, theirs in zip(far, near, strict=True))
     assert sum(filter(None, far)) + 30 * len(far) < sum(filter(None, near))
 
@@ -205,6 +205,6 @@ def test_a_period_with_room_for_the_exchange_gives_the_far_fewer_steps(tmp_path:
 def test_a_cap_limits_what_is_trained_in_a_period(tmp_path: Path) -> None:
     """Ten times as fast, but at most three passes; what is not worked is not charged."""
     policy = policies.semisync_fedavg(2, max_local_epochs=3, grace=PATIENT)
-    _, course, _ = federate(tmp_path, policy, steady(BATCH / 2, 5 * BATCH), 3)
-    assert steps_by_round(course, "l0")[1:] == [30, 30]
-    assert steps_by_round(course, "l1")[1:] == [20, 20]
+    _, trace, _ = federate(tmp_path, policy, steady(BATCH / 2, 5 * BATCH), 3)
+    assert steps_by_round(trace, "l0")[1:] == [30, 30]
+    assert steps_by_round(trace, "l1")[1:] == [20, 20]

@@ -105,8 +105,8 @@ def test_what_is_left_out_and_what_travels_are_reported(
     """In the record, the summary, the status, the metrics, the report and on the dashboard."""
     _, status, errors = asyncio.run(run(tmp_path, policies.sync_fedavg(1), compression, monkeypatch))
     folder = tmp_path / "run"
-    course = list(read_trace(folder / "events.jsonl"))
-    recorded = [item.notes["compression_error"] for _, item in course if isinstance(item, UpdateRequest)]
+    trace = list(read_trace(folder / "events.jsonl"))
+    recorded = [item.notes["compression_error"] for _, item in trace if isinstance(item, UpdateRequest)]
     assert len(recorded) == 15
     assert sorted(recorded[-3:]) == pytest.approx(sorted(errors))
     assert all(0 <= error < 1 for error in recorded)
@@ -121,7 +121,7 @@ def test_what_is_left_out_and_what_travels_are_reported(
     assert f'metis_learner_compression_error{{learner="l2"}} {errors[2]}' in metrics
     assert "compressed updates: " in "\n".join(line.plain for line in cli_status._head(status))
 
-    tasks = sum(isinstance(item, SendTask) for _, item in course)
+    tasks = sum(isinstance(item, SendTask) for _, item in trace)
     travelled = tasks * initial_model().nbytes + 15 * compression.nbytes(LAYOUT)
     assert told["bytes_exchanged"] == travelled
     loaded = Run.load(folder)

@@ -20,7 +20,6 @@ from hypothesis import given, settings, strategies as st
 from deployment.faults import (
     Stage,
     community_hash,
-    course,
     federation,
     files,
     finish,
@@ -28,6 +27,7 @@ from deployment.faults import (
     journaled,
     play,
     status_of,
+    traced,
     tried,
 )
 from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_model, parts
@@ -90,7 +90,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
                 receipt = await learner.hand_in((await learner.task()).number, model)
                 assert receipt.verdict == pb.Receipt.COMMITTED
                 await learner.notice(pb.Notice.COMMITTED)
-            assert len(course(here, UpdateCommitted)) == len(WILD) + len(TAME)
+            assert len(traced(here, UpdateCommitted)) == len(WILD) + len(TAME)
 
     play(scene())
 
@@ -394,7 +394,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
             assert (account["refused"], account["state"]) == (len(IMPOSSIBLE), "training")
             assert account["active"] <= status["seconds"]
             assert account["time_per_batch"] <= status["seconds"]
-            assert all(0 < action.contribution_value < math.inf for action in course(here, UpdateCommitted))
+            assert all(0 < action.contribution_value < math.inf for action in traced(here, UpdateCommitted))
             assert status["deadline"] is None or status["deadline"] < 100 * status["seconds"]
 
     play(scene())
@@ -443,7 +443,7 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
             (bill,) = status["learners"]
             assert status["costs"]["steps"] <= 3 * 10
             assert 0 <= bill["active"] <= status["seconds"]
-            assert [failed.steps for failed in course(here, TaskFailed)] == [10, 10, 10]
+            assert [failed.steps for failed in traced(here, TaskFailed)] == [10, 10, 10]
             assert (await liar.hand_in((await liar.task()).number)).verdict == pb.Receipt.COMMITTED
 
     play(scene())
@@ -502,13 +502,13 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
                 assert "4 refused updates in a row" in notice.text
                 seen = here.process._writer.durable.controller.community.stamp.version
                 await here.until(lambda: here.process._writer.durable.controller.community.stamp.version >= seen + 2)
-                assert [aside.learner for aside in course(here, LearnerSetAside)] == ["offender"]
+                assert [aside.learner for aside in traced(here, LearnerSetAside)] == ["offender"]
                 await offender.vanish()
                 await offender.join()  # somebody has mended it
                 await offender.hand_in((await offender.task()).number)
                 await offender.notice(pb.Notice.COMMITTED)
                 await offender.send(leaving=pb.Leaving(reason="that is all"))
                 await finishing
-            assert len([action for action in course(here, UpdateCommitted) if action.learner == "offender"]) == 1
+            assert len([action for action in traced(here, UpdateCommitted) if action.learner == "offender"]) == 1
 
     play(scene())

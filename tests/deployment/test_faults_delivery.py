@@ -22,7 +22,6 @@ from deployment import killed_controller
 from deployment.faults import (
     HANG,
     community_hash,
-    course,
     federation,
     files,
     finish,
@@ -30,6 +29,7 @@ from deployment.faults import (
     journaled,
     play,
     status_of,
+    traced,
     tried,
 )
 from deployment.federations import Served, served
@@ -95,7 +95,7 @@ def test_an_update_that_was_committed_but_not_acknowledged_is_there_already(tmp_
             assert answers[committed[-1], pb.Receipt.ALREADY] == 1
             assert answers[committed[-1], pb.Receipt.COMMITTED] == 0
             assert sorted(journaled(here)) == list(range(12))  # 3 learners, 4 rounds, each update once
-            assert len(course(here, UpdateCommitted)) == 12
+            assert len(traced(here, UpdateCommitted)) == 12
             assert community_hash(here) == await unharmed()
 
     play(scene())
@@ -288,7 +288,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
             assert len({receipt.sequence for receipt in receipts}) == 1
             assert (await learner.task()).version == 1
             assert journaled(here) == [task.number]
-            assert len(course(here, UpdateCommitted)) == len(course(here, CommunityPublished)) == 1
+            assert len(traced(here, UpdateCommitted)) == len(traced(here, CommunityPublished)) == 1
         async with federation(tmp_path) as here, here.scripted() as learner:
             again = await learner.hand_in(task.number)
             tried()
@@ -351,7 +351,7 @@ def test_an_update_after_its_round_was_closed_is_told_to_rebase(tmp_path: Path) 
             assert again.version == 1
             await slow.hand_in(again.number, local_model(3.0))
             await slow.notice(pb.Notice.COMMITTED)
-            assert not course(here, LearnerSetAside)
+            assert not traced(here, LearnerSetAside)
 
     play(scene())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from deployment.faults import community_hash, course, federation, finish, journaled, play, status_of, tried
+from deployment.faults import community_hash, federation, finish, journaled, play, status_of, traced, tried
 from deployment.scripted_learner import local_model
 from metis.core import policies
 from metis.core.events import LearnerLeft, UpdateCommitted
@@ -40,7 +40,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
                 await new.ready()
                 assert (await new.task()).number == task.number
                 assert (await new.hand_in(task.number)).verdict == pb.Receipt.COMMITTED
-                assert not course(here, LearnerLeft)
+                assert not traced(here, LearnerLeft)
             await finish(here, "l0")
 
     play(scene())
@@ -71,7 +71,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
             tried()
             await anna.hand_in(mine.number, local_model(5.0))
             assert (await ben.task()).version == 1
-            assert [action.learner for action in course(here, UpdateCommitted)] == ["ben", "anna"]
+            assert [action.learner for action in traced(here, UpdateCommitted)] == ["ben", "anna"]
             model = here.process._writer.durable.controller.community.model
             assert set(model.vector.tolist()) == {4.0}  # the mean of 3 and 5
 
@@ -94,7 +94,7 @@ def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> 
                 assert await eve.stub.download(request, metadata=eve.metadata).code() == _CODE.NOT_FOUND
                 tried(3)
             await finish(here, "anna")
-            assert {action.learner for action in course(here, UpdateCommitted)} == {"anna"}
+            assert {action.learner for action in traced(here, UpdateCommitted)} == {"anna"}
 
     play(scene())
 

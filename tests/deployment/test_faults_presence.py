@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deployment.faults import HANG, busy_writer, course, federation, finish, journaled, play, tried
+from deployment.faults import HANG, busy_writer, federation, finish, journaled, play, traced, tried
 from deployment.federations import Served
 from deployment.scripted_learner import HonestLearner, chunk, end, local_model, move_towards
 from metis.core import policies
@@ -54,7 +54,7 @@ def test_a_learner_vanishes_in_the_middle_of_its_training(name: str, tmp_path: P
                 task = await (await killed.join()).task()
                 await killed.vanish()
                 await here.until(lambda: _version(here) >= 3)
-                assert "killed" in {left.learner for left in course(here, LearnerLeft)}
+                assert "killed" in {left.learner for left in traced(here, LearnerLeft)}
                 assert any("learner 'killed' was silent for 1 s and has left" in text for _, text in here.reports)
                 # It comes back: as a new stay, with a task on what the others have reached.
                 again = await (await killed.join()).task()
@@ -86,8 +86,8 @@ def test_a_learner_that_comes_back_in_time_has_its_task_again(tmp_path: Path) ->
                 assert (again.number, again.sha256, again.steps) == (task.number, task.sha256, task.steps)
                 assert again.seconds < task.seconds <= 50
                 assert (await after.hand_in(again.number)).verdict == pb.Receipt.COMMITTED
-            assert [joined.learner for joined in course(here, LearnerJoined)] == ["l1", "l0"]
-            assert not course(here, LearnerLeft)
+            assert [joined.learner for joined in traced(here, LearnerJoined)] == ["l1", "l0"]
+            assert not traced(here, LearnerLeft)
 
     play(scene())
 
@@ -102,7 +102,7 @@ def test_a_learner_that_lost_only_its_connection_goes_on(tmp_path: Path) -> None
             await learner.join(run=here.process.run, task=task.number)
             assert (await learner.hand_in(task.number)).verdict == pb.Receipt.COMMITTED
             assert (await learner.task()).number == task.number + 1
-            assert len(course(here, LearnerJoined)) == 1
+            assert len(traced(here, LearnerJoined)) == 1
 
     play(scene())
 
@@ -121,7 +121,7 @@ def test_a_lease_that_ends_while_its_learner_comes_back(tmp_path: Path) -> None:
                 await learner.join()
                 await here.until(lambda: here.process._sessions.open["l0"].ready is not None)
             assert (await learner.task()).number == task.number + 1
-            assert [type(item) for item in course(here, LearnerJoined | LearnerLeft)] == [  # type: ignore[arg-type]
+            assert [type(item) for item in traced(here, LearnerJoined | LearnerLeft)] == [  # type: ignore[arg-type]
                 LearnerJoined,
                 LearnerLeft,
                 LearnerJoined,
@@ -144,7 +144,7 @@ def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path
             assert (await handing_in).verdict == pb.Receipt.COMMITTED
             notice = await learner.notice(pb.Notice.REFUSED)
             assert (notice.task, "does not count" in notice.text) == (task.number, True)
-            assert not course(here, UpdateCommitted)
+            assert not traced(here, UpdateCommitted)
 
     play(scene())
 
@@ -211,7 +211,7 @@ def test_an_upload_in_progress_is_a_sign_of_life(tmp_path: Path) -> None:
                 yield end(model)
 
             assert (await learner.upload(slowly())).verdict == pb.Receipt.COMMITTED  # after two leases and more
-            assert not course(here, LearnerLeft)
+            assert not traced(here, LearnerLeft)
 
     play(scene())
 
@@ -253,9 +253,9 @@ def test_the_quorum_is_lost_and_back(tmp_path: Path) -> None:
             await here.until(lambda: _version(here) >= 2)
             await _gone(leaving)
             await _state(here, "paused")
-            version, published = _version(here), len(course(here, CommunityPublished))
+            version, published = _version(here), len(traced(here, CommunityPublished))
             await asyncio.sleep(0.3)
-            assert (_version(here), len(course(here, CommunityPublished))) == (version, published)
+            assert (_version(here), len(traced(here, CommunityPublished))) == (version, published)
             back = asyncio.create_task(_learner(here, "l1").run())
             await here.until(lambda: _version(here) >= version + 2)
             for learner in (staying, back):

@@ -35,9 +35,9 @@ def fresh(policy: Policy) -> Controller:
     return Controller(policy, Model.empty(), stop=StopRule(rounds=8), learners_expected=3, quorum=1)
 
 
-def decisions(course: list[tuple[float, Event | Action]]) -> list[dict[str, object]]:
+def decisions(trace: list[tuple[float, Event | Action]]) -> list[dict[str, object]]:
     """Every task and every version, without the moment and what depends on it."""
-    kept = [to_record(0.0, item) for _, item in course if isinstance(item, (SendTask, CommunityPublished))]
+    kept = [to_record(0.0, item) for _, item in trace if isinstance(item, (SendTask, CommunityPublished))]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in kept]
 
 
