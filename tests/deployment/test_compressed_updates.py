@@ -42,8 +42,8 @@ class Compressing(HonestLearner):
 
     async def deliver(self, number: int) -> None:
         data = np.frombuffer(self.held[number], np.uint8)
-        size = 4 * LAYOUT.size
-        local = Model(LAYOUT, data[:size].view("<f4").astype(np.float32), data[size:].view("<i8").astype(np.int64))
+        size = 4 * self.layout.size
+        local = Model(self.layout, data[:size].view("<f4").astype(np.float32), data[size:].view("<i8").astype(np.int64))
         made = self.compression.compress(local, self.base, self.left_out)
         self.left_out, self.error = made.left_out, made.error
         self.held[number] = made.payload
@@ -55,8 +55,8 @@ class Compressing(HonestLearner):
     async def fetch(self, sha256: str) -> bytes:
         data = await super().fetch(sha256)
         numbers = np.frombuffer(data, np.uint8)
-        size = 4 * LAYOUT.size
-        self.base = Model(LAYOUT, numbers[:size].view("<f4").copy(), numbers[size:].view("<i8").astype(np.int64))
+        size = 4 * self.layout.size
+        self.base = Model(self.layout, numbers[:size].view("<f4").copy(), numbers[size:].view("<i8").astype(np.int64))
         return data
 
 

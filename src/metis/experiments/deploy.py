@@ -14,7 +14,8 @@ from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import versions
 from metis.experiments.compose import build_policy
-from metis.experiments.config.load import ExperimentConfig
+from metis.experiments.config.errors import RENAMED
+from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
 
@@ -31,14 +32,31 @@ def settings_document(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that was begun with another file."""
-    now, then = config.to_dict(), dict(begun)
-    for table in sorted({*now, *then} - set(_FREE)):
+    """Refuse to resume a run that was begun with a different file."""
+    now = config.to_dict()
+    then = resolve_config(
+        {
+            **_renamed({table: begun[table] for table in begun if table not in _FREE}),
+            **{table: now[table] for table in _FREE},
+        },
+        "the state folder",
+        elsewhere=True,
+    ).to_dict()
+    for policy in (*now["policy"], *then["policy"]):
+        policy.pop("label", None)  # is for people; a new version may word it differently
+    for table in sorted({*now, *then}):
         if now.get(table) != then.get(table):
             raise ConfigError(
                 f"the run was begun with another [{table}] ({_first_difference(then.get(table), now.get(table))}); put "
                 "the file back, or begin a new run with another --state folder"
             )
+
+
+def _renamed(begun: Any) -> Any:
+    """Tables that an earlier version has written, with today's names of their keys."""
+    if isinstance(begun, Mapping):
+        return {RENAMED.get(key, key): _renamed(value) for key, value in begun.items()}
+    return [_renamed(value) for value in begun] if isinstance(begun, list) else begun
 
 
 def _first_difference(then: Any, now: Any, place: str = "") -> str:

@@ -48,8 +48,8 @@ _ALSO_CALLED = {
 }
 
 
-# Keys that were called otherwise before.
-_RENAMED = {"most_local_epochs": "max_local_epochs", "most_examples": "max_examples", "together": "batched"}
+# Keys that had another name in earlier versions.
+RENAMED = {"most_local_epochs": "max_local_epochs", "most_examples": "max_examples", "together": "batched"}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -60,8 +60,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """Why a key is refused, with the one that was probably meant."""
     known = list(known)
-    if _RENAMED.get(name) in known:
-        return f"was renamed; write '{_RENAMED[name]}'"
+    if RENAMED.get(name) in known:
+        return f"was renamed; write '{RENAMED[name]}'"
     return f"unknown key; {did_you_mean(name, known)}"
 
 
