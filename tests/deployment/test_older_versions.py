@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("grpc")
 
 from deployment.federations import by_name
+from deployment.scripted_learner import HonestLearner, move_towards
 from deployment.test_compressed_updates import Compressing
-from deployment.wire_learner import WireLearner, move_towards
 from metis.core.events import LearnersExpected
 from metis.core.model import Layout
 from metis.deployment.controller.durable import initial_model
@@ -79,15 +79,15 @@ def test_it_is_resumed_and_comes_to_its_end(name: str, tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         learners = []
         for record in list(process._writer.controller.roster):
-            learner = Compressing if plan.compression else WireLearner
+            learner = Compressing if plan.wire else HonestLearner
             learners.append(
                 learner(
                     record.learner, process.address, layout, move_towards(0.0), record.examples, record.batch_size,
                     seconds_per_batch=0.001,
                 )
             )  # fmt: skip
-            if plan.compression:
-                learners[-1].compression = plan.compression  # type: ignore[attr-defined]
+            if plan.wire:
+                learners[-1].compression = plan.wire  # type: ignore[attr-defined]
         await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
         assert await serving
         return process
