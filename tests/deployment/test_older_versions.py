@@ -82,8 +82,8 @@ def test_it_is_resumed_and_comes_to_its_end(name: str, tmp_path: Path) -> None:
             learner = Compressing if plan.wire else HonestLearner
             learners.append(
                 learner(
-                    record.learner, process.address, layout, move_towards(0.0), record.examples, record.batch_size,
-                    seconds_per_batch=0.001,
+                    record.learner, process.address, layout, train=move_towards(0.0), examples=record.examples,
+                    batch_size=record.batch_size, seconds_per_batch=0.001,
                 )
             )  # fmt: skip
             if plan.wire:
