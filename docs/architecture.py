@@ -186,8 +186,9 @@ def rule() -> str:
 
 @cache
 def level(part: str) -> int:
-    """How many parts lie below this one in the longest chain of imports."""
-    below = rules()[0][part] - {part}
+    """How many parts lie below this one in the longest chain of imports; two that import each other are level."""
+    may_import, _ = rules()
+    below = {other for other in may_import[part] if part not in may_import[other] and other != part}
     return 1 + max((level(other) for other in below), default=-1)
 
 
