@@ -87,7 +87,14 @@ def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyte
     name = f"page_{path.stem}"
     module = ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
-    for registry in (POLICIES, SOLVERS, LAYERS, NETWORKS, DATASETS, ENGINES):  # what a page registers is gone afterwards
+    for registry in (
+        POLICIES,
+        SOLVERS,
+        LAYERS,
+        NETWORKS,
+        DATASETS,
+        ENGINES,
+    ):  # what a page registers is gone afterwards
         monkeypatch.setattr(registry, "_definitions", dict(registry.items()))
     with contextlib.redirect_stdout(io.StringIO()):
         execute(path, vars(module), tmp_path)
