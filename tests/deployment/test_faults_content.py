@@ -79,7 +79,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
                 for size in (LENGTH, 40, 1004):
                     tried()
                     task, community, before = await learner.task(), community_hash(here), files(here)
-                    receipt = await learner.upload(parts(learner.header(task.number), model, chunk=size))
+                    receipt = await learner.upload(parts(learner.header(task.number), model, size=size))
                     assert (receipt.verdict, receipt.reason) == (pb.Receipt.REFUSED, problem)
                     assert (await learner.notice(pb.Notice.REFUSED)).text == problem
                     assert community_hash(here) == community
@@ -272,7 +272,7 @@ def test_a_whole_model_in_the_smallest_chunks_is_a_model(tmp_path: Path) -> None
             task = await (await learner.join()).task()
             memory = psutil.Process().memory_info().rss
             model = local_model(layout=layout)
-            receipt = await learner.upload(parts(learner.header(task.number), model, chunk=4))
+            receipt = await learner.upload(parts(learner.header(task.number), model, size=4))
             tried()
             assert receipt.verdict == pb.Receipt.COMMITTED
             assert psutil.Process().memory_info().rss - memory < MOST_GROWTH
