@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from metis.cli import reproduce as cli_reproduce
 from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError
 from metis.reproduction import environments as cells_module
+from metis.reproduction.command import command, scale_named
 from metis.reproduction.environments import SCALES, Environment, Scale, load_environment, load_environments
+from metis.reproduction.kept import cell_folder, kept, load_finished
 from metis.reproduction.mixing import measure_mixing
-from metis.reproduction.runner import Board, cell_folder, kept, load_finished, run_cells
-from metis.reproduction.schedule import dry_run, make_plan, rounds_of, split_steps
+from metis.reproduction.results import Request
+from metis.reproduction.runner import Board, run_cells
+from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell, split_steps
 from metis.reproduction.study import STUDIES
 from metis.reproduction.tables import (
     PROTOCOLS,
@@ -161,7 +163,7 @@ def test_cifar10_uses_all_examples_at_small_scale() -> None:
 
 
 def plan_batches(environment: Environment) -> list[int]:
-    return list(make_plan(environment.cells[0], rounds=1).batches.values())
+    return list(schedule_cell(environment.cells[0], rounds=1).batches.values())
 
 
 def test_published_numbers_fit_together() -> None:
@@ -227,7 +229,7 @@ def test_dry_run_counts_requests_and_time_as_the_paper_does() -> None:
     for cell in environment.cells:
         if protocol_of(cell) != PROTOCOLS[2]:
             continue
-        plan = make_plan(cell)
+        plan = schedule_cell(cell)
         told = cell.published
         assert told is not None and plan.rounds is not None and plan.first is not None and plan.each is not None
         slowest_epoch = 114 * 0.3
@@ -240,7 +242,7 @@ def test_dry_run_counts_requests_and_time_as_the_paper_does() -> None:
 
 def test_rounds_can_be_given() -> None:
     """Three rounds of Sync on uniform data are three times 2,000 iterations."""
-    plan = make_plan(PAPER["cifar10-heterogeneous-uniform-iid"].cells[0], rounds=3)
+    plan = schedule_cell(PAPER["cifar10-heterogeneous-uniform-iid"].cells[0], rounds=3)
 
     assert plan.iterations == 3 * 4 * 500
     assert [made.steps for made in rounds_of(plan.run)] == [2000] * 3
@@ -249,7 +251,7 @@ def test_rounds_can_be_given() -> None:
 
 def test_dry_run_schedules_what_a_real_run_does(folder: Path, tmp_path: Path) -> None:
     """Same events but for what training brings: models, losses and metrics."""
-    from metis.reproduction.runner import execute
+    from metis.reproduction.worker import execute
 
     for cell in tiny(folder).cells:
         real, dry = execute(cell.config, tmp_path / cell.name), dry_run(cell.config)
@@ -335,7 +337,7 @@ def test_runs_are_kept_refused_and_made_anew(folder: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"sync.*other settings.*network.name was logistic, is mlp.*--force"):
         run_cells(changed, out, 1, nobody)
     assert not kept(changed[0], out)
-    run_cells(changed, out, 1, nobody, anew=True)
+    run_cells(changed, out, 1, nobody, force=True)
     assert load_finished(changed, out)[changed[0].name].setting.facts["network"] == "mlp"
 
 
@@ -405,9 +407,9 @@ def quiet() -> Console:
 def test_the_command_ends_with_a_report(folder: Path, tmp_path: Path) -> None:
     """Tables with the published numbers, figures as PNG and SVG, a verdict on each claim, one self-contained page."""
     out = tmp_path / "out"
-    request = cli_reproduce.Request(results=("table3",), out=out, workers=1)
+    request = Request(results=("table3",), out=out, workers=1)
 
-    done = cli_reproduce.command(request, quiet(), quiet())
+    done = command(request, quiet(), quiet())
 
     assert done.complete
     document = done.document
@@ -430,17 +432,17 @@ def test_the_command_ends_with_a_report(folder: Path, tmp_path: Path) -> None:
     }
     assert json.loads((out / "small" / "results.json").read_text("utf-8"))["claims"] == document["claims"]
 
-    more = cli_reproduce.command(cli_reproduce.Request(results=("figure12",), out=out, workers=1), quiet(), quiet())
+    more = command(Request(results=("figure12",), out=out, workers=1), quiet(), quiet())
     assert list(more.document["results"]) == ["table1", "table3", "figure8", "figure12"]
 
 
 def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     """--dry-run prints batches, tasks and rounds, and nothing is trained."""
     console = Console(width=200, record=True, file=io.StringIO())
-    done = cli_reproduce.command(cli_reproduce.Request(results=("table3",), dry_run=True, rounds=3), console, quiet())
+    done = command(Request(results=("table3",), dry_run=True, rounds=3), console, quiet())
 
     text = console.export_text()
-    assert "batches an epoch" in text and "SemiSync (λ=2): steps a task" in text
+    assert "batches per epoch" in text and "SemiSync (λ=2): steps per task" in text
     rows = {row["policy"]: row for row in done.document}
     assert rows["Sync"]["rounds"] == 3 and rows["Sync"]["update_requests"] == 9
     assert rows["FedRec"]["rounds"] is None and rows["FedRec"]["update_requests"] == 9
@@ -450,20 +452,20 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     ("request_", "message"),
     [
         ({"results": ("tabel3",)}, "no result 'tabel3'; did you mean 'table3'"),
-        ({"results": ("table3",), "rounds": 2}, "--rounds is for --dry-run"),
+        ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
     ],
 )
 def test_mistakes_on_the_command_line(request_: dict[str, Any], message: str, tmp_path: Path) -> None:
     """One sentence that says what is allowed."""
     with pytest.raises(ConfigError, match=message):
-        cli_reproduce.command(cli_reproduce.Request(out=tmp_path, **request_), quiet(), quiet())
+        command(Request(out=tmp_path, **request_), quiet(), quiet())
     with pytest.raises(ConfigError, match="small, paper"):
-        cli_reproduce.scale_named("large")
+        scale_named("large")
 
 
 def test_the_list_names_every_result() -> None:
     """What can be asked for, and how many runs it takes."""
-    done = cli_reproduce.command(cli_reproduce.Request(results=("list",)), quiet(), quiet())
+    done = command(Request(results=("list",)), quiet(), quiet())
 
     assert [row["result"] for row in done.document] == [*RESULTS, *STUDIES]
     runs = {row["result"]: row["runs"] for row in done.document}
@@ -472,8 +474,8 @@ def test_the_list_names_every_result() -> None:
 
 def test_figure_2_needs_no_data(tmp_path: Path) -> None:
     """Active and idle time at the paper's scale come from the schedule alone."""
-    request = cli_reproduce.Request(results=("figure2",), out=tmp_path)
-    done = cli_reproduce.command(request, quiet(), quiet())
+    request = Request(results=("figure2",), out=tmp_path)
+    done = command(request, quiet(), quiet())
 
     assert [Path(path).name for path in done.document["results"]["figure2"]["files"]] == ["figure2.png", "figure2.svg"]
 

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from metis.cli import reproduce as cli_reproduce
 from metis.core.protocols import SemiSynchronous
 from metis.errors import ConfigError
 from metis.experiments.compose import build_policy
+from metis.reproduction import command as command_module
+from metis.reproduction.command import command, scale_named
 from metis.reproduction.environments import Scale
-from metis.reproduction.page import study_sheet
-from metis.reproduction.runner import cell_folder, kept, load_finished, run_cells
+from metis.reproduction.kept import cell_folder, kept, load_finished
+from metis.reproduction.results import Request
+from metis.reproduction.runner import run_cells
+from metis.reproduction.sheets import study_sheet
 from metis.reproduction.study import STUDIES, Condition, condition_table, load_study, spread, verdicts
 
 TINY = (
@@ -34,7 +37,7 @@ def quiet() -> Console:
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_the_study_of_adaptive_periods_asks_what_it_says(scale: str) -> None:
     """Three environments of the paper, two with changing conditions, thin lines; lambdas, adaptive, FedNova."""
-    conditions = load_study("adaptive", cli_reproduce.scale_named(scale))
+    conditions = load_study("adaptive", scale_named(scale))
 
     assert {condition.name for condition in conditions} == {
         "uniform-iid", "skewed-noniid5", "power-law-noniid3", "slowdown", "presence", "thin-lines",
@@ -59,7 +62,7 @@ def test_the_study_of_adaptive_periods_asks_what_it_says(scale: str) -> None:
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_the_study_of_caps_asks_what_it_says(scale: str) -> None:
     """Three distributions of data; the same lambda under caps from one epoch to none."""
-    conditions = load_study("caps", cli_reproduce.scale_named(scale))
+    conditions = load_study("caps", scale_named(scale))
 
     assert {condition.name for condition in conditions} == {"uniform-iid", "skewed-noniid5", "power-law-noniid3"}
     for condition in conditions:
@@ -88,10 +91,10 @@ def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.
         whole = next(each for each in load_study(name, scale, overrides) if each.name == "uniform-iid")
         return [replace(whole, environments=whole.environments[:2])]
 
-    monkeypatch.setattr(cli_reproduce, "load_study", short)
-    request = cli_reproduce.Request(("adaptive",), "small", tmp_path, 1, overrides=TINY)
+    monkeypatch.setattr(command_module, "load_study", short)
+    request = Request(("adaptive",), "small", tmp_path, 1, overrides=TINY)
     out = quiet()
-    done = cli_reproduce.command(request, out, quiet())
+    done = command(request, out, quiet())
 
     assert done.complete
     document = done.document
@@ -120,7 +123,7 @@ def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.
                 expected = math.prod(ratios) ** (1 / len(ratios))
                 assert row["against_best_fixed"]["mean"] == pytest.approx(expected)
     summaries = {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")}
-    assert cli_reproduce.command(request, quiet(), quiet()).document["conditions"] == document["conditions"]
+    assert command(request, quiet(), quiet()).document["conditions"] == document["conditions"]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")} == summaries
 
 
@@ -189,7 +192,7 @@ def test_verdicts_say_how_far_it_was() -> None:
     row = row_of("X", [1.0, 1.0, 1.0], against_best_fixed={"mean": 0.8}, against_best_of_all={"mean": 1.125})
     (line,) = verdicts([table_of(row)])
     assert line == (
-        "T: X 0.80 times the time of the best fixed (λ): better; 1.12 times that of λ=0.1, outside of the sweep"
+        "T: X 0.80 times the time of the best fixed (λ): better; 1.12 times that of λ=0.1, which is not in the sweep"
     )
 
 
@@ -207,9 +210,9 @@ def test_a_small_study_of_caps_saves_energy(tmp_path: Path, monkeypatch: pytest.
         whole = next(each for each in load_study(name, scale, overrides) if each.name == "skewed-noniid5")
         return [replace(whole, environments=whole.environments[:1])]
 
-    monkeypatch.setattr(cli_reproduce, "load_study", short)
-    request = cli_reproduce.Request(("caps",), "small", tmp_path, 1, overrides=TINY)
-    done = cli_reproduce.command(request, quiet(), quiet())
+    monkeypatch.setattr(command_module, "load_study", short)
+    request = Request(("caps",), "small", tmp_path, 1, overrides=TINY)
+    done = command(request, quiet(), quiet())
 
     (table,) = done.document["conditions"]
     assert table["best_fixed"] == "SemiSync (λ=2), no cap"
@@ -220,14 +223,14 @@ def test_a_small_study_of_caps_saves_energy(tmp_path: Path, monkeypatch: pytest.
     assert a_request[0] < a_request[1] / 2
     assert len(done.document["verdicts"]) == 5
     assert (tmp_path / "small" / "caps" / "caps.png").read_bytes().startswith(b"\x89PNG")
-    assert "EC active over that without a cap" in (tmp_path / "small" / "caps" / "results.md").read_text("utf-8")
+    assert "EC active relative to no cap" in (tmp_path / "small" / "caps" / "results.md").read_text("utf-8")
 
 
 def test_a_study_stands_alone_and_is_listed() -> None:
-    with pytest.raises(ConfigError, match="adaptive, table3: a study is reproduced by itself"):
-        cli_reproduce.command(cli_reproduce.Request(("adaptive", "table3")), quiet(), quiet())
-    listed = cli_reproduce.command(cli_reproduce.Request(("list",)), quiet(), quiet()).document
+    with pytest.raises(ConfigError, match="adaptive, table3: a study cannot be combined with other results"):
+        command(Request(("adaptive", "table3")), quiet(), quiet())
+    listed = command(Request(("list",)), quiet(), quiet()).document
     assert set(STUDIES) <= {row["result"] for row in listed}
     console = quiet()
-    planned = cli_reproduce.command(cli_reproduce.Request(("adaptive",), dry_run=True), console, quiet())
+    planned = command(Request(("adaptive",), dry_run=True), console, quiet())
     assert len(planned.document) == sum(len(c.environments[0].cells) for c in load_study("adaptive", "small"))

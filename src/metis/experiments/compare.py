@@ -1,12 +1,12 @@
-"""Runs side by side, as in the paper's Tables 2 and 3: what each policy paid for the same result.
+"""Runs side by side, as in the paper's Tables 2 and 3: what each policy cost for the same result.
 
-Everything here is a pure function over finished runs. A factor is the first row's cost over this row's: above 1
+Everything here is a pure function of finished runs. A factor is the first row's cost divided by this row's: above 1
 is cheaper than the first row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from metis.core.costs import Costs
@@ -28,7 +28,7 @@ COSTS = (
 
 
 def compare(runs: Sequence[Run]) -> dict[str, Any]:
-    """One row a run: its costs when it reached the target, or at its end if there is no target."""
+    """One row per run: its costs when it reached the target, or at its end if there is no target."""
     if not runs:
         raise ConfigError("there is nothing to compare: give at least one run")
     setting = runs[0].setting
@@ -73,20 +73,19 @@ def _row(run: Run) -> dict[str, Any]:
 
 def _costs(costs: Costs | None) -> dict[str, Any]:
     """The paper's columns; all None for a run that did not reach the target."""
-    energy = None if costs is None else costs.energy
+    columns = (
+        "parallel_time",
+        "cumulative_time",
+        "idle_time",
+        "update_requests",
+        "models_exchanged",
+        "bytes_exchanged",
+    )
+    energies = ("equation", "active", "idle_charged")
     return {
         "iterations": None if costs is None else costs.steps,
-        "parallel_time": None if costs is None else costs.parallel_time,
-        "cumulative_time": None if costs is None else costs.cumulative_time,
-        "idle_time": None if costs is None else costs.idle_time,
-        "update_requests": None if costs is None else costs.update_requests,
-        "models_exchanged": None if costs is None else costs.models_exchanged,
-        "bytes_exchanged": None if costs is None else costs.bytes_exchanged,
-        "energy": {
-            "equation": None if energy is None else energy.equation,
-            "active": None if energy is None else energy.active,
-            "idle_charged": None if energy is None else energy.idle_charged,
-        },
+        **{name: None if costs is None else getattr(costs, name) for name in columns},
+        "energy": {name: None if costs is None else getattr(costs.energy, name) for name in energies},
     }
 
 
@@ -111,21 +110,19 @@ def check_comparable(configs: Sequence[tuple[str, ExperimentConfig]]) -> None:
     name, first = configs[0]
     for other_name, other in configs[1:]:
         for table in ("seed", "site", "data", "partition", "learners", "network", "stop", "evaluation"):
-            ours, theirs = first.to_dict().get(table), other.to_dict().get(table)
-            if ours != theirs:
+            for path, _, _ in differences(first.to_dict().get(table), other.to_dict().get(table), table):
                 raise ConfigError(
-                    f"{other_name} and {name} differ in {_first_difference(table, ours, theirs)}; "
+                    f"{other_name} and {name} differ in {path}; "
                     "a comparison needs the same data, the same start and the same budget"
                 )
 
 
-def _first_difference(path: str, ours: Any, theirs: Any) -> str:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in {**ours, **theirs}:
-            if ours.get(key) != theirs.get(key):
-                return _first_difference(f"{path}.{key}", ours.get(key), theirs.get(key))
-    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for place, (own, their) in enumerate(zip(ours, theirs, strict=True)):
-            if own != their:
-                return _first_difference(f"{path}.{place}", own, their)
-    return path
+def differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two documents differ, as deep as possible: the path, and what each has there."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in {**one, **other}:
+            yield from differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+    elif one != other:
+        yield path, one, other

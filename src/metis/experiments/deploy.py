@@ -1,4 +1,4 @@
-"""A real federation from an experiment's file: what the controller needs to know before the first learner comes."""
+"""A real federation from an experiment's file: what the controller needs before the first learner joins."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from metis.deployment.controller.settings import DeploymentSettings, FederationP
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import versions
+from metis.experiments.compare import differences
 from metis.experiments.compose import build_policy
 from metis.experiments.config.errors import RENAMED
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
 
-# What may be changed between two starts of a controller without making it another run.
+# Tables that may change between two starts of a controller; the others decide what the run is.
 _FREE = ("deployment", "stop", "run")
 
 
 def settings_document(config: ExperimentConfig) -> dict[str, Any]:
-    """What must be equal at all sites, as it is sent to them; the file has one policy."""
+    """The settings that all sites must share, as they are sent to them; the file has one policy."""
     document = config.to_dict()
-    del document["deployment"]  # how the controller is run is its own affair, and so is who follows it
+    del document["deployment"]  # how the controller runs, and who follows the run, does not concern the sites
     document["run"].pop("trackers", None)
     return {"experiment": document, "policy": 0}
 
 
 def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
-    """Refuse to resume a run that was begun with a different file."""
+    """Refuse to resume a run that was started with a different file."""
     now = config.to_dict()
     then = resolve_config(
         {
@@ -45,10 +46,11 @@ def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
     for policy in (*now["policy"], *then["policy"]):
         policy.pop("label", None)  # is for people; a new version may word it differently
     for table in sorted({*now, *then}):
-        if now.get(table) != then.get(table):
+        for path, before, after in differences(then.get(table), now.get(table)):
+            change = f"{path or 'it'} was {before!r}, is {after!r}"[:200]
             raise ConfigError(
-                f"the run was begun with another [{table}] ({_first_difference(then.get(table), now.get(table))}); put "
-                "the file back, or begin a new run with another --state folder"
+                f"the run was started with another [{table}] ({change}); restore the file, or start a new run with "
+                "another --state folder"
             )
 
 
@@ -59,19 +61,8 @@ def _renamed(begun: Any) -> Any:
     return [_renamed(value) for value in begun] if isinstance(begun, list) else begun
 
 
-def _first_difference(then: Any, now: Any, place: str = "") -> str:
-    """Where two documents differ, as deep as it can be said."""
-    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        then, now = dict(enumerate(then)), dict(enumerate(now))
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*then, *now}):
-            if then.get(key) != now.get(key):
-                return _first_difference(then.get(key), now.get(key), f"{place}.{key}" if place else str(key))
-    return f"{place or 'it'} was {then!r}, is {now!r}"[:200]
-
-
 def check_deployment(config: ExperimentConfig) -> None:
-    """Refuse what no controller could be run with, before anything is made."""
+    """Refuse a file that no controller could run, before anything is built."""
     make_settings(config)
     for group in config.learners:
         for name in group.learner_names:
@@ -99,7 +90,7 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
 
 
 def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> FederationPlan:
-    """Everything that the controller runs by; `config` has one policy."""
+    """Everything that the controller needs to run; `config` has one policy."""
     (chosen,) = config.policy
     policy, terms, stop, evaluation = build_policy(chosen), make_settings(config), config.stop, config.evaluation
     target = None if evaluation.target is None else Target(metric, evaluation.target, higher_is_better)

@@ -1,7 +1,7 @@
 """The paper's experiments: one file for each environment, one cell of a table for each of its policies.
 
-A file is that of `metis simulate` with three tables more: [paper] says what of the paper it is, `published`
-in a policy what the paper reports for it, and [small] which values `--scale small` changes.
+A file has the tables of `metis simulate` and three more: [paper] names the experiment of the paper, `published` in a
+policy has the numbers that the paper reports, and [small] has the values that `--scale small` changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCALES: tuple[Scale, ...] = ("small", "paper")
 
 
 class Published(Table):
-    """What the paper reports for a policy, in its own units; `energy` is its column EC."""
+    """The numbers that the paper reports for a policy, in its own units; `energy` is its column EC."""
 
     reached: bool = True
     iterations: int | None = None
@@ -46,18 +46,18 @@ class Published(Table):
 
 
 class Paper(Table):
-    """Which experiment of the paper a file is."""
+    """The experiment of the paper that a file is."""
 
     title: str
     domain: str
     cluster: Literal["homogeneous", "heterogeneous"]
     distribution: str
     results: list[str]
-    note: str  # which data and network it is, and what they stand in for
+    note: str  # the data and network, and what they stand in for
 
 
 class Reference(Table):
-    """Training without a federation: [centralized] with all examples in one place, [alone] with each learner's own."""
+    """Training without a federation: [centralized] on all examples, [alone] on the examples of each learner."""
 
     epochs: Annotated[int, Field(ge=1)]
 
@@ -67,13 +67,13 @@ Role = Literal["policy", "centralized", "alone"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One policy in one environment, at one scale; or what it is compared with, without a federation."""
+    """One policy in one environment at one scale, or a reference without a federation."""
 
     environment: Environment
     config: ExperimentConfig  # with this policy only
     published: Published | None = None
     role: Role = "policy"
-    only: int | None = None  # the place of the one learner that trains, where it trains alone
+    only: int | None = None  # the index of the only learner that trains
 
     @property
     def policy(self) -> PolicyConfig:
@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Environment:
-    """One federation of the paper with all policies that it compares there."""
+    """One federation of the paper with all policies that it compares in it."""
 
     name: str
     scale: Scale
@@ -112,18 +112,18 @@ class Environment:
 
     @cached_property
     def centralized(self) -> tuple[Cell, ...]:
-        """The model of all examples in one place, if the file asks for it."""
+        """The model trained on all examples, if the file asks for it."""
         config = self.references.get("centralized")
         return () if config is None else (Cell(self, config, role="centralized"),)
 
     @cached_property
     def alone(self) -> tuple[Cell, ...]:
-        """Each learner for itself, if the file asks for it."""
+        """Each learner alone, if the file asks for it."""
         config = self.references.get("alone")
         return (
             ()
             if config is None
-            else tuple(Cell(self, config, role="alone", only=place) for place in range(config.learner_count))
+            else tuple(Cell(self, config, role="alone", only=index) for index in range(config.learner_count))
         )
 
     def needed_for(self, results: Collection[str]) -> tuple[Cell, ...]:
@@ -135,12 +135,12 @@ class Environment:
 
 
 def environments_folder() -> Path:
-    """Where the files are: in the installed package, or in the checkout that it runs from."""
+    """The folder of the files: in the installed package, or in the checkout that it runs from."""
     here = Path(__file__).resolve()
     for folder in (here.parents[1] / "paper", here.parents[3] / "experiments"):
         if folder.is_dir():
             return folder
-    raise ConfigError("the experiments of the paper are not installed with this package; name their folder")
+    raise ConfigError("the experiments of the paper are not installed with this package")
 
 
 def load_environments(
@@ -153,7 +153,7 @@ def load_environments(
     folder = environments_folder() if folder is None else folder
     files = sorted(folder.glob("*.toml"))
     if not files:
-        raise ConfigError(f"there is no experiment in {folder}")
+        raise ConfigError(f"{folder} has no experiments")
     if results is not None:
         files = [file for file in files if set(results) & set(_paper_of(read_toml(file), file.name).results)]
     found = [load_environment(file, scale, overrides) for file in files]
@@ -166,19 +166,19 @@ def _order(environment: Environment) -> tuple[int, int, str]:
     paper = environment.paper
     return (
         domains.index(paper.domain) if paper.domain in domains else len(domains),
-        next((place for place, name in enumerate(sizes) if paper.distribution.startswith(name)), len(sizes)),
+        next((index for index, name in enumerate(sizes) if paper.distribution.startswith(name)), len(sizes)),
         environment.name,
     )
 
 
 def _paper_of(content: Mapping[str, Any], source: str) -> Paper:
     if not isinstance(content.get("paper"), dict):
-        raise ConfigError(f"{source}: paper: missing; say in a table [paper] which experiment of the paper it is")
+        raise ConfigError(f"{source}: paper: missing; name the experiment of the paper in a table [paper]")
     return cast("Paper", checked(Paper, content["paper"], source, "paper"))
 
 
 def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """An experiment's file; one of the paper's is taken at the paper's scale, without what only `reproduce` reads."""
+    """An experiment's file; one of the paper's at the paper's scale, without the tables that only `reproduce` reads."""
     if "paper" in read_toml(file):
         return load_environment(file, "paper", overrides).config
     return load_config(file, overrides)
@@ -201,9 +201,9 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     }
     policies = content.get("policy")
     published = []
-    for place, policy in enumerate(policies if isinstance(policies, list) else []):
+    for index, policy in enumerate(policies if isinstance(policies, list) else []):
         given = policy.pop("published", None)
-        published.append(None if given is None else checked(Published, given, file.name, f"policy.{place}.published"))
+        published.append(None if given is None else checked(Published, given, file.name, f"policy.{index}.published"))
     config = resolve_config(content, source, overrides, folder=file.parent)
     references: dict[Role, ExperimentConfig] = {}
     for role, passes in epochs.items():
@@ -226,7 +226,7 @@ def _reference(config: ExperimentConfig, role: Role, epochs: int) -> ExperimentC
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with what the changes say; a list is replaced whole."""
+    """The tables with these changes; a list is replaced as a whole."""
     result = dict(content)
     for key, value in changes.items():
         inner = result.get(key)
@@ -234,16 +234,21 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return result
 
 
+def varied(config: ExperimentConfig, **tables: Any) -> ExperimentConfig:
+    """The configuration with some tables replaced."""
+    return resolve_config({**config.to_dict(), **tables}, "a variation")
+
+
 def checked(model: Any, given: Any, source: str, path: str) -> Any:
-    """A table of the file as this model; a ConfigError names what is wrong with it."""
+    """A table of the file as this model; a ConfigError lists what is wrong with it."""
     try:
         return model.model_validate(given)
     except ValidationError as problem:
-        lines = [_complaint(model, found, f"{source}: {path}") for found in problem.errors(include_url=False)]
+        lines = [_config_error(model, found, f"{source}: {path}") for found in problem.errors(include_url=False)]
         raise ConfigError("\n".join(lines)) from None
 
 
-def _complaint(model: type[BaseModel], found: Any, source: str) -> str:
+def _config_error(model: type[BaseModel], found: Any, source: str) -> str:
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] == "extra_forbidden":
         return f"{source}.{key}: unknown key; {did_you_mean(key, model.model_fields)}"

@@ -1,7 +1,7 @@
-"""The paper's figures in the paper's arrangement, from runs: one column an environment, one legend for all.
+"""The paper's figures in the paper's arrangement, from runs: one column per environment, one legend for all.
 
-The colour says which protocol a policy has, the line which solver, and asynchronous policies have markers, so that
-a policy looks the same in every figure.
+The colour shows the protocol of a policy, the line its solver, and asynchronous policies have markers, so that a
+policy looks the same in every figure.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _OVER_WORDS: dict[Over, str] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One policy's run and how it is drawn."""
+    """One policy's run, and what decides how it is drawn."""
 
     label: str
     run: Run
-    policy: str  # as written in a file
+    policy: str  # its name in a file
     solver: str
     slowest_learner_epochs: float | None = None  # lambda
 
@@ -86,7 +86,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Holding:
-    """Who holds what: of each learner the examples of each class, or their targets."""
+    """The data of each learner: its examples by class, or their targets."""
 
     title: str
     names: Sequence[str]
@@ -96,7 +96,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Silos:
-    """What each learner reaches alone, and what they reach together."""
+    """The metric that each learner reaches alone, and that they reach as a federation."""
 
     title: str
     metric: str
@@ -106,7 +106,7 @@ class Silos:
 
 
 @dataclass(frozen=True)
-class Timing:
+class MixingCurve:
     """Seconds for one community model, by number of learners."""
 
     network: str
@@ -117,13 +117,13 @@ class Timing:
 
 @dataclass
 class Drawn:
-    """Where the figures went, and the same as SVG for a page."""
+    """The files of the figures, and their SVG for a page."""
 
     files: dict[str, list[Path]] = field(default_factory=dict)
     svg: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, folder: Path, draw: Callable[[], Figure]) -> None:
-        """Draw one figure, keep it as PNG and SVG, and for the page."""
+        """Draw one figure, as PNG and SVG files and for the page."""
         with house_style():
             self.files[name] = save_both(draw(), folder, name)
             self.svg[name] = inline_svg(draw(), name)
@@ -133,7 +133,7 @@ class Drawn:
 
 
 def convergence_figure(panels: Sequence[Panel], second: Over = "update_requests") -> Figure:
-    """(a) the metric over parallel time, (b) over update requests or rounds; a column an environment."""
+    """(a) the metric over parallel time, (b) over update requests or rounds; one column per environment."""
     columns = max(1, len(panels))
     one_solver = len({curve.solver for panel in panels for curve in panel.curves}) == 1
     entries = len({curve.label for panel in panels for curve in panel.curves})
@@ -213,7 +213,7 @@ def _draw_panel(axes: Axes, panel: Panel, over: Over, *, plain: bool) -> dict[st
 
 
 def _zoom_in(axes: Axes, panel: Panel) -> None:
-    """The first values of an error are so large that the rest would be one line."""
+    """Leave out the first values of an error, which are so large that the rest would look flat."""
     values = [value for curve in panel.curves for value in curve.run.metric_values if math.isfinite(value)]
     values += [] if panel.reference is None else [panel.reference]
     if values:
@@ -239,16 +239,15 @@ def _draw_inset(axes: Axes, run: Run) -> None:
 
 
 def active_idle_figure(panels: Sequence[tuple[str, Run]]) -> Figure:
-    """One bar a learner, one panel a policy: dark is training, pale and hatched is waiting."""
+    """One bar per learner, one panel per policy: dark is training, pale and hatched is waiting."""
     figure = blank_figure(12.6, 3.4)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, run) in zip(grid, panels, strict=True):
         draw_learner_bars(axes, run, run.costs.parallel_time, title)
-    for before, axes in itertools.pairwise(
-        grid
-    ):  # learners that are the same as in the panel to the left are named there
-        labels = ([label.get_text() for label in there.get_yticklabels()] for there in (before, axes))
-        axes.tick_params(labelleft=next(labels) != next(labels))
+    for before, axes in itertools.pairwise(grid):
+        # Learners are named once if the panel to the left has the same ones.
+        left, own = ([label.get_text() for label in panel.get_yticklabels()] for panel in (before, axes))
+        axes.tick_params(labelleft=left != own)
     kinds_below(figure, [run for _, run in panels])
     return figure
 
@@ -256,18 +255,18 @@ def active_idle_figure(panels: Sequence[tuple[str, Run]]) -> Figure:
 # --- Figure 4 ---------------------------------------------------------------------------------
 
 
-def mixing_figure(timings: Sequence[Timing]) -> Figure:
+def mixing_figure(curves: Sequence[MixingCurve]) -> Figure:
     """Seconds for a community model over the number of learners, without and with the cache; both axes logarithmic."""
     figure = blank_figure(9.2, 3.6)
     grid = figure.subplots(1, 2, sharey=True)
     for axes, title, key in ((grid[0], "full pass", "full_pass"), (grid[1], "with the cache", "cached")):
-        for place, timing in enumerate(timings):
+        for index, curve in enumerate(curves):
             axes.plot(
-                timing.learners,
-                [1000 * seconds for seconds in getattr(timing, key)],
-                label=timing.network,
-                color=POLICY_COLOURS[place % len(POLICY_COLOURS)],
-                marker="osD^vPX"[place % 7],
+                curve.learners,
+                [1000 * seconds for seconds in getattr(curve, key)],
+                label=curve.network,
+                color=POLICY_COLOURS[index % len(POLICY_COLOURS)],
+                marker="osD^vPX"[index % 7],
                 markersize=4.5,
             )
         axes.set_xscale("log")
@@ -276,7 +275,7 @@ def mixing_figure(timings: Sequence[Timing]) -> Figure:
         axes.set_xlabel("learners")
         axes.xaxis.set_major_formatter(thousands)
         axes.yaxis.set_major_formatter(thousands)
-    grid[0].set_ylabel("time of one community model (ms)")
+    grid[0].set_ylabel("time to compute a community model (ms)")
     grid[1].legend(loc="upper left")
     return figure
 
@@ -285,7 +284,7 @@ def mixing_figure(timings: Sequence[Timing]) -> Figure:
 
 
 def class_figure(holdings: Sequence[Holding]) -> Figure:
-    """Examples by learner and class, one panel a domain."""
+    """Examples by learner and class, one panel per domain."""
     figure = blank_figure(3.7 * len(holdings) + 0.4, 3.2)
     for axes, holding in zip(figure.subplots(1, len(holdings), squeeze=False)[0], holdings, strict=True):
         assert holding.counts is not None
@@ -302,7 +301,7 @@ def class_figure(holdings: Sequence[Holding]) -> Figure:
 
 
 def age_figure(holdings: Sequence[Holding], buckets: int = 6) -> Figure:
-    """Above: examples by learner and range of ages; below: the ages of each learner."""
+    """Top: examples by learner and age range; bottom: the distribution of ages at each learner."""
     everything = np.concatenate([targets for holding in holdings for targets in holding.targets])
     edges = np.linspace(math.floor(everything.min()), math.ceil(everything.max()), buckets + 1)
     figure = blank_figure(3.7 * len(holdings) + 0.4, 5.4)
@@ -313,14 +312,14 @@ def age_figure(holdings: Sequence[Holding], buckets: int = 6) -> Figure:
         grid[0][column].set_title(holding.title)
         grid[0][column].grid(visible=False, axis="x")
         label_columns(grid[0][column], _short_names(holding.names))
-        for place, targets in enumerate(holding.targets):
-            share, places = np.histogram(targets, np.linspace(edges[0], edges[-1], 16), density=True)
-            colour = POLICY_COLOURS[place % len(POLICY_COLOURS)]
-            line = "solid" if place < len(POLICY_COLOURS) else (0, (3, 1.2))
-            grid[1][column].stairs(100 * share, places, color=colour, linestyle=line, label=holding.names[place])
+        for index, targets in enumerate(holding.targets):
+            share, steps = np.histogram(targets, np.linspace(edges[0], edges[-1], 16), density=True)
+            colour = POLICY_COLOURS[index % len(POLICY_COLOURS)]
+            line = "solid" if index < len(POLICY_COLOURS) else (0, (3, 1.2))
+            grid[1][column].stairs(100 * share, steps, color=colour, linestyle=line, label=holding.names[index])
         grid[1][column].set_xlabel("age (years)")
     grid[0][0].set_ylabel("examples")
-    grid[1][0].set_ylabel("% of a learner's examples a year")
+    grid[1][0].set_ylabel("% of a learner's examples per year of age")
     ages = [f"{low:.0f} to {high:.0f}" for low, high in itertools.pairwise(edges)]
     grid[0][-1].legend(grid[0][-1].containers[::-1], ages[::-1], title="age", fontsize=7, title_fontsize=8)
     grid[1][-1].legend(fontsize=7, ncols=2)
@@ -331,7 +330,7 @@ def age_figure(holdings: Sequence[Holding], buckets: int = 6) -> Figure:
 
 
 def silos_figure(panels: Sequence[Silos]) -> Figure:
-    """A bar for each silo alone, beside it the federation and a line for the centralized model."""
+    """A bar for each silo alone and for the federation, and a line for the centralized model."""
     widths = [len(panel.alone) + len(panel.federation) for panel in panels]
     figure = blank_figure(min(13.0, 2.0 + 0.4 * sum(widths)), 4.0)
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True, width_ratios=widths)[0]

@@ -20,13 +20,13 @@ from metis.reproduction.tables import MixingTime
 
 NETWORKS = (20, 56, 110, 200)  # ResNet-20 ... ResNet-200
 LEARNERS = (10, 30, 100, 300, 1000)
-_DISTINCT = 10  # models; more learners share them, which bounds memory but is too many for a processor's cache
+_DISTINCT = 10  # models; more learners share them, which bounds memory, yet they do not fit in a processor's cache
 _CACHED_REPEATS, _FULL_PASS_REPEATS = 41, 3
-_LEAST_SECONDS = 0.02  # of a measurement
+_MIN_SECONDS = 0.02  # of a measurement
 
 
 def resnet_parameters(depth: int, classes: int = 100) -> int:
-    """How many numbers the small-image ResNet of this depth shares."""
+    """How many numbers a model of the small-image ResNet of this depth has."""
     from metis.learning import TorchEngine, cifar_resnet
 
     return TorchEngine(lambda: cifar_resnet((3, 32, 32), classes, depth)).layout.size
@@ -35,7 +35,7 @@ def resnet_parameters(depth: int, classes: int = 100) -> int:
 def measure_mixing(
     depths: Sequence[int] = NETWORKS,
     learners: Sequence[int] = LEARNERS,
-    tell: Callable[[MixingTime], None] = lambda measured: None,
+    report: Callable[[MixingTime], None] = lambda measured: None,
 ) -> list[MixingTime]:
     """Measure every size of model with every number of learners; medians of repeated measurements."""
     results = []
@@ -46,7 +46,7 @@ def measure_mixing(
         full = _median_seconds([_full_pass(models, count) for count in learners], _FULL_PASS_REPEATS)
         for count, with_cache, without in zip(learners, cached, full, strict=True):
             results.append(MixingTime(f"ResNet-{depth}", numbers, count, with_cache, without))
-            tell(results[-1])
+            report(results[-1])
     return results
 
 
@@ -57,16 +57,16 @@ def _models(numbers: int) -> list[Model]:
 
 
 def _cached_request(models: Sequence[Model], learners: int) -> Callable[[], None]:
-    """One learner of so many hands its model in and a community model is published, with the cache."""
-    # Rebuilding the sum is on its own schedule and would be spread over many requests.
+    """One update request among this many learners: a model is committed and a community model published."""
+    # The sum is rebuilt rarely, and its cost would be spread over many requests.
     cache = CachedAverage(models[0], MemoryStore(), rebuild_every=10**9)
     names = [f"learner-{number}" for number in range(learners)]
     requests = itertools.count()
     half = len(models) // 2
 
     def request() -> None:
-        # Each learner hands in another model than the time before, its first included. For any multiple of ten learners
-        # its old and its new model were last read as many requests ago: the processor's cache helps all alike.
+        # Each learner sends another model than before. For any multiple of ten learners its old and its new model were
+        # last read equally many requests ago, so that the processor's cache helps all sizes equally.
         number = next(requests)
         model = models[(number + number // learners * half) % len(models)]
         cache.commit(names[number % learners], model, 100.0, 1, None)
@@ -91,21 +91,21 @@ def _full_pass(models: Sequence[Model], learners: int) -> Callable[[], None]:
 
 
 def _median_seconds(works: Sequence[Callable[[], None]], repeats: int) -> list[float]:
-    """Of each work. They take turns, and a turn counts relative to its own pace, which other programs may slow down."""
+    """Seconds of each work. They take turns, each measured relative to its turn, which other programs may slow down."""
     for work in works:
         work()  # warms up
     paces, shares = [], []
     for turn in range(repeats):
         seconds = [0.0] * len(works)
         order = range(len(works)) if turn % 2 else reversed(range(len(works)))
-        for place in order:
+        for index in order:
             times = 0
             start = time.perf_counter()
-            while (elapsed := time.perf_counter() - start) < _LEAST_SECONDS:
-                works[place]()
+            while (elapsed := time.perf_counter() - start) < _MIN_SECONDS:
+                works[index]()
                 times += 1
-            seconds[place] = elapsed / times
+            seconds[index] = elapsed / times
         paces.append(statistics.mean(seconds))
         shares.append([value / paces[-1] for value in seconds])
     pace = statistics.median(paces)
-    return [pace * statistics.median(share[place] for share in shares) for place in range(len(works))]
+    return [pace * statistics.median(share[index] for share in shares) for index in range(len(works))]

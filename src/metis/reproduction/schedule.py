@@ -1,9 +1,9 @@
-"""What a cell schedules, known without any training: the real controller and simulator, nothing trained."""
+"""The schedule of a cell, known without training anything: the real controller and simulator, no weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from metis.core.controller import Controller
@@ -24,7 +24,7 @@ from metis.runs.setting import LearnerInfo, Setting
 def dry_run(
     config: ExperimentConfig, stop: StopRule | None = None, assignments: Sequence[Assignment] | None = None
 ) -> Run:
-    """The course of the file's first policy without training: times, steps and requests are those of a real run."""
+    """Simulate the file's first policy without training: times, steps and requests are those of a real run."""
     from metis.simulation.pools.dry import DryPool
     from metis.simulation.simulator import Machine, Simulator, present_at_start
 
@@ -85,8 +85,8 @@ def dry_run(
 
 
 @dataclass(frozen=True)
-class Round:
-    """What one synchronization costs."""
+class RoundCosts:
+    """What one round costs."""
 
     steps: int
     update_requests: int
@@ -94,25 +94,20 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CellSchedule:
     """A cell's schedule up to the published number of rounds, or of update requests if it has no rounds."""
 
     cell: Cell
     rounds: int | None  # None for asynchronous policies
-    batches: dict[str, int]  # of an epoch, by learner
-    tasks: dict[str, int]  # steps of a task, by learner: B_k of Eq. 5, or epochs times batches
-    first: Round | None  # the cold start of SemiSync
-    each: Round | None
+    batches: dict[str, int]  # in an epoch, by learner
+    tasks: dict[str, int]  # steps in a task, by learner: B_k of Eq. 5, or epochs times batches
+    first: RoundCosts | None  # the cold start of SemiSync
+    each: RoundCosts | None
     run: Run
 
     @property
     def iterations(self) -> int:
         return self.run.costs.steps
-
-    @property
-    def fast(self) -> int:
-        """Iterations of the learners that take the least time for a batch."""
-        return split_steps(self.run)[0]
 
     def to_json(self) -> dict[str, Any]:
         costs, published = self.run.costs, self.cell.published
@@ -123,8 +118,8 @@ class Plan:
             "rounds": self.rounds,
             "batches_per_epoch": self.batches,
             "steps_per_task": self.tasks,
-            "cold_start": None if self.first is None else vars_of(self.first),
-            "round": None if self.each is None else vars_of(self.each),
+            "cold_start": None if self.first is None else asdict(self.first),
+            "round": None if self.each is None else asdict(self.each),
             "iterations": costs.steps,
             "fast": fast,
             "slow": slow,
@@ -136,60 +131,56 @@ class Plan:
         }
 
 
-def vars_of(item: Round) -> dict[str, Any]:
-    return {"steps": item.steps, "update_requests": item.update_requests, "seconds": item.seconds}
-
-
-def make_plan(cell: Cell, rounds: int | None = None) -> Plan:
+def schedule_cell(cell: Cell, rounds: int | None = None) -> CellSchedule:
     """Schedule a cell for `rounds`, or as long as the paper's run took: R = CC / learners, else U = CC."""
     config = cell.config
     assignments = dry_assignments(config)
     learners, published = len(assignments), cell.published
     cost = None if published is None else published.communication_cost
-    asynchronous = build_policy(cell.policy).protocol.accepts_stale
-    if asynchronous:
-        requests = rounds * learners if rounds is not None else cost
-        stop = None if requests is None else StopRule(update_requests=requests)
-    else:
+    has_rounds = build_policy(cell.policy).protocol.has_rounds
+    if has_rounds:
         if rounds is None and cost is not None:
             rounds = cost // learners
         stop = None if rounds is None else StopRule(rounds=rounds)
+    else:
+        requests = rounds * learners if rounds is not None else cost
+        stop = None if requests is None else StopRule(update_requests=requests)
     run = dry_run(config, stop, assignments)
     sent: dict[str, list[int]] = {assignment.name: [] for assignment in assignments}
     for _, item in run.events:
         if isinstance(item, SendTask) and item.task.budget.steps is not None:
             sent[item.learner].append(item.task.budget.steps)
-    made = [] if asynchronous else rounds_of(run)
-    cold = cell.policy.name == "semisync_fedavg"
-    return Plan(
+    made = rounds_of(run) if has_rounds else []
+    cold_start = cell.policy.name == "semisync_fedavg"
+    return CellSchedule(
         cell,
-        None if asynchronous else run.rounds,
+        run.rounds if has_rounds else None,
         {assignment.name: -(-len(assignment.indices) // assignment.group.batch_size) for assignment in assignments},
         {name: steps[-1] for name, steps in sent.items() if steps},
-        made[0] if made and cold else None,
-        made[-1] if made and (len(made) > 1 or not cold) else None,
+        made[0] if made and cold_start else None,
+        made[-1] if made and (len(made) > 1 or not cold_start) else None,
         run,
     )
 
 
-def rounds_of(run: Run) -> list[Round]:
+def rounds_of(run: Run) -> list[RoundCosts]:
     """Steps, requests and time of each community model that was mixed from updates."""
-    made: list[Round] = []
+    made: list[RoundCosts] = []
     steps = requests = 0
     since = 0.0
     for now, item in run.events:
         if isinstance(item, UpdateRequest):
             steps, requests = steps + item.steps, requests + 1
         elif isinstance(item, CommunityPublished) and requests:
-            made.append(Round(steps, requests, now - since))
+            made.append(RoundCosts(steps, requests, now - since))
             steps, requests, since = 0, 0, now
     return made
 
 
 def split_steps(run: Run, costs: Costs | None = None) -> tuple[int, int]:
-    """Steps of the fast learners, those with the least time per batch, and of the slow ones; by default at the end."""
+    """Steps of the fast learners, with the shortest time per batch, and of the slow ones; by default at the end."""
     costs = run.costs if costs is None else costs
-    least = min(learner.time_per_batch for learner in run.setting.learners)
-    fast = {learner.name for learner in run.setting.learners if learner.time_per_batch == least}
-    of_fast = sum(learner.steps for name, learner in costs.by_learner.items() if name in fast)
-    return of_fast, costs.steps - of_fast
+    shortest = min(learner.time_per_batch for learner in run.setting.learners)
+    fast = {learner.name for learner in run.setting.learners if learner.time_per_batch == shortest}
+    fast_steps = sum(learner.steps for name, learner in costs.by_learner.items() if name in fast)
+    return fast_steps, costs.steps - fast_steps

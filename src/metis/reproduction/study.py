@@ -1,4 +1,4 @@
-"""Studies of our own: what is beyond the paper against the paper's policies, over several seeds.
+"""Studies of our own: what goes beyond the paper, compared with the paper's policies over several seeds.
 
 A study is a folder of files like those of the paper's experiments, with a table [study] instead of [paper]. Each
 policy of each file is run once for each seed.
@@ -7,41 +7,36 @@ policy of each file is run once for each seed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from metis.core.costs import Costs
 from metis.errors import ConfigError
 from metis.experiments.config.load import Table, read_toml, resolve_config
 from metis.reproduction.environments import Cell, Environment, Paper, Scale, checked, environments_folder, merged
+from metis.reproduction.tables import COSTS as PAPER_COSTS
 from metis.runs.run import Run
 
 STUDIES: dict[str, str] = {
-    "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda, three seeds",
-    "caps": "Beyond the paper: time against energy when local epochs in a period are capped, three seeds",
+    "adaptive": "Beyond the paper: adaptive periods and FedNova compared with the best fixed lambda, three seeds",
+    "caps": "Beyond the paper: time and energy when the local epochs in a period are capped, three seeds",
 }
-WITHIN = 1.05  # times the best fixed lambda's time counts as having found it
+WITHIN = 1.05  # times the best fixed lambda's time is as good as that
 
-COSTS: dict[str, Callable[[Costs], float]] = {
-    "parallel_time": lambda costs: costs.parallel_time,
-    "update_requests": lambda costs: float(costs.update_requests),
-    "energy_equation": lambda costs: costs.energy.equation,
-    "energy_active": lambda costs: costs.energy.active,
-    "energy_idle_charged": lambda costs: costs.energy.idle_charged,
-}
+# As in the tables of the paper, with the plain name of CC.
+COSTS = {"update_requests" if name == "communication_cost" else name: cost for name, cost in PAPER_COSTS.items()}
 
 
 class Study(Table):
-    """What a file of a study is about."""
+    """The table [study] of a file."""
 
     title: str
     distribution: str
     seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     note: str
-    # Fixed lambdas of which one is the best in hindsight; all that are run, if not given.
+    # Fixed lambdas of which one is the best in hindsight; by default all that are run.
     sweep: list[float] = Field(default_factory=list)
 
 
@@ -88,11 +83,11 @@ def load_study(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[C
 
 
 def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """One row a policy: what the target cost in each seed, and how that compares with the best fixed lambda."""
+    """One row per policy: its costs until the target with each seed, compared with those of the best fixed lambda."""
     first, study, seeds = condition.environments[0], condition.study, len(condition.environments)
     rows: list[dict[str, Any]] = []
-    for place, cell in enumerate(first.cells):
-        own = [runs.get(environment.cells[place].name) for environment in condition.environments]
+    for index, cell in enumerate(first.cells):
+        own = [runs.get(environment.cells[index].name) for environment in condition.environments]
         costs = [None if run is None else run.costs_at_target for run in own]
         fixed = cell.policy.parameters.get("slowest_learner_epochs") if _plain(cell) else None
         rows.append(
@@ -128,12 +123,12 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
 
 
 def _plain(cell: Cell) -> bool:
-    """Whether nothing is put on top of a fixed lambda."""
+    """Whether the policy is a fixed lambda without anything else."""
     return not cell.policy.layers and cell.policy.parameters.get("max_local_epochs") is None
 
 
 def _fastest(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any] | None:
-    """The row with the least mean time; None before every run of every row is made, or if none has one."""
+    """The row with the shortest mean time; None before all runs are done, or if none has a mean."""
     if any(row["runs"] < seeds for row in rows):
         return None
     known = [row for row in rows if row["parallel_time"]["mean"] is not None]
@@ -141,7 +136,7 @@ def _fastest(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any] | Non
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean, median and range over the seeds; None where not every seed reached the target."""
+    """Mean, median and range over the seeds; None unless every seed reached the target."""
     known = [value for value in values if value is not None]
     whole = len(known) == len(values) and bool(known)
     return {
@@ -154,7 +149,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def _paired(row: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
-    """This policy's costs over those of another one, seed by seed; the geometric mean, of each cost."""
+    """The geometric mean over the seeds of each cost, relative to that of another policy."""
     means: dict[str, float | None] = {}
     for key in COSTS:
         pairs = zip(row[key]["values"], best[key]["values"], strict=True)
@@ -165,11 +160,11 @@ def _paired(row: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence a condition and policy that is not a fixed lambda: did it come within 5 % of the best one?
+    """For each condition and each policy without a fixed lambda: did it come within 5 % of the best one?
 
-    Nothing is said of what was not run: a policy is judged when all its seeds and the whole sweep are there.
+    A policy has a verdict once all its seeds and the whole sweep have been run.
     """
-    told = []
+    sentences = []
     for table in tables:
         seeds = len(table["seeds"])
         for row in table["rows"]:
@@ -178,9 +173,9 @@ def verdicts(tables: Sequence[Mapping[str, Any]]) -> list[str]:
             text = _against(row, table["best_fixed"], row["against_best_fixed"], seeds)
             if row["against_best_of_all"] is not None and row["against_best_of_all"]["mean"] is not None:
                 wider = row["against_best_of_all"]["mean"]
-                text += f"; {wider:.2f} times that of {table['best_of_all']}, outside of the sweep"
-            told.append(f"{table['title']}: {row['label']} {text}")
-    return told
+                text += f"; {wider:.2f} times that of {table['best_of_all']}, which is not in the sweep"
+            sentences.append(f"{table['title']}: {row['label']} {text}")
+    return sentences
 
 
 def _against(row: Mapping[str, Any], best: str, against: Mapping[str, Any], seeds: int) -> str:

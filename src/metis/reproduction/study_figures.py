@@ -1,6 +1,6 @@
-"""Pictures of a study: who reached the target when, and what a cap on local epochs saves.
+"""Figures of a study: when policies reached the target, and what a cap on local epochs saves.
 
-A dot is a run. What never reached the target stands at the right edge.
+A dot is a run; runs that never reached the target are crosses at the right edge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TICKS = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
 
 def draw_study(name: str, tables: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw what there is of a study into a folder, as PNG and SVG; nothing if no run of it reached the target."""
+    """Draw the figure of a study as PNG and SVG; none if no run reached the target."""
     tables = [table for table in tables if any(row["reached"] for row in table["rows"])]
     if not tables:
         return []
@@ -47,7 +47,7 @@ def _times(tables: Sequence[Mapping[str, Any]]) -> Figure:
         _times_of(axes, table)
     grid[0].set_yticks(range(len(labels)), labels)
     grid[0].set_ylim(len(labels) - 0.5, -0.5)
-    words = "parallel time to the target (s); a dot is a seed, the stroke their median, a cross a seed without it"
+    words = "parallel time to the target (s); dots: seeds, bars: their median, crosses: seeds that did not reach it"
     figure.supxlabel(words, fontsize=_SMALL)
     return figure
 
@@ -57,15 +57,15 @@ def _times_of(axes: Axes, table: Mapping[str, Any]) -> None:
     low, high = min(known) / 1.3, max(known) * 1.3
     missed = max(row["runs"] - row["reached"] for row in table["rows"])
     high *= (high / low) ** (0.07 * missed)  # room for the crosses
-    for place, row in enumerate(table["rows"]):
+    for line, row in enumerate(table["rows"]):
         times = [value for value in row["parallel_time"]["values"] if value is not None]
         colour = _GREEN if row["in_sweep"] else MUTED if row["fixed_lambda"] is not None else _VERMILION
-        axes.plot(times, [place] * len(times), "o", color=colour, markersize=4.5, alpha=0.75)
+        axes.plot(times, [line] * len(times), "o", color=colour, markersize=4.5, alpha=0.75)
         if row["parallel_time"]["median"] is not None:
-            axes.vlines(statistics.median(times), place - 0.33, place + 0.33, color=colour, linewidth=1.6)
+            axes.vlines(statistics.median(times), line - 0.33, line + 0.33, color=colour, linewidth=1.6)
         crosses = [0.97 - 0.05 * number for number in range(row["runs"] - row["reached"])]
         axes.plot(
-            crosses, [place] * len(crosses), "x", color=colour, markersize=4.5, transform=axes.get_yaxis_transform()
+            crosses, [line] * len(crosses), "x", color=colour, markersize=4.5, transform=axes.get_yaxis_transform()
         )
     best = next((row for row in table["rows"] if row["label"] == table["best_fixed"]), None)
     if best is not None:
@@ -89,7 +89,7 @@ def _trade_off(tables: Sequence[Mapping[str, Any]]) -> Figure:
         _trade_off_of(axes, table)
     grid[0].set_ylabel("energy to the target (ε s)")
     grid[-1].legend(loc="best", fontsize=7)
-    words = "parallel time to the target (s): mean of the seeds; a number is the cap, in local epochs"
+    words = "parallel time to the target (s), mean over the seeds; numbers are caps on the local epochs"
     figure.supxlabel(words, fontsize=_SMALL)
     return figure
 
@@ -97,20 +97,20 @@ def _trade_off(tables: Sequence[Mapping[str, Any]]) -> Figure:
 def _trade_off_of(axes: Axes, table: Mapping[str, Any]) -> None:
     rows = [row for row in table["rows"] if row["parallel_time"]["mean"] is not None]
     for key, words, colour, marker in (
-        ("energy_idle_charged", "idle machines draw as much", _BLUE, "s"),
+        ("energy_idle_charged", "idle machines draw full power", _BLUE, "s"),
         ("energy_active", "idle machines sleep", _VERMILION, "o"),
     ):
         times, energies = ([row[cost]["mean"] for row in rows] for cost in ("parallel_time", key))
         axes.plot(times, energies, marker=marker, color=colour, markersize=4.5, linewidth=1.0, label=words)
         if key == "energy_active":
-            caps: dict[tuple[float, float], list[str]] = {}  # where they change nothing, several share a point
-            for row, *point in zip(rows, times, energies, strict=True):
+            caps: dict[tuple[float, float], list[str]] = {}  # several caps share a point where they change nothing
+            for row, duration, energy in zip(rows, times, energies, strict=True):
                 cap = row["max_local_epochs"]
-                caps.setdefault((round(point[0], 6), round(point[1], 6)), []).append(
+                caps.setdefault((round(duration, 6), round(energy, 6)), []).append(
                     "no cap" if cap is None else f"{cap:g}"
                 )
-            for place, told in caps.items():
-                axes.annotate(", ".join(told), place, (6, 3), textcoords="offset points", fontsize=7, color=MUTED)
+            for point, labels in caps.items():
+                axes.annotate(", ".join(labels), point, (6, 3), textcoords="offset points", fontsize=7, color=MUTED)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.18)
     axes.yaxis.set_major_formatter(thousands)

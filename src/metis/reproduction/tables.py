@@ -1,4 +1,4 @@
-"""The tables of the paper from finished runs, the published numbers beside ours; plain values for any report."""
+"""The tables of the paper from finished runs, published numbers next to ours, as plain values for any report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from metis.core.costs import Costs
 from metis.core.events import CommunityPublished, SendTask, UpdateRequest
 from metis.reproduction.environments import Cell, Environment, Scale
-from metis.reproduction.schedule import Plan, make_plan, split_steps
+from metis.reproduction.schedule import CellSchedule, schedule_cell, split_steps
 from metis.runs.run import Run
 
 # What can be asked for, in the order of the paper.
@@ -32,20 +32,20 @@ RESULTS: dict[str, str] = {
 }
 
 ENERGIES = ("equation", "active", "idle_charged")
-PROTOCOLS = ("Synchronous", "Asynchronous", "Semi-Synchronous")
-# Table 1 as the paper has it: processing time, communication, energy, idle-free, stale-free.
+SYNC, ASYNC, SEMISYNC = PROTOCOLS = ("Synchronous", "Asynchronous", "Semi-Synchronous")
+# Table 1 of the paper: processing time, communication, energy, idle-free, stale-free.
 PUBLISHED_CHARACTERISTICS: dict[str, tuple[str, str, str, bool, bool]] = {
     "Synchronous": ("high", "low", "high", False, True),
     "Asynchronous": ("low", "high", "medium", True, False),
     "Semi-Synchronous": ("low", "low", "low", True, True),
 }
-LOW, MEDIUM = 1.5, 3.0  # times the least of the three protocols
+LOW, MEDIUM = 1.5, 3.0  # times the cheapest of the three protocols
 IDLE_FREE = 0.01  # of all learners' time after the first round
 LEVELS_RULE = (
-    "In each environment a protocol costs what the cheapest of its policies that reached the target cost, divided "
-    f"by the least of the three protocols, and the geometric mean over the environments is low below {LOW:g}, medium "
-    f"below {MEDIUM:g}, else high. Idle-free: less than {IDLE_FREE:.0%} of the time after the first round is idle. "
-    "Stale-free: every local model is mixed into the very community model that it was trained from."
+    "In each environment the cost of a protocol is that of its cheapest policy that reached the target, divided by "
+    f"that of the cheapest protocol; the geometric mean over the environments is low below {LOW:g}, medium below "
+    f"{MEDIUM:g}, otherwise high. Idle-free: less than {IDLE_FREE:.0%} of the time after the first round is idle. "
+    "Stale-free: no community model is published between a task and the arrival of its update."
 )
 
 
@@ -62,16 +62,21 @@ class MixingTime:
 
 @dataclass
 class Evidence:
-    """Everything that is there to make tables, figures and claims from."""
+    """The runs that tables, figures and claims are made from."""
 
     scale: Scale
     environments: dict[str, Environment]
     runs: dict[str, Run]  # by the name of the cell
     mixing_times: list[MixingTime] = field(default_factory=list)
 
-    def of(self, result: str) -> list[Environment]:
-        """The environments of a result."""
-        return [there for there in self.environments.values() if result in there.paper.results]
+    def of(self, *results: str) -> list[Environment]:
+        """The environments of these results, one result after the other."""
+        return [
+            environment
+            for result in results
+            for environment in self.environments.values()
+            if result in environment.paper.results
+        ]
 
     def cells(self, environment: Environment) -> list[tuple[Cell, Run]]:
         """The policies of an environment that were run."""
@@ -89,8 +94,8 @@ class Evidence:
 
 def protocol_of(cell: Cell) -> str:
     """Synchronous, asynchronous or semi-synchronous."""
-    names = {"sync_fedavg": PROTOCOLS[0], "semisync_fedavg": PROTOCOLS[2]}
-    return names.get(cell.policy.name, PROTOCOLS[1])
+    names = {"sync_fedavg": SYNC, "semisync_fedavg": SEMISYNC}
+    return names.get(cell.policy.name, ASYNC)
 
 
 def solver_of(cell: Cell) -> str:
@@ -106,18 +111,18 @@ def slowest_learner_epochs(cell: Cell) -> float | None:
 
 
 def cost_table(environment: Environment, evidence: Evidence) -> dict[str, Any]:
-    """One row a policy: costs until the target, the paper's beside ours."""
+    """One row per policy: costs until the target, the paper's next to ours."""
     cells = evidence.cells(environment)
     rows = [_cost_row(cell, run) for cell, run in cells]
     baseline = next((row for row in rows if row["label"] == "Sync w/ Vanilla" and row["reached"]), None)
-    told = next((row["published"] for row in rows if row["label"] == "Sync w/ Vanilla"), None)
+    published = next((row["published"] for row in rows if row["label"] == "Sync w/ Vanilla"), None)
     for row in rows:
         row["efficiency"] = {
             kind: quotient(None if baseline is None else baseline["energy"][kind], row["energy"][kind])
             for kind in ENERGIES
         }
-        if told and row["published"]:
-            row["published"]["efficiency"] = quotient(told.get("energy"), row["published"].get("energy"))
+        if published and row["published"]:
+            row["published"]["efficiency"] = quotient(published.get("energy"), row["published"].get("energy"))
     return {
         "environment": environment.name,
         "title": environment.paper.title,
@@ -148,44 +153,44 @@ def _cost_row(cell: Cell, run: Run) -> dict[str, Any]:
         "communication_cost": None if costs is None else costs.update_requests,
         "energy": {kind: None if costs is None else getattr(costs.energy, kind) for kind in ENERGIES},
         "best": run.best_metric,
-        "until": run.costs.parallel_time,  # where it was given up, if the target was not reached
+        "until": run.costs.parallel_time,  # the end of its budget, if the target was not reached
         "wall_seconds": run.wall_seconds,
         "published": None if cell.published is None else cell.published.model_dump(exclude_none=True),
     }
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
-    """None where there is nothing to divide."""
+    """None if one of them is missing, or the second is 0."""
     return None if above is None or not below else above / below
 
 
 def counterparts(environment: Environment) -> list[tuple[Cell, Cell]]:
     """Each semi-synchronous policy with the synchronous one of the same solver, as (sync, semisync)."""
-    synchronous = {solver_of(cell): cell for cell in environment.cells if protocol_of(cell) == PROTOCOLS[0]}
+    synchronous = {solver_of(cell): cell for cell in environment.cells if protocol_of(cell) == SYNC}
     return [
         (synchronous[solver_of(cell)], cell)
         for cell in environment.cells
-        if protocol_of(cell) == PROTOCOLS[2] and solver_of(cell) in synchronous
+        if protocol_of(cell) == SEMISYNC and solver_of(cell) in synchronous
     ]
 
 
 def ratios(environment: Environment, evidence: Evidence) -> list[dict[str, Any]]:
     """Sync's cost over that of SemiSync with the same solver: ours, published, and nominal.
 
-    Nominal is what the paper's own numbers of rounds give with its nominal times per batch (no training needed).
+    Nominal costs follow from the paper's own numbers of rounds and its nominal times per batch, without training.
     """
     rows = []
     for pair in counterparts(environment):
         ours = [evidence.runs[cell.name].costs_at_target if cell.name in evidence.runs else None for cell in pair]
-        nominal = [nominal_plan(cell) for cell in pair]
+        nominal = [nominal_schedule(cell) for cell in pair]
         row: dict[str, Any] = {"policy": pair[1].label, "against": pair[0].label}
         for name, cost in COSTS.items():
             # The paper's column EC is active time only in Table 3, and charges Sync's idle time in Table 2.
-            told = "energy" if name.startswith("energy") else name
+            column = "energy" if name.startswith("energy") else name
             row[name] = {
                 "ours": quotient(*(None if costs is None else cost(costs) for costs in ours)),
-                "nominal": quotient(*(None if plan is None else cost(plan.run.costs) for plan in nominal)),
-                "published": quotient(*(published_value(cell, told) for cell in pair)),
+                "nominal": quotient(*(None if schedule is None else cost(schedule.run.costs) for schedule in nominal)),
+                "published": quotient(*(published_value(cell, column) for cell in pair)),
             }
         rows.append(row)
     return rows
@@ -205,11 +210,11 @@ def published_value(cell: Cell, key: str) -> float | None:
     return None if value is None else float(value)
 
 
-def nominal_plan(cell: Cell) -> Plan | None:
-    """The schedule of the paper's own number of rounds; None where it has none."""
+def nominal_schedule(cell: Cell) -> CellSchedule | None:
+    """The schedule of the paper's own number of rounds; None if it is not published."""
     if cell.published is None or cell.published.communication_cost is None:
         return None
-    return make_plan(cell)
+    return schedule_cell(cell)
 
 
 # --- Table 1 ----------------------------------------------------------------------------------
@@ -217,12 +222,17 @@ def nominal_plan(cell: Cell) -> Plan | None:
 
 def characteristics(evidence: Evidence) -> dict[str, Any]:
     """Table 1 from the runs of Table 3, and by the same rule from the paper's own numbers."""
-    environments = [there for there in evidence.of("table1") if evidence.cells(there)]
+    environments = [environment for environment in evidence.of("table1") if evidence.cells(environment)]
     ours = _levels(environments, lambda cell, name: _measured(evidence, cell, name))
-    told = _levels(environments, _published_cost)
+    published = _levels(environments, published_value)
     rows = []
     for protocol in PROTOCOLS:
-        runs = [run for there in environments for cell, run in evidence.cells(there) if protocol_of(cell) == protocol]
+        runs = [
+            run
+            for environment in environments
+            for cell, run in evidence.cells(environment)
+            if protocol_of(cell) == protocol
+        ]
         idle = [idle_share(run) for run in runs]
         stale = [staleness(run) for run in runs]
         rows.append(
@@ -236,24 +246,20 @@ def characteristics(evidence: Evidence) -> dict[str, Any]:
                     )
                 ),
                 "ours": ours[protocol],
-                "from_published": told[protocol],
+                "from_published": published[protocol],
                 "idle_share": max(idle, default=None),
                 "idle_free": all(share < IDLE_FREE for share in idle) if idle else None,
                 "staleness": statistics.mean(stale) if stale else None,
                 "stale_free": all(value == 0 for value in stale) if stale else None,
             }
         )
-    return {"rule": LEVELS_RULE, "environments": [there.name for there in environments], "rows": rows}
+    return {"rule": LEVELS_RULE, "environments": [environment.name for environment in environments], "rows": rows}
 
 
 def _measured(evidence: Evidence, cell: Cell, name: str) -> float | None:
     run = evidence.runs.get(cell.name)
     costs = None if run is None else run.costs_at_target
     return None if costs is None else COSTS["energy_active" if name == "energy" else name](costs)
-
-
-def _published_cost(cell: Cell, name: str) -> float | None:
-    return published_value(cell, name)
 
 
 def _levels(
@@ -263,14 +269,14 @@ def _levels(
     for name in ("parallel_time", "communication_cost", "energy"):
         relative: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
         for environment in environments:
-            least: dict[str, float] = {}
+            lowest: dict[str, float] = {}
             for cell in environment.cells:
                 value = cost(cell, name)
                 if value is not None:
                     protocol = protocol_of(cell)
-                    least[protocol] = min(value, least.get(protocol, math.inf))
-            for protocol, value in least.items():
-                relative[protocol].append(value / min(least.values()))
+                    lowest[protocol] = min(value, lowest.get(protocol, math.inf))
+            for protocol, value in lowest.items():
+                relative[protocol].append(value / min(lowest.values()))
         for protocol, values in relative.items():
             mean = statistics.geometric_mean(values) if values else None
             levels[protocol][name] = {"relative": mean, "level": level(mean), "environments": len(values)}
@@ -278,14 +284,14 @@ def _levels(
 
 
 def level(relative: float | None) -> str | None:
-    """Low, medium or high; None where nothing reached the target."""
+    """Low, medium or high; None if no policy reached the target."""
     if relative is None:
         return None
     return "low" if relative < LOW else "medium" if relative < MEDIUM else "high"
 
 
 def idle_share(run: Run, *, after_first_round: bool = True) -> float:
-    """The idle part of all learners' time, without the first round unless asked for."""
+    """The idle share of all learners' time, by default without the first round."""
     start = next((at for at, item in run.events if isinstance(item, CommunityPublished) and at > 0), 0.0)
     start = start if after_first_round else 0.0
     total = idle = 0.0
@@ -298,7 +304,7 @@ def idle_share(run: Run, *, after_first_round: bool = True) -> float:
 
 
 def staleness(run: Run) -> float:
-    """By how many versions the community model had moved on when a local model came, on average."""
+    """How many versions were published between a task and its update, on average."""
     based_on: dict[str, int] = {}
     version = 0
     behind: list[int] = []
@@ -319,17 +325,23 @@ def staleness(run: Run) -> float:
 
 
 def arithmetic(environments: Iterable[Environment]) -> list[dict[str, Any]]:
-    """Iterations that the schedule alone gives for the published rounds, of all Sync and SemiSync rows."""
+    """The iterations that follow from the schedule and the published rounds, for all Sync and SemiSync rows."""
     rows = []
     for environment in environments:
         for cell in environment.cells:
-            told = cell.published
-            if told is None or told.iterations is None or protocol_of(cell) == PROTOCOLS[1]:
+            published = cell.published
+            if published is None or published.iterations is None or protocol_of(cell) == ASYNC:
                 continue
-            plan = make_plan(cell)
-            fast, slow = split_steps(plan.run)
-            same = plan.iterations == told.iterations
-            if told.fast is not None:
-                same = same and (fast, slow) == (told.fast, told.slow)
-            rows.append({"cell": cell.name, "scheduled": plan.iterations, "published": told.iterations, "same": same})
+            schedule = schedule_cell(cell)
+            same = schedule.iterations == published.iterations
+            if published.fast is not None:
+                same = same and split_steps(schedule.run) == (published.fast, published.slow)
+            rows.append(
+                {
+                    "cell": cell.name,
+                    "scheduled": schedule.iterations,
+                    "published": published.iterations,
+                    "same": same,
+                }
+            )
     return rows

@@ -1,0 +1,143 @@
+"""What `metis reproduce` does: list the results, show their schedules, or run and report them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from metis.errors import ConfigError
+from metis.experiments.config.load import did_you_mean
+from metis.reporting.console import plain_table
+from metis.reproduction.environments import SCALES, Environment, Scale, load_environments
+from metis.reproduction.results import Reproduced, Request, reproduce, run_study
+from metis.reproduction.schedule import CellSchedule, schedule_cell
+from metis.reproduction.study import STUDIES, load_study
+from metis.reproduction.tables import RESULTS, slowest_learner_epochs
+from metis.text import number
+
+
+def scale_named(name: str) -> Scale:
+    """The scale of this name."""
+    for scale in SCALES:
+        if scale == name:
+            return scale
+    raise ConfigError(f"--scale is '{name}'; it must be one of {', '.join(SCALES)}")
+
+
+def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
+    """The results in the order of the paper; an unknown name is an error."""
+    for name in wanted:
+        if name != "all" and name not in RESULTS:
+            raise ConfigError(f"there is no result '{name}'; {did_you_mean(name, [*RESULTS, *STUDIES, 'all', 'list'])}")
+    return tuple(RESULTS) if "all" in wanted else tuple(name for name in RESULTS if name in wanted)
+
+
+def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
+    """Do what the command line asks for; results go to one console, progress to the other."""
+    if request.rounds is not None and not request.dry_run:
+        raise ConfigError(
+            "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
+        )
+    if request.results == ("list",):
+        return listing(request.scale, stdout)
+    if set(request.results) & set(STUDIES):
+        if len(request.results) > 1:
+            raise ConfigError(f"{', '.join(request.results)}: a study cannot be combined with other results")
+        conditions = load_study(request.results[0], request.scale, request.overrides)
+        if request.dry_run:
+            first = [condition.environments[0] for condition in conditions]  # its seeds have the same schedule
+            return show_schedules(first, request.rounds, stdout, tasks=False)
+        return run_study(request, conditions, stdout, stderr)
+    results = chosen_results(request.results)
+    environments = load_environments(request.scale, request.overrides, results=results)
+    if request.dry_run:
+        return show_schedules(list(environments.values()), request.rounds, stdout)
+    return reproduce(request, results, environments, stdout, stderr)
+
+
+def listing(scale: Scale, stdout: Console) -> Reproduced:
+    """What can be reproduced, and what each result is made from."""
+    environments = load_environments(scale).values()
+    rows = []
+    for name, title in RESULTS.items():
+        own = [environment for environment in environments if name in environment.paper.results]
+        runs = sum(len(environment.needed_for([name])) for environment in own)
+        names = [environment.name for environment in own]
+        rows.append({"result": name, "title": title, "environments": names, "runs": runs})
+    for name, title in STUDIES.items():
+        conditions = load_study(name, scale)
+        runs = sum(len(condition.cells) for condition in conditions)
+        names = [condition.name for condition in conditions]
+        rows.append({"result": name, "title": title, "environments": names, "runs": runs})
+    cells = [[str(row["result"]), str(row["title"]), str(row["runs"] or "none")] for row in rows]
+    stdout.print(plain_table("Results of the paper, and studies", ["result", "what it shows", "runs"], cells))
+    return Reproduced(rows)
+
+
+# --- dry run ----------------------------------------------------------------------------------
+
+
+def show_schedules(
+    environments: Sequence[Environment], rounds: int | None, stdout: Console, *, tasks: bool = True
+) -> Reproduced:
+    """What every cell schedules, without training."""
+    document = []
+    for environment in environments:
+        schedules = [schedule_cell(cell, rounds) for cell in environment.cells]
+        stdout.print(schedule_table(environment, schedules))
+        if tasks:
+            stdout.print(task_table(schedules))
+        document += [schedule.to_json() for schedule in schedules]
+    return Reproduced(document)
+
+
+def schedule_table(environment: Environment, schedules: Sequence[CellSchedule]) -> Table:
+    """One row per policy: one round, and everything up to the published number of rounds."""
+    title = environment.paper.title
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    headings = ("policy", "R", "cold\nstart", "round\nsteps", "round\nCC", "round\ns", "iter.", "iter.\npaper", "fast",
+                "slow", "CC", "PT (s)", "EC\nequation", "EC\nactive", "EC\n+ idle")  # fmt: skip
+    for heading in headings:
+        # Digits must not be lost, however narrow the terminal.
+        table.add_column(heading, justify="left" if heading == "policy" else "right", overflow="fold")
+    for schedule in schedules:
+        document = schedule.to_json()
+        published = schedule.cell.published
+        published_iterations = (
+            "" if published is None else "–" if published.iterations is None else f"{published.iterations:,}"
+        )
+        table.add_row(
+            schedule.cell.label,
+            "–" if schedule.rounds is None else str(schedule.rounds),
+            "–" if schedule.first is None else f"{schedule.first.steps:,}",
+            "–" if schedule.each is None else f"{schedule.each.steps:,}",
+            "–" if schedule.each is None else str(schedule.each.update_requests),
+            "–" if schedule.each is None else f"{schedule.each.seconds:.2f}",
+            f"{schedule.iterations:,}",
+            published_iterations,
+            f"{document['fast']:,}",
+            f"{document['slow']:,}",
+            f"{document['update_requests']:,}",
+            number(document["parallel_time"]),
+            *(number(document["energy"][kind]) for kind in ("equation", "active", "idle_charged")),
+        )
+    return table
+
+
+def task_table(schedules: Sequence[CellSchedule]) -> Table:
+    """Batches per epoch and steps per task of each learner; under SemiSync the latter are B_k of Eq. 5."""
+    rows = []
+    seen: set[tuple[str, float | None]] = set()
+    for schedule in schedules:
+        key = (schedule.cell.policy.name, slowest_learner_epochs(schedule.cell))
+        if key in seen or schedule.rounds is None:
+            continue
+        seen.add(key)
+        name = schedule.cell.label.partition(" w/")[0]
+        rows.append([f"{name}: steps per task", *(f"{schedule.tasks[learner]:,}" for learner in schedule.tasks)])
+    batches = schedules[0].batches
+    rows.insert(0, ["batches per epoch", *(f"{count:,}" for count in batches.values())])
+    return plain_table("", ["", *batches], rows)

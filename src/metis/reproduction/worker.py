@@ -1,0 +1,121 @@
+"""A process that runs one cell after another and reports how far it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from metis.errors import ConfigError, InternalError, MetisError
+from metis.experiments.build import build_federation, build_stop
+from metis.experiments.compose import build_policy, build_solver
+from metis.experiments.config.load import ExperimentConfig
+from metis.experiments.data import Division, divide
+from metis.files import LockHeld, locked
+from metis.runs.checkpoint import CHECKPOINT
+from metis.runs.folds import RunFold
+from metis.runs.run import CONFIG, Run
+
+REPORT_SECONDS = 0.5  # how often a cell reports how far it is
+_LOCK_SECONDS = 120.0  # an orphaned process may take that long to finish its task
+
+
+def work(connection: Connection) -> None:
+    """Run one cell after another, until the session has no more or interrupts this process."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # the terminal's Ctrl-C goes only to the session, which passes it on once
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(KeyboardInterrupt, EOFError, OSError):  # the session has ended or stopped us
+        connection.send("started")
+        divisions = _Divisions()
+        while True:
+            config, only, folder = connection.recv()
+            try:
+                _run_cell(connection, divisions, config, only, folder)
+            except MetisError as problem:
+                connection.send(problem)
+            except Exception as problem:  # so that the session can name the cell
+                connection.send(InternalError(f"{type(problem).__name__}: {problem}"))
+            connection.send("ended")
+
+
+def _run_cell(
+    connection: Connection, divisions: _Divisions, config: ExperimentConfig, only: int | None, folder: Path
+) -> None:
+    last = 0.0
+    before: int | None = None
+
+    def report(fold: RunFold) -> None:
+        nonlocal last, before
+        now = time.perf_counter()
+        if now - last < REPORT_SECONDS:
+            return
+        last = now
+        steps = fold.costs.steps
+        before = steps if before is None else before
+        metric = fold.history[-1].metrics.get(fold.setting.metric) if fold.history else None
+        try:
+            connection.send(
+                {"steps": steps, "steps_before": before, "at": fold.now, "rounds": fold.version, "metric": metric}
+            )
+        except OSError:  # the session has ended
+            raise KeyboardInterrupt from None
+
+    division = divisions.get(config)
+    if only is not None:
+        division = replace(division, assignments=division.assignments[only : only + 1])
+    try:
+        with locked(folder / "lock", wait=_LOCK_SECONDS):  # two processes would spoil the run
+            resume = (folder / CHECKPOINT).exists()
+            run = execute(config, folder, division=division, resume=resume, watch=report)
+    except LockHeld:
+        raise ConfigError(f"another process is writing to {folder}; wait until it ends, or stop it") from None
+    end = run.costs
+    connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
+
+
+class _Divisions:
+    """The latest division of data, which cells of one environment share."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._division: Division | None = None
+
+    def get(self, config: ExperimentConfig) -> Division:
+        content = config.to_dict()
+        key = json.dumps([content.get(table) for table in ("seed", "data", "partition", "learners")])
+        if self._division is None or key != self._key:
+            self._division = None  # never two data sets in memory
+            self._key, self._division = key, divide(config)
+        return self._division
+
+
+def execute(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    division: Division | None = None,
+    resume: bool = False,
+    watch: Callable[[RunFold], None] | None = None,
+) -> Run:
+    """Run the first policy of a configuration in this process and save the run in a folder."""
+    policy = config.policy[0]
+    return build_federation(config, source=str(out / CONFIG), division=division).simulate(
+        build_policy(policy),
+        build_stop(config),
+        target=config.evaluation.target,
+        solver=build_solver(policy.training),
+        evaluate_every=config.evaluation.every_seconds,
+        store=config.run.store,
+        refusals_allowed=config.run.refusals_allowed,
+        checkpoint_every=config.run.checkpoint_every,
+        out=out,
+        resume=resume,
+        watch=watch,
+    )
