@@ -19,13 +19,16 @@ from metis.core.events import (
     CommunityStamp,
     Event,
     LearnerId,
+    RoundMeasure,
     SendTask,
     UpdateRequest,
 )
 from metis.core.mixing import CachedAverage
 from metis.core.model import Model
 from metis.core.policy import Policy
+from metis.core.protocols import BaseProtocol
 from metis.core.roster import LearnerRecord, Roster
+from metis.core.schedules import Moment
 from metis.core.stop import StopRule
 from metis.core.timing import steps_of_epochs
 from metis.experiments.data import dry_assignments
@@ -262,23 +265,21 @@ def test_rhythms_of_any_federation(learners: list[tuple[int, float, metis.Link]]
 
 
 @dataclass
-class Quorum:
+class Quorum(BaseProtocol):
     """The protocol of docs/extend.md: a round ends when `share` of the learners have answered."""
 
     share: float = 0.5
     local_epochs: float = 1.0
-    accepts_stale = True
-    has_rounds = True
-    fills_the_period = False
-    deadline = math.inf
 
-    def next_tasks(self, roster: Roster, now: float) -> dict[LearnerId, Budget]:
-        waiting = roster.waiting
-        if len(waiting) < self.share * len(roster.available):
-            return {}
-        return {
-            record.learner: Budget(steps=steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in waiting
-        }
+    has_rounds = True
+
+    def ready(self, roster: Roster, now: float) -> bool:
+        return bool(roster.waiting) and len(roster.waiting) >= self.share * len(roster.available)
+
+    def tasks(
+        self, who: Sequence[LearnerRecord], roster: Roster, moment: Moment, measure: RoundMeasure | None
+    ) -> dict[LearnerId, Budget]:
+        return {record.learner: Budget(steps_of_epochs(self.local_epochs, record.epoch_steps)) for record in who}
 
 
 def by_freshness(
@@ -288,7 +289,7 @@ def by_freshness(
 
 
 def quorum(share: float) -> Policy:
-    return Policy("quorum", Quorum(share), by_freshness, CachedAverage, f"Quorum ({share:g})")
+    return Policy("quorum", Quorum(share), by_freshness, CachedAverage, label=f"Quorum ({share:g})")
 
 
 @pytest.mark.parametrize("links", LINKS)

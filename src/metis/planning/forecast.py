@@ -106,9 +106,10 @@ class Forecast:
 
     @property
     def kind(self) -> Kind:
-        if not self.policy.protocol.has_rounds:
+        protocol = self.policy.protocol
+        if not protocol.has_rounds:
             return "asynchronous"
-        return "synchronous" if self.slowest_learner_epochs is None else "semi-synchronous"
+        return "semi-synchronous" if protocol.has_period else "synchronous"
 
     @property
     def energy(self) -> Energy:

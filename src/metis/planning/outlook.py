@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +11,12 @@ import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
+from metis.core.layers import Cap
 from metis.core.policies import POLICIES
+from metis.core.policy import Policy
 from metis.data.datasets import DATASETS
 from metis.errors import ConfigError
-from metis.experiments.compose import build_policy
+from metis.experiments.compose import build_policy, compose
 from metis.experiments.config.load import (
     ExperimentConfig,
     LearnerGroup,
@@ -30,6 +31,7 @@ from metis.experiments.setup import build_augmentation, network_options
 from metis.planning.advice import LambdaRange, names, sensible_range, warnings
 from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
 from metis.planning.timings import LearnerTiming, Timings
+from metis.registry import parameters_of
 from metis.text import seconds
 
 LAMBDAS = (0.5, 1.0, 2.0, 3.0, 4.0)  # those that the paper tried
@@ -165,7 +167,7 @@ def make_outlook(
     with_lambda = [policy for policy in policies if policy.forecast.slowest_learner_epochs is not None]
     sensible = None
     if with_lambda:
-        caps = [policy.parameters.get("max_local_epochs") or math.inf for policy in with_lambda]
+        caps = [_cap(policy.forecast.policy) for policy in with_lambda]
         weights = [one.weight for one in with_lambda[0].forecast.learners]
         sensible = sensible_range(learners, weights, max(caps))
     reference = _reference(config, with_lambda)
@@ -209,7 +211,7 @@ def _forecasts(policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearn
     distinct: list[PolicyOutlook] = []
     for policy in policies:
         parameters = _parameters(policy)
-        named = replace(build_policy(policy), label=_label(policy))
+        named = replace(compose(policy), label=_label(policy))
         found = forecast(named, learners, parameters.get("slowest_learner_epochs"))
         if not any(
             replace(found, policy=other.forecast.policy) == other.forecast
@@ -230,6 +232,11 @@ def _numbered(outlook: PolicyOutlook, count: int) -> PolicyOutlook:
     return replace(outlook, forecast=replace(outlook.forecast, policy=labelled))
 
 
+def _cap(policy: Policy) -> float:
+    """The most local epochs that a learner runs in a task."""
+    return next((layer.local_epochs for layer in policy.layers if isinstance(layer, Cap)), math.inf)
+
+
 def _label(policy: PolicyConfig) -> str:
     """The kind of policy with its lambda or local epochs; the label of its own for a policy of somebody else's."""
     parameters = _parameters(policy)
@@ -242,19 +249,20 @@ def _label(policy: PolicyConfig) -> str:
 
 def _parameters(policy: PolicyConfig) -> dict[str, Any]:
     """All parameters of a policy, with the defaults."""
-    defaults = inspect.signature(POLICIES[policy.name]).parameters.values()
-    return {parameter.name: parameter.default for parameter in defaults} | policy.parameters
+    known = parameters_of(POLICIES[policy.name])
+    return {name: parameter.default for name, parameter in known.items()} | policy.parameters
 
 
 def _kind(policy: PolicyConfig) -> int:
     """Synchronous, semi-synchronous and asynchronous policies in this order."""
     if "slowest_learner_epochs" in _parameters(policy):
         return 1
-    return 0 if build_policy(policy).protocol.has_rounds else 2
+    return 0 if compose(policy).protocol.has_rounds else 2
 
 
 def _with_lambda(policy: PolicyConfig, value: float) -> PolicyConfig:
-    return policy.model_copy(update={"slowest_learner_epochs": value, "schedule": None, "adaptive": None})
+    layers = {key: table for key, table in policy.layers.items() if key not in ("schedule", "adaptive")}
+    return PolicyConfig(name=policy.name, **(policy.parameters | layers | {"slowest_learner_epochs": value}))
 
 
 def _named(config: ExperimentConfig, source: str, wanted: str) -> PolicyConfig:

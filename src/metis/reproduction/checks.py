@@ -16,7 +16,6 @@ from metis.reproduction.environments import Cell, Environment, varied
 from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell
 from metis.reproduction.tables import (
     ASYNC,
-    COSTS,
     ENERGIES,
     LEVELS_RULE,
     PROTOCOLS,
@@ -52,12 +51,6 @@ def _environments(evidence: Evidence, result: str) -> list[Environment]:
     return environments
 
 
-def _cost(evidence: Evidence, cell: Cell, name: str) -> float:
-    """Until the target; infinite if it was not reached."""
-    costs = evidence.runs[cell.name].costs_at_target
-    return math.inf if costs is None else COSTS[name](costs)
-
-
 def _pick(
     environment: Environment, protocol: str, solver: str | None = None, epochs: float | None = None
 ) -> list[Cell]:
@@ -77,17 +70,6 @@ def _one(environment: Environment, protocol: str, solver: str, epochs: float | N
     return found[0]
 
 
-def _policy(environment: Environment, name: str) -> Cell:
-    found = [cell for cell in environment.cells if cell.policy.name == name]
-    if not found:
-        raise MissingEvidence(f"{environment.paper.title} does not have this policy")
-    return found[0]
-
-
-def _short(environment: Environment) -> str:
-    return environment.paper.distribution
-
-
 def _amount(value: float | None, unit: str = "") -> str:
     if value is None or not math.isfinite(value):
         return "target not reached"
@@ -96,19 +78,14 @@ def _amount(value: float | None, unit: str = "") -> str:
 
 def _time(evidence: Evidence, cell: Cell) -> str:
     """Until the target, or how long it was tried."""
-    seconds = _cost(evidence, cell, "parallel_time")
-    return _amount(seconds, " s") if math.isfinite(seconds) else f"not within {_amount(_end(evidence, cell), ' s')}"
-
-
-def _end(evidence: Evidence, cell: Cell) -> float:
-    """When its budget ended."""
-    return evidence.runs[cell.name].costs.parallel_time
+    seconds = evidence.cost(cell, "parallel_time")
+    return _amount(seconds, " s") if math.isfinite(seconds) else f"not within {_amount(evidence.end(cell), ' s')}"
 
 
 def _cheapest(evidence: Evidence, cells: Sequence[Cell], name: str) -> tuple[Cell | None, float]:
     """The cell with the lowest cost until the target; None if none reached it."""
-    best = min(cells, key=lambda cell: _cost(evidence, cell, name))
-    cost = _cost(evidence, best, name)
+    best = min(cells, key=lambda cell: evidence.cost(cell, name))
+    cost = evidence.cost(best, name)
     return (None, cost) if math.isinf(cost) else (best, cost)
 
 
@@ -189,7 +166,7 @@ def transmission(evidence: Evidence) -> tuple[bool, str]:
     for environment in environments:
         each = schedule_cell(_one(environment, SEMISYNC, "momentum", 2)).each
         assert each is not None
-        parts.append(f"{_short(environment)} {stated / each.seconds:.1%} of {each.seconds:.1f} s")
+        parts.append(f"{environment.paper.distribution} {stated / each.seconds:.1%} of {each.seconds:.1f} s")
     raise MissingEvidence(
         f"the paper's network is not available here; the {stated:g} s that it states are, relative to the nominal "
         f"synchronization period: {', '.join(parts)} (its measured period is 80 s)"
@@ -205,17 +182,17 @@ def cheapest(result: str, name: str, epochs: float, unit: str = "") -> Check:
             own, cells = _one(environment, SEMISYNC, "momentum", epochs), environment.cells
             if _cheapest(evidence, cells, name)[0] is None:
                 raise _no_target(environment)
-            cost = _cost(evidence, own, name)
+            cost = evidence.cost(own, name)
             rival, next_best = _cheapest(evidence, [cell for cell in cells if cell is not own], name)
             holds = holds and cost < next_best
             other = ", no other policy reached it" if rival is None else f", {rival.label} {_amount(next_best, unit)}"
             ended = name == "parallel_time" and [
                 cell.label
                 for cell in cells
-                if math.isinf(_cost(evidence, cell, name)) and _end(evidence, cell) < min(cost, next_best)
+                if math.isinf(evidence.cost(cell, name)) and evidence.end(cell) < min(cost, next_best)
             ]
             short = f" (the budget ended before that for {', '.join(ended)})" if ended else ""
-            parts.append(f"{_short(environment)}: {own.label} {_amount(cost, unit)}{other}{short}")
+            parts.append(f"{environment.paper.distribution}: {own.label} {_amount(cost, unit)}{other}{short}")
         return holds, "; ".join(parts)
 
     return check
@@ -230,18 +207,17 @@ def semisync_is_faster(evidence: Evidence) -> tuple[bool, str]:
             before, after = (published_value(cell, "parallel_time") for cell in (sync, semi))
             if before and after:
                 published.append(after < before)
-            slow, quick = (_cost(evidence, cell, "parallel_time") for cell in (sync, semi))
-            if math.isinf(quick) and _end(evidence, semi) < slow:
+            slow, quick = (evidence.cost(cell, "parallel_time") for cell in (sync, semi))
+            if math.isinf(quick) and evidence.end(semi) < slow:
                 outcome = f"{_time(evidence, semi)}, where its budget ended; Sync {_time(evidence, sync)}"
-            elif math.isinf(slow) and _end(evidence, sync) < quick:
+            elif math.isinf(slow) and evidence.end(sync) < quick:
                 outcome = f"{_time(evidence, semi)}; Sync {_time(evidence, sync)}, where its budget ended"
             else:
                 compared += 1
                 holds = holds and quick < slow
-                outcome = f"{slow / quick:.2g} times" if math.isfinite(slow + quick) else "only SemiSync reached it"
-                if math.isinf(quick):
-                    outcome = "only Sync reached it"
-            parts.append(f"{environment.paper.cluster} {_short(environment)} {semi.label}: {outcome}")
+                who = "Sync" if math.isinf(quick) else "SemiSync"
+                outcome = f"{slow / quick:.2g} times" if math.isfinite(slow + quick) else f"only {who} reached it"
+            parts.append(f"{environment.paper.cluster} {environment.paper.distribution} {semi.label}: {outcome}")
     if not compared:
         raise MissingEvidence("; ".join(parts))
     paper = f" In the paper's own tables it is so in {sum(published)} of {len(published)} pairs." if published else ""
@@ -259,7 +235,7 @@ def energy_saving(evidence: Evidence) -> tuple[bool, str]:
             if sync.name not in evidence.runs or semi.name not in evidence.runs:
                 raise MissingEvidence
             for kind in ENERGIES:
-                costs = [_cost(evidence, cell, f"energy_{kind}") for cell in (sync, semi)]
+                costs = [evidence.cost(cell, f"energy_{kind}") for cell in (sync, semi)]
                 if all(map(math.isfinite, costs)):
                     savings[kind].append(1 - costs[1] / costs[0])
     if not all(savings.values()):
@@ -279,8 +255,7 @@ def momentum_energy(evidence: Evidence) -> tuple[bool, str]:
     for environment in evidence.of("table2", "table3"):
         if not evidence.complete(environment):
             raise MissingEvidence
-        base = _one(environment, SYNC, "vanilla")
-        own = _one(environment, SEMISYNC, "momentum", 2)
+        base, own = _one(environment, SYNC, "vanilla"), _one(environment, SEMISYNC, "momentum", 2)
         factors = {kind: _factor(evidence, base, own, f"energy_{kind}") for kind in ENERGIES}
         holds = holds and all(factor >= 3 for factor in factors.values())
         before, after = published_value(base, "energy"), published_value(own, "energy")
@@ -288,14 +263,14 @@ def momentum_energy(evidence: Evidence) -> tuple[bool, str]:
         shown = "/".join(f"{factor:.1f}" for factor in factors.values())
         if math.isinf(factors["active"]):
             shown = "Sync did not reach the target"
-        parts.append(f"{environment.paper.cluster} {_short(environment)} {shown}{published}")
+        parts.append(f"{environment.paper.cluster} {environment.paper.distribution} {shown}{published}")
     if not parts:
         raise MissingEvidence
     return holds, f"Sync w/ Vanilla over SemiSync (λ=2) w/ Momentum, equation/active/with idle: {'; '.join(parts)}"
 
 
 def _factor(evidence: Evidence, base: Cell, own: Cell, name: str) -> float:
-    before, after = _cost(evidence, base, name), _cost(evidence, own, name)
+    before, after = evidence.cost(base, name), evidence.cost(own, name)
     if math.isinf(after):
         return 0.0
     return math.inf if math.isinf(before) else before / after
@@ -309,7 +284,7 @@ def momentum_on_power_law(evidence: Evidence) -> tuple[bool, str]:
         if not evidence.complete(environment):
             raise MissingEvidence
         momentum, prox = (_one(environment, SYNC, solver) for solver in ("momentum", "fedprox"))
-        slow, rescued = (_cost(evidence, cell, "parallel_time") for cell in (momentum, prox))
+        slow, rescued = (evidence.cost(cell, "parallel_time") for cell in (momentum, prox))
         best = evidence.runs[momentum.name].best_metric
         holds = holds and math.isinf(slow) and math.isfinite(rescued)
         parts.append(
@@ -329,13 +304,13 @@ def fedrec_is_fastest(evidence: Evidence) -> tuple[bool, str]:
         cells = _pick(environment, ASYNC)
         best, _ = _cheapest(evidence, cells, "parallel_time")
         if best is None:
-            parts.append(f"{environment.paper.domain} {_short(environment)}: no policy reached the target")
+            parts.append(f"{environment.paper.domain} {environment.paper.distribution}: no policy reached the target")
             continue
-        times = {cell.policy.name: _cost(evidence, cell, "parallel_time") for cell in cells}
+        times = {cell.policy.name: evidence.cost(cell, "parallel_time") for cell in cells}
         holds = holds and times["fedrec"] <= min(times.values())
         compared += 1
         costs = [f"{cell.label} {_time(evidence, cell)}" for cell in cells]
-        parts.append(f"{environment.paper.domain} {_short(environment)}: {', '.join(costs)}")
+        parts.append(f"{environment.paper.domain} {environment.paper.distribution}: {', '.join(costs)}")
     if not compared:
         raise MissingEvidence("; ".join(parts))
     return holds, "; ".join(parts)
@@ -344,27 +319,31 @@ def fedrec_is_fastest(evidence: Evidence) -> tuple[bool, str]:
 def asynchronous_when_homogeneous(evidence: Evidence) -> tuple[bool, str]:
     holds, parts = True, []
     for environment in _environments(evidence, "table2"):
-        cells = {name: _policy(environment, name) for name in ("async_fedavg", "fedrec", "fedasync")}
-        times = {name: _cost(evidence, cell, "parallel_time") for name, cell in cells.items()}
+        by_name = {cell.policy.name: cell for cell in _pick(environment, ASYNC)}
+        cells = [by_name[name] for name in ("async_fedavg", "fedrec", "fedasync") if name in by_name]
+        if len(cells) < 3:
+            raise MissingEvidence(f"{environment.paper.title} does not have these policies")
+        fedavg, fedrec, fedasync = (evidence.cost(cell, "parallel_time") for cell in cells)
         if environment.config.partition.sizes == "power_law":
-            holds = holds and times["async_fedavg"] < min(times["fedrec"], times["fedasync"])
+            holds = holds and fedavg < min(fedrec, fedasync)
         else:
-            pair = sorted((times["async_fedavg"], times["fedrec"]))
-            holds = holds and math.isfinite(pair[1]) and pair[1] <= 1.5 * pair[0]
-        shown = ", ".join(f"{cell.label} {_time(evidence, cell)}" for cell in cells.values())
-        parts.append(f"{_short(environment)}: {shown}")
+            holds = holds and max(fedavg, fedrec) <= 1.5 * min(fedavg, fedrec) < math.inf
+        shown = ", ".join(f"{cell.label} {_time(evidence, cell)}" for cell in cells)
+        parts.append(f"{environment.paper.distribution}: {shown}")
     return holds, "; ".join(parts)
 
 
 def asynchronous_requests(evidence: Evidence) -> tuple[bool, str]:
     holds, parts = True, []
     for environment in _environments(evidence, "table3"):
-        own = _cost(evidence, _one(environment, SEMISYNC, "momentum", 2), "communication_cost")
-        others = [_cost(evidence, cell, "communication_cost") for cell in _pick(environment, ASYNC)]
+        own = evidence.cost(_one(environment, SEMISYNC, "momentum", 2), "communication_cost")
+        others = [evidence.cost(cell, "communication_cost") for cell in _pick(environment, ASYNC)]
         if math.isinf(min(own, *others)):
             raise _no_target(environment)
         holds = holds and 2 * own <= min(others)
-        parts.append(f"{_short(environment)}: SemiSync {_amount(own)}, asynchronous {', '.join(map(_amount, others))}")
+        parts.append(
+            f"{environment.paper.distribution}: SemiSync {_amount(own)}, asynchronous {', '.join(map(_amount, others))}"
+        )
     return holds, f"taking many more as at least twice as many: {'; '.join(parts)}"
 
 
@@ -420,12 +399,12 @@ def converges_fastest(result: str, epochs: float) -> Check:
             best, _ = _cheapest(evidence, environment.cells, "parallel_time")
             if best is None:
                 raise _no_target(environment)
-            finals = {cell.label: evidence.runs[cell.name].best_metric or 0.0 for cell in environment.cells}
             holds = holds and best is own
             shown = ", ".join(
-                f"{cell.label} {_time(evidence, cell)} (best {finals[cell.label]:.3f})" for cell in environment.cells
+                f"{cell.label} {_time(evidence, cell)} (best {evidence.runs[cell.name].best_metric or 0.0:.3f})"
+                for cell in environment.cells
             )
-            parts.append(f"{_short(environment)}: {shown}")
+            parts.append(f"{environment.paper.distribution}: {shown}")
         return holds, f"time to the target: {'; '.join(parts)}"
 
     return check
@@ -441,15 +420,15 @@ def asynchronous_lead_early(evidence: Evidence) -> tuple[bool, str]:
         holds = holds and max(early.values()) > own
         shown = ", ".join(f"{label} {value:.3f}" for label, value in early.items())
         parts.append(
-            f"{_short(environment)}, when SemiSync's first round ends ({first:.0f} s): {shown}, SemiSync {own:.3f}"
+            f"{environment.paper.distribution}, when SemiSync's first round ends ({first:.0f} s): {shown}, "
+            f"SemiSync {own:.3f}"
         )
     return holds, "; ".join(parts)
 
 
 def _metric_at(run: Run, moment: float) -> float:
-    """The last value that was measured until then."""
-    values = [value for point, value in zip(run.history, run.metric_values, strict=True) if point.at <= moment]
-    return values[-1] if values else math.nan
+    """The last value measured until then."""
+    return [math.nan, *(v for point, v in zip(run.history, run.metric_values, strict=True) if point.at <= moment)][-1]
 
 
 def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> Check:
@@ -458,17 +437,17 @@ def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> C
     def check(evidence: Evidence) -> tuple[bool, str]:
         holds, parts = True, []
         for environment in _environments(evidence, "figure11"):
-            sync = _cost(evidence, _pick(environment, SYNC)[0], name)
+            sync = evidence.cost(_pick(environment, SYNC)[0], name)
             if _cheapest(evidence, environment.cells, name)[0] is None:
                 raise _no_target(environment)
             shown = [f"Sync {_amount(sync, unit)}"]
             for cell in _pick(environment, SEMISYNC):
-                cost, epochs = _cost(evidence, cell, name), slowest_learner_epochs(cell)
+                cost, epochs = evidence.cost(cell, name), slowest_learner_epochs(cell)
                 if epochs in needed:
                     holds = holds and cost < sync
                 shown.append(f"λ={epochs:g} {_amount(cost, unit)}")
             target = environment.config.evaluation.target
-            parts.append(f"{_short(environment)} until MAE {target:g}: {', '.join(shown)}")
+            parts.append(f"{environment.paper.distribution} until MAE {target:g}: {', '.join(shown)}")
         return holds, "; ".join(parts)
 
     return check
@@ -502,8 +481,8 @@ def federation_beats_silos(evidence: Evidence) -> tuple[bool, str]:
         holds = holds and beaten == len(alone)
         reference = "" if centralized is None else f", centralized {centralized.best_metric:.2f}"
         parts.append(
-            f"{_short(environment)}: federation {federation:.2f}, {len(alone)} silos alone {min(alone):.2f} to "
-            f"{max(alone):.2f} ({beaten} of them worse){reference}"
+            f"{environment.paper.distribution}: federation {federation:.2f}, {len(alone)} silos alone {min(alone):.2f} "
+            f"to {max(alone):.2f} ({beaten} of them worse){reference}"
         )
     return holds, f"lowest MAE in years: {'; '.join(parts)}"
 

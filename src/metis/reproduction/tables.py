@@ -85,6 +85,15 @@ class Evidence:
     def complete(self, environment: Environment) -> bool:
         return all(cell.name in self.runs for cell in environment.cells)
 
+    def cost(self, cell: Cell, name: str) -> float:
+        """A cost of a run until the target; infinite if it was not reached."""
+        costs = self.runs[cell.name].costs_at_target
+        return math.inf if costs is None else COSTS[name](costs)
+
+    def end(self, cell: Cell) -> float:
+        """When the budget of a run ended, in seconds."""
+        return self.runs[cell.name].costs.parallel_time
+
     def centralized(self, environment: Environment) -> Run | None:
         return next((self.runs[cell.name] for cell in environment.centralized if cell.name in self.runs), None)
 
