@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metis.core.stop import StopRule
-from metis.experiments.data import divide
 from metis.experiments.config.load import ExperimentConfig
+from metis.experiments.data import divide
 from metis.reproduction.environments import Environment, Scale, load_environments, varied
 from metis.reproduction.figures import (
     Curve,

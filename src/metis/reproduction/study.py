@@ -20,8 +20,8 @@ from metis.reproduction.tables import COSTS as PAPER_COSTS
 from metis.runs.run import Run
 
 STUDIES: dict[str, str] = {
-    "adaptive": "Beyond the paper: adaptive periods and FedNova compared with the best fixed lambda, three seeds",
-    "caps": "Beyond the paper: time and energy when the local epochs in a period are capped, three seeds",
+    "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda",
+    "caps": "Beyond the paper: time and energy with a cap on the local epochs of a period",
 }
 WITHIN = 1.05  # times the best fixed lambda's time is as good as that
 
