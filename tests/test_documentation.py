@@ -232,6 +232,18 @@ def test_the_page_on_architecture_is_up_to_date(build: ModuleType) -> None:
     assert architecture.PICTURE.read_text("utf-8") == architecture.picture(), again
 
 
+def test_the_messages_of_the_deployment_page_are_those_of_the_code() -> None:
+    """What the table of messages quotes is printed by a check of certificates, apart from names and dates."""
+    text = (DOCS / "deploy.md").read_text("utf-8").partition("| message | what to do |")[2].partition("\n\n")[0]
+    sources = (ROOT / "src" / "metis" / "deployment").rglob("*.py")
+    code = re.sub(r'"\s+f?"', "", " ".join(path.read_text("utf-8") for path in sources))
+    quoted = [quote for row in text.splitlines()[2:] for quote in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert len(quoted) > 8
+    for quote in quoted:
+        for piece in re.split(r"…(?:/ca\.pem)?|DATE|HOST:PORT|HOST|\b[AB]\b|\d+ days|\w+\.pem|: ", quote):
+            assert piece.strip(" ',") in code, f"{quote}: {piece}"
+
+
 def test_the_table_of_policies_lists_their_parameters() -> None:
     """Each row of docs/protocols.md has every parameter of its policy, and no other."""
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", (DOCS / "protocols.md").read_text("utf-8"), re.M)
