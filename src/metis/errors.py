@@ -3,10 +3,14 @@
 MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
 │   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
-│   └── DataError          a data set that is missing, damaged or cannot be divided as asked
+│   ├── DataError          a data set that is missing, damaged or cannot be divided as asked
+│   └── Unreachable        a controller that does not answer now, but may later
 ├── LearnerError           a learner's: the federation goes on without its update
 │   ├── UnexpectedEvent    an event that cannot happen now, such as an answer to no open task; it changed nothing
-│   └── Diverged           local training left the finite numbers
+│   ├── Diverged           local training left the finite numbers
+│   ├── ChildFailed        a site's code or data failed in the training process
+│   ├── ChildDied          the training process is gone; another one can be started
+│   └── Abandoned          a training that was not wanted any more
 └── InternalError          ours: please report it
 """
 
@@ -37,6 +41,14 @@ class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
 
 
+class Unreachable(ConfigError):
+    """The controller does not answer now, but may later: every problem except those of certificates."""
+
+    def __init__(self, message: str, *, unknown_name: bool = False) -> None:
+        super().__init__(message)
+        self.unknown_name = unknown_name  # a typing error, or a network that is down
+
+
 class LearnerError(MetisError):
     """A learner did something that the federation survives."""
 
@@ -47,6 +59,22 @@ class UnexpectedEvent(LearnerError):
 
 class Diverged(LearnerError):
     """Local training produced numbers that are not finite."""
+
+
+class ChildFailed(LearnerError):
+    """The site's code or data failed in the training process, which is alive."""
+
+    def __init__(self, reason: str, steps: int = 0, seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.steps, self.seconds = steps, seconds
+
+
+class ChildDied(LearnerError):
+    """The training process is gone; another one can be started."""
+
+
+class Abandoned(LearnerError):
+    """The training was abandoned, as asked."""
 
 
 class InternalError(MetisError):

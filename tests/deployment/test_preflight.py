@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from deployment.consortium import DAY, Consortium, serving
-from metis.deployment.preflight import Unreachable, preflight, serving_problem
+from metis.deployment.preflight import preflight, serving_problem
 from metis.deployment.security.identity import Kit, load_kit, now_utc
-from metis.errors import ConfigError
+from metis.errors import ConfigError, Unreachable
 
 
 @pytest.fixture

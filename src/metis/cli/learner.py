@@ -15,7 +15,7 @@ import typer
 
 from metis import __version__
 from metis.cli.output import Reporter, add, deployed, stderr
-from metis.errors import ConfigError
+from metis.errors import ConfigError, Unreachable
 from metis.net import host_and_port, is_loopback
 
 _TRAINER = (sys.executable, "-m", "metis.cli.trainer")
@@ -165,12 +165,11 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
 
 def _checked(check: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     """The preflight in a thread; a problem that may pass becomes an OSError, so that it is tried again."""
-    unreachable = deployed("metis.deployment.preflight").Unreachable
 
     async def preflight() -> None:
         try:
             await asyncio.to_thread(check)
-        except unreachable as problem:
+        except Unreachable as problem:
             raise ConnectionError(str(problem)) from None
 
     return preflight

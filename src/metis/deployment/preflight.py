@@ -30,7 +30,7 @@ from metis.deployment.security.identity import (
     signed_by,
     signers,
 )
-from metis.errors import ConfigError
+from metis.errors import ConfigError, Unreachable
 from metis.net import is_loopback, join_address, listening_problem
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # HTTP/2, then empty settings
@@ -54,14 +54,6 @@ def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str 
         cause = listening_problem(problem, "is a controller running already?")
         return f"cannot listen on {join_address(host.strip('[]'), port or 0)}: {cause}"
     return None
-
-
-class Unreachable(ConfigError):
-    """The controller does not answer now, but may later: every problem except those of certificates."""
-
-    def __init__(self, message: str, *, unknown_name: bool = False) -> None:
-        super().__init__(message)
-        self.unknown_name = unknown_name  # a typing error, or a network that is down
 
 
 # These do not come from gRPC's server, which closes silently, but from a proxy in front of it that terminates TLS.

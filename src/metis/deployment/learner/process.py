@@ -38,11 +38,11 @@ from metis.deployment.learner.tasks import Tasks
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import WorkFolder
-from metis.deployment.trainer.child import Child, ChildDied, ChildFailed
+from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import keep_buffers
-from metis.errors import MetisError
+from metis.errors import ChildDied, ChildFailed, MetisError
 
 _WELCOME_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for a spooled update when asked to stop

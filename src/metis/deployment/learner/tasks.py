@@ -13,8 +13,8 @@ from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import Update, WorkFolder
-from metis.deployment.trainer.child import Abandoned, ChildDied, ChildFailed
 from metis.deployment.wire import wire_pb2 as pb
+from metis.errors import Abandoned, ChildDied, ChildFailed
 
 _MAX_UNSENT = 16
 

@@ -13,8 +13,9 @@ from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, update_of
-from metis.deployment.trainer.child import Child, ChildDied, ChildFailed
+from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
+from metis.errors import ChildDied, ChildFailed
 
 _GRACE_SECONDS = 10.0  # for an abandoned training to end
 _MAX_DEATHS = 3

@@ -10,25 +10,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metis.errors import LearnerError
+from metis.errors import Abandoned, ChildDied, ChildFailed
 
 _LONGEST_LINE = 64 << 20  # the layout of a very deep network
-
-
-class ChildFailed(LearnerError):
-    """The site's code or data failed; the child is alive."""
-
-    def __init__(self, reason: str, steps: int = 0, seconds: float = 0.0) -> None:
-        super().__init__(reason)
-        self.steps, self.seconds = steps, seconds
-
-
-class ChildDied(LearnerError):
-    """The child process is gone; another one can be started."""
-
-
-class Abandoned(LearnerError):
-    """The training was abandoned, as asked."""
 
 
 class Child:
