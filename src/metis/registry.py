@@ -163,7 +163,7 @@ def did_you_mean(name: str, known: Iterable[str], also: Mapping[str, str] = type
     """The nearest known name as a question, or the list of all."""
     known = list(known)
     guess = nearest(name, known, also)
-    return f"did you mean '{guess}'?" if guess else f"known are {', '.join(known)}" if known else "it takes none"
+    return f"did you mean '{guess}'?" if guess else f"choose one of {', '.join(known)}" if known else "it takes none"
 
 
 class Registry(MutableMapping[str, T]):

@@ -502,7 +502,7 @@ def test_a_run_that_has_not_ended_can_be_replayed(workplace: Path) -> None:
         ),
         (
             ("run", "--policy", "fedrec", "lambda=2"),
-            "lambda: unknown key; known are local_epochs, rebuild_every",
+            "lambda: unknown key; choose one of local_epochs, rebuild_every",
         ),
         (("run", "--policy", "none.toml"), "there is no file none.toml; write an example with: metis init none.toml"),
     ],

@@ -161,7 +161,7 @@ def test_a_file_says_scaffold() -> None:
     config = resolve_config(experiment(), "test.toml")
     (policy,) = config.policy
     assert build_solver(policy.training) == metis.Scaffold(0.1)
-    assert build_policy(policy).controls
+    assert [layer.key for layer in build_policy(policy).layers] == ["control_variates"]
     assert resolve_config(config.to_dict(), "again.toml") == config
     with_momentum = experiment(training={"solver": "scaffold", "momentum": 0.5, "weight_decay": 0.01})
     (policy,) = resolve_config(with_momentum, "test.toml").policy
@@ -178,7 +178,7 @@ def test_policies_of_a_file_may_differ_in_it() -> None:
         "test.toml",
     )
     assert [policy.label for policy in config.policy] == ["Sync w/ Momentum", "Sync w/ SCAFFOLD"]
-    assert [build_policy(policy).controls for policy in config.policy] == [False, True]
+    assert [len(build_policy(policy).layers) for policy in config.policy] == [0, 1]
     assert build_solver(config.policy[1].training) == metis.Scaffold(0.05)
     made = build_federation(config)
     sizes = [
@@ -203,7 +203,7 @@ def test_policies_of_a_file_may_differ_in_it() -> None:
         ({"solver": "scaffold", "momentum": 1.0}, "training.momentum: .*less than 1"),
     ],
 )
-def test_mistakes_are_told(training: dict[str, Any], sentence: str) -> None:
+def test_mistakes_are_reported(training: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resolve_config(experiment(training=training), "test.toml")
 

@@ -7,30 +7,22 @@ from dataclasses import replace
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.core.solvers import SOLVERS, Solver
-from metis.experiments.config.errors import ConfigErrors
 from metis.experiments.config.schema import PolicyConfig, SolverConfig
-from metis.experiments.config.tables import check_layer, make_layer, solver_settings
-from metis.registry import parameters_of
+from metis.experiments.config.tables import build_layer
 
 
 def compose(table: PolicyConfig) -> Policy:
     """The policy that a table describes, without its solver; an ArgumentError names the impossible setting."""
-    policy = POLICIES[table.name](**table.parameters)
-    errors = ConfigErrors("policy")
-    layers = [check_layer(key, given, errors, [key]) for key, given in table.layers.items()]
-    errors.raise_if_any()
-    return policy.with_layers(*(make_layer(*layer) for layer in layers if layer is not None))
+    layers = (build_layer(key, given) for key, given in table.layers.items())
+    return POLICIES[table.name](**table.parameters).with_layers(*layers)
 
 
 def build_solver(settings: SolverConfig) -> Solver:
     """The local solver of a policy; its settings are complete once the configuration is loaded."""
     assert settings.solver is not None, "the configuration is complete"
-    definition = SOLVERS.named(settings.solver)
-    known = parameters_of(definition)
     general = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
-    given = {name: value for name, value in general.items() if value is not None and name in known}
-    own = {name: value for name, value in settings.parameters.items() if name in solver_settings(settings.solver)}
-    return definition(**given, **own)
+    given = {name: value for name, value in general.items() if value is not None}
+    return SOLVERS.named(settings.solver)(**given, **settings.parameters)
 
 
 def build_policy(table: PolicyConfig) -> Policy:

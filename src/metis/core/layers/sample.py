@@ -39,7 +39,7 @@ class Sample(
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.learners is None) == (self.share is None):
-            raise ArgumentError("sample needs either learners or share", "learners")
+            raise ArgumentError("sample needs either learners or share, not both", "learners")
 
     def relabel(self, label: str) -> str:
         size = f"{self.learners} learners" if self.learners is not None else f"{self.share:.0%} of the learners"

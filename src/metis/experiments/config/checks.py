@@ -1,37 +1,29 @@
-"""What a table's types cannot say: parameters of what a name names, keys that must fit each other, defaults."""
+"""What must fit together: keys that need or exclude each other, numbers against the data, files that must exist."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, create_model
-
-from metis.core.layers import LAYERS
 from metis.core.mixing import MemoryStore
 from metis.core.model import Model
 from metis.core.policies import POLICIES
-from metis.core.solvers import SOLVERS
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.compose import compose
-from metis.experiments.config.errors import ConfigErrors, did_you_mean, unknown_key
+from metis.experiments.compose import build_solver
+from metis.experiments.config.complete import solver_of
+from metis.experiments.config.errors import ConfigErrors, did_you_mean
 from metis.experiments.config.schema import (
     METRICS,
     REPLACED_BY_SITE,
     TRACKERS,
     AvailabilityConfig,
-    Count,
     ExperimentConfig,
-    PolicyConfig,
-    SolverConfig,
-    Table,
-    TrainingConfig,
     task_of,
 )
-from metis.experiments.config.tables import check_layer, check_table, solver_model, solver_settings, table_model
+from metis.experiments.config.tables import build_layer, check_table, table_model
 from metis.simulation.pools.settings import PoolSettings
 
 
@@ -52,64 +44,6 @@ def network_parameters(
     options = check_table(model, config.network.parameters, errors, ["network"])
     errors.raise_if_any()
     return options or {}
-
-
-OPERATIONS: dict[str, dict[str, Any]] = {
-    "random_crop": {
-        "size": (Count, Field(description="pixels a side that are cut out")),
-        "padding": (Annotated[int, Field(ge=0)], Field(default=0, description="black pixels around, before cutting")),
-    },
-    "horizontal_flip": {
-        "probability": (
-            Annotated[float, Field(ge=0, le=1)],
-            Field(default=0.5, description="that an image is mirrored"),
-        )
-    },
-    "standardize": {},
-}
-
-
-def operation_model(name: str) -> type[BaseModel]:
-    """A strict table whose keys are the options of one step of an augmentation."""
-    return create_model(name, __base__=Table, **OPERATIONS[name])
-
-
-def check_open_tables(raw: dict[str, Any], errors: ConfigErrors) -> None:
-    """Parameters of policies, layers and operations, in the file's own terms so that every error has its path."""
-    listed = raw.get("policy")
-    for index, entry in enumerate(listed if isinstance(listed, list) else []):
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            continue
-        name = entry["name"]
-        if name not in POLICIES:
-            errors.add(["policy", index, "name"], f"there is no policy '{name}'; {did_you_mean(name, POLICIES)}")
-            continue
-        _check_policy_table(entry, errors, ["policy", index])
-    data = raw.get("data")
-    augment = data.get("augment") if isinstance(data, dict) else None
-    for index, entry in enumerate(augment if isinstance(augment, list) else []):
-        if isinstance(entry, dict) and entry.get("name") in OPERATIONS:
-            model = operation_model(entry["name"])
-            given = {key: value for key, value in entry.items() if key != "name"}
-            try:
-                model.model_validate(given)
-            except ValidationError as problem:
-                errors.add_validation(problem, given, model, ["data", "augment", index])
-
-
-def _check_policy_table(entry: dict[str, Any], errors: ConfigErrors, path: list[str | int]) -> None:
-    model = table_model(POLICIES[entry["name"]])
-    layers = [key for key, kind in LAYERS.items() if kind.in_files and key not in model.model_fields]
-    given: dict[str, Any] = {}
-    for key, value in entry.items():
-        if key in layers:
-            check_layer(key, value, errors, [*path, key])
-        elif key in model.model_fields:
-            given[key] = value
-        elif key not in PolicyConfig.model_fields:
-            known = [*model.model_fields, *PolicyConfig.model_fields, *layers]
-            errors.add([*path, key], unknown_key(key, known))
-    check_table(model, given, errors, path)
 
 
 def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
@@ -138,8 +72,6 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
         errors.add(["training", "engine"], f"there is no engine '{name}'; {did_you_mean(name, ENGINES)}")
     _check_partition(config, errors)
     _check_learners(config, errors)
-    _check_solvers(config, errors)
-    _check_pacing(config, errors)
     processors = os.cpu_count() or 1
     if config.training.threads > processors and not elsewhere:
         errors.add(
@@ -258,57 +190,6 @@ def _check_availability(availability: AvailabilityConfig, at: list[str | int], e
             errors.add([*at, key], f"missing; kind = '{availability.kind}' needs it")
 
 
-def _check_solvers(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    named: dict[tuple[str | int, ...], str] = {("training", "solver"): config.training.solver}
-    for index, policy in enumerate(config.policy):
-        if policy.training.solver is not None:
-            named["policy", index, "training", "solver"] = policy.training.solver
-    unknown = {path: name for path, name in named.items() if name not in SOLVERS}
-    for path, name in unknown.items():
-        errors.add(path, f"there is no solver '{name}'; {did_you_mean(name, SOLVERS)}")
-    if unknown:
-        return
-    used = set(solver_settings(config.training.solver))
-    for index, policy in enumerate(config.policy):
-        used |= _inherited(policy, config.training)
-        _check_solver(
-            _solver_of(policy, config.training), policy.training.parameters, errors, ["policy", index, "training"]
-        )
-    own = config.training.parameters
-    _check_solver(config.training.solver, {k: v for k, v in own.items() if k not in used}, errors, ["training"])
-    for solver in {_solver_of(policy, config.training) for policy in config.policy} | {config.training.solver}:
-        known = solver_settings(solver)
-        check_table(solver_model(solver), {k: v for k, v in own.items() if k in known}, errors, ["training"])
-
-
-def _check_solver(solver: str, given: Mapping[str, Any], errors: ConfigErrors, path: list[str | int]) -> None:
-    """Settings that stand beside a solver's name must be its own."""
-    known = solver_settings(solver)
-    for key in given:
-        if key in known:
-            continue
-        takers = [f"'{name}'" for name in SOLVERS if key in solver_settings(name)]
-        if takers:
-            either = f"{', '.join(takers[:-1])} and {takers[-1]}" if len(takers) > 1 else takers[0]
-            errors.add([*path, key], f"is given, but solver = '{solver}' does not use it; {either} would")
-        else:
-            general = TrainingConfig.model_fields if path == ["training"] else SolverConfig.model_fields
-            errors.add([*path, key], unknown_key(key, [*general, *known]))
-    check_table(solver_model(solver), {key: value for key, value in given.items() if key in known}, errors, path)
-
-
-def _check_pacing(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    """A parameter that a layer replaces must not be given as well."""
-    for index, policy in enumerate(config.policy):
-        for key in policy.layers:
-            for replaced in sorted(_replaced_by(key) & policy.parameters.keys()):
-                errors.add(["policy", index, replaced], f"is given together with {key}; keep one of them")
-
-
-def _replaced_by(key: str) -> set[str]:
-    return {name for layer in LAYERS[key].classes.values() for name in layer.replaces}
-
-
 def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
     stop, evaluation = config.stop, config.evaluation
     if (stop.rounds, stop.seconds, stop.update_requests, stop.steps) == (None,) * 4:
@@ -333,28 +214,32 @@ def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
 
 
 def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
-    """The policies themselves know what is impossible, such as a layer that a protocol has no use for."""
-    for index, policy in enumerate(config.policy):
-        if policy.name not in POLICIES or any(line_of(line, index) for line in errors.lines):
-            continue  # its name or its keys are refused already
-        try:
-            made = compose(policy)
-            made.start_community(Model.empty(), MemoryStore())
-        except ArgumentError as problem:
-            text, key = str(problem), problem.argument
-            path: list[str | int] = ["policy", index]
-            layer = next((name for name, table in policy.layers.items() if key in table), None)
-            if key in policy.layers or key in policy.parameters:
-                path.append(str(key))
-            elif layer is not None:
-                path += [layer, str(key)]
-            # The path says the name already.
-            errors.add(path, text.removeprefix(f"{key} ") if path[-1] == key else text)
+    """What only the definitions know, such as layers that exclude each other or that a protocol has no use for."""
+    for index, table in enumerate(config.policy):
+        path: list[str | int] = ["policy", index]
+        layers = []
+        for key, given in table.layers.items() if not errors.about(*path) else ():
+            with _reported(errors, [*path, key]):
+                layers.append(build_layer(key, given))
+        if errors.about(*path):
+            continue
+        with _reported(errors, path):
+            policy = POLICIES[table.name](**table.parameters).with_layers(*layers)
+            policy.start_community(Model.empty(), MemoryStore())
+            if not errors.about("training"):
+                policy.for_solver(build_solver(solver_of(table, config.training)))
 
 
-def line_of(line: str, index: int) -> bool:
-    """Whether an error is about the policy of this number."""
-    return f"policy.{index}." in line or ": policy." in line
+@contextmanager
+def _reported(errors: ConfigErrors, path: list[str | int]) -> Iterator[None]:
+    """Add a wrong argument to the errors; a sentence that begins with its name gets the argument's path."""
+    try:
+        yield
+    except ArgumentError as problem:
+        subject, _, rest = str(problem).partition(" ")
+        if subject == problem.argument and subject != path[-1]:
+            path = [*path, subject]
+        errors.add(path, rest if subject == path[-1] else str(problem))
 
 
 def check_files(config: ExperimentConfig, errors: ConfigErrors) -> None:
@@ -370,120 +255,3 @@ def check_files(config: ExperimentConfig, errors: ConfigErrors) -> None:
         errors.add(["site", "file"], f"there is no file {config.site.file}")
     if config.data.folder is not None and not Path(config.data.folder).is_dir():
         errors.add(["data", "folder"], f"there is no folder {config.data.folder}")
-
-
-# --- completing -------------------------------------------------------------------------------
-
-
-def _solver_of(policy: PolicyConfig, training: TrainingConfig) -> str:
-    return policy.training.solver or training.solver
-
-
-def _inherited(policy: PolicyConfig, training: TrainingConfig) -> frozenset[str]:
-    """Which settings of [training] a policy's solver takes over; the rest was meant for other solvers."""
-    solver = _solver_of(policy, training)
-    inherits = SOLVERS[solver].inherits
-    return solver_settings(solver) if inherits is None or solver == training.solver else inherits
-
-
-def _solver_settings(policy: PolicyConfig, training: TrainingConfig) -> SolverConfig:
-    """What the policy says, else what [training] says, else the default; only what the solver uses."""
-    solver, own, shared = _solver_of(policy, training), policy.training, training.parameters
-    inherited = {key: shared[key] for key in _inherited(policy, training) if key in shared}
-    settings = solver_model(solver).model_validate({**inherited, **own.parameters}).model_dump()
-    return SolverConfig(
-        solver=solver,
-        learning_rate=training.learning_rate if own.learning_rate is None else own.learning_rate,
-        weight_decay=training.weight_decay if own.weight_decay is None else own.weight_decay,
-        **settings,
-    )
-
-
-def _completed_policy(policy: PolicyConfig, training: TrainingConfig) -> PolicyConfig:
-    """With every default written out, but for parameters that a layer replaces."""
-    replaced = {name for key in policy.layers for name in _replaced_by(key)}
-    known = table_model(POLICIES[policy.name]).model_validate(policy.parameters).model_dump()
-    errors = ConfigErrors("policy")
-    layers = {key: check_layer(key, table, errors, [key]) for key, table in policy.layers.items()}
-    errors.raise_if_any()
-    return PolicyConfig(
-        name=policy.name,
-        label=policy.label,
-        training=_solver_settings(policy, training),
-        **{name: value for name, value in known.items() if name not in replaced},
-        **{key: layer[1] for key, layer in layers.items() if layer is not None},
-    )
-
-
-def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig:
-    """Every default written out, files by their full path: the same run wherever the file is moved."""
-    training = config.training
-    chosen = [_completed_policy(policy, training) for policy in config.policy]
-    evaluation, site = config.evaluation, config.site
-    if site is None:
-        metric = evaluation.metric or next(iter(METRICS[task_of(config)]))
-        evaluation = evaluation.model_copy(update={"metric": metric})
-    else:
-        site = site.model_copy(update={"file": _absolute(site.file, folder)})
-    learners = [
-        group.model_copy(
-            update={
-                "speed_trace": _absolute(group.speed_trace, folder),
-                "availability": group.availability.model_copy(
-                    update={"file": _absolute(group.availability.file, folder)}
-                ),
-            }
-        )
-        for group in config.learners
-    ]
-    data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
-    # Each policy has its solver's settings by now; a policy taken out alone must not leave settings that none uses.
-    training = TrainingConfig(**{name: getattr(training, name) for name in TrainingConfig.model_fields})
-    return config.model_copy(
-        update={
-            "policy": chosen,
-            "training": training,
-            "evaluation": evaluation,
-            "site": site,
-            "learners": learners,
-            "data": data,
-        }
-    )
-
-
-def labelled(config: ExperimentConfig, errors: ConfigErrors) -> ExperimentConfig:
-    """A name of its own for each policy: the policy's, with the solver's where two would be equal."""
-    labels = [policy.label or compose(policy).label for policy in config.policy]
-    equal = [label for label in labels if labels.count(label) > 1]
-    labels = [
-        f"{label} w/ {_solver_title(policy)}" if label in equal and not policy.label else label
-        for label, policy in zip(labels, config.policy, strict=True)
-    ]
-    seen: dict[str, int] = {}
-    for index, label in enumerate(labels):
-        first = seen.setdefault(slug(label), index)
-        if first != index:
-            errors.add(
-                ["policy", index, "label"],
-                f"would be '{label}', as that of policy.{first}; give each a label of its own",
-            )
-    chosen = [policy.model_copy(update={"label": label}) for label, policy in zip(labels, config.policy, strict=True)]
-    return config.model_copy(update={"policy": chosen})
-
-
-def _solver_title(policy: PolicyConfig) -> str:
-    name = str(policy.training.solver)
-    return SOLVERS[name].title or name
-
-
-def slug(label: str) -> str:
-    """A label as the name of a folder: SemiSync (λ=2) is semisync-lambda-2."""
-    plain = label.replace("λ", "lambda ").lower()
-    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "policy"
-
-
-def _absolute(file: str | None, folder: Path | None) -> str | None:
-    if file is None:
-        return None
-    path = Path(file).expanduser()
-    return str((folder / path if folder is not None else path).resolve())

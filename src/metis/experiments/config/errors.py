@@ -1,4 +1,4 @@
-"""What is wrong with a file, in one sentence a fault: where, what was given, what is allowed, the nearest name."""
+"""What is wrong with a file, one sentence per error: where, what was given, what is allowed, the nearest name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIMITS = {
 }
 
 
-# The symbols of the paper and of other programs, for what is called by its full name here.
+# Symbols of the paper and names in other programs, for keys that have a full name here.
 _ALSO_CALLED = {
     "lambda": "slowest_learner_epochs",
     "epochs": "local_epochs",
@@ -66,6 +66,7 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
+    """A value as a file has it; long ones by their kind."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -80,64 +81,81 @@ class ConfigErrors:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.single_policy = False
-        self.overridden: list[str] = []
-        self.lines: list[str] = []
+        self.single_policy = False  # [policy] instead of [[policy]]: paths have no number then
+        self.overridden: list[str] = []  # paths that --set changed
+        self._found: dict[tuple[tuple[str | int, ...], str], None] = {}
 
     def add(self, path: Sequence[str | int], message: str) -> None:
-        if self.single_policy and list(path[:2]) == ["policy", 0]:
-            path = ["policy", *path[2:]]
-        name = ".".join(str(part) for part in path)
+        self._found[tuple(path), message] = None
+
+    def about(self, *path: str | int) -> bool:
+        """Whether something is wrong at this path or below it."""
+        return any(found[: len(path)] == path for found, _ in self._found)
+
+    def _line(self, path: tuple[str | int, ...], message: str) -> str:
+        if self.single_policy and path[:2] == ("policy", 0):
+            path = ("policy", *path[2:])
+        name = ".".join(map(str, path))
         by_hand = any(name == key or name.startswith(f"{key}.") for key in self.overridden)
-        line = f"--set {name}: {message}" if by_hand else f"{self.source}: {name}: {message}"
-        if line not in self.lines:
-            self.lines.append(line)
+        return f"--set {name}: {message}" if by_hand else f"{self.source}: {name}: {message}"
+
+    def error(self) -> ConfigError:
+        return ConfigError("\n".join(self._line(*found) for found in self._found))
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise self.error()
 
     def add_validation(
         self, problem: ValidationError, raw: Any, model: type[BaseModel], prefix: Sequence[str | int] = ()
     ) -> None:
-        """Pydantic's findings in our words; several about one place (a union) become one."""
+        """Pydantic's findings in our words; several about one value (of a union type) become one."""
         expected: dict[tuple[str | int, ...], list[str]] = {}
         given: dict[tuple[str | int, ...], Any] = {}
         for found in problem.errors(include_url=False):
-            kind, context = found["type"], found.get("ctx", {})
-            path = _place(found["loc"], raw, keep_last=kind in ("missing", "extra_forbidden"))
+            kind, context, value = found["type"], found.get("ctx", {}), found["input"]
+            inside = _path_in_file(found["loc"], raw, keep_last=kind in ("missing", "extra_forbidden"))
+            path = (*prefix, *inside)
             if kind == "extra_forbidden":
-                self.add([*prefix, *path], unknown_key(str(path[-1]), _fields_at(model, path[:-1])))
+                self.add(path, unknown_key(str(path[-1]), _table_at(model, inside[:-1])))
             elif kind == "missing":
-                self.add([*prefix, *path], f"missing; {_missing_hint(path)}")
+                self.add(path, _missing(path, _table_at(model, inside[:-1]).get(str(inside[-1]))))
             elif kind in ("too_short", "string_too_short", "too_long"):
-                self.add([*prefix, *path], _length_hint(path, context, found["input"]))
+                self.add(path, _wrong_length(path, context, value))
             elif kind == "literal_error":
-                known = re.findall(r"'([^']*)'", context["expected"])
-                tail = f"; {did_you_mean(found['input'], known)}" if isinstance(found["input"], str) else ""
-                tail = tail if "did you mean" in tail else ""
-                self.add([*prefix, *path], f"is {shown(found['input'])}, must be one of {', '.join(known)}{tail}")
+                self.add(path, not_a_choice(value, re.findall(r"'([^']*)'", context["expected"])))
             else:
-                text = _EXPECTED.get(kind)
-                if kind in _LIMITS:
-                    words, key = _LIMITS[kind]
-                    limit = context[key]
-                    text = f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}"
-                expected.setdefault(tuple(path), []).append(text or found["msg"])
-                given[tuple(path)] = found["input"]
-        for place, texts in expected.items():
-            unique = list(dict.fromkeys(texts))
+                expected.setdefault(path, []).append(_expected(kind, context) or found["msg"])
+                given[path] = value
+        for path, texts in expected.items():
             # Of a union the branch that came closest counts: not "a whole number" for an entry of a list.
-            if any(other[: len(place)] == place and other != place for other in expected):
+            if any(other[: len(path)] == path and other != path for other in expected):
                 continue
-            hint = ": write [[learners]], with two brackets" if list(place) == ["learners"] else ""
-            self.add([*prefix, *place], f"is {shown(given[place])}, must be {' or '.join(unique)}{hint}")
-
-    def error(self) -> ConfigError:
-        return ConfigError("\n".join(self.lines))
-
-    def raise_if_any(self) -> None:
-        if self.lines:
-            raise self.error()
+            hint = ": write [[learners]], with two brackets" if path == ("learners",) else ""
+            self.add(path, f"is {shown(given[path])}, must be {' or '.join(dict.fromkeys(texts))}{hint}")
 
 
-def _place(location: Sequence[str | int], raw: Any, *, keep_last: bool) -> list[str | int]:
+def not_a_choice(value: Any, known: Iterable[str]) -> str:
+    """Why a value is refused where only a few texts are allowed."""
+    known = list(known)
+    guess = registry.nearest(value, known, _ALSO_CALLED) if isinstance(value, str) and len(known) > 1 else None
+    hint = f"; did you mean '{guess}'?" if guess else ""
+    return f"is {shown(value)}, must be {one_of(known)}{hint}"
+
+
+def one_of(known: Sequence[str]) -> str:
+    return f"one of {', '.join(known)}" if len(known) > 1 else f"'{known[0]}'"
+
+
+def _expected(kind: str, context: Mapping[str, Any]) -> str | None:
+    if kind not in _LIMITS:
+        return _EXPECTED.get(kind)
+    words, key = _LIMITS[kind]
+    limit = context[key]
+    return f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}"
+
+
+def _path_in_file(location: Sequence[str | int], raw: Any, *, keep_last: bool) -> list[str | int]:
     """Pydantic's location without the names of union branches, which are not in the file."""
     path: list[str | int] = []
     here = raw
@@ -150,16 +168,14 @@ def _place(location: Sequence[str | int], raw: Any, *, keep_last: bool) -> list[
     return path
 
 
-def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """The keys that the table at this path has."""
-    current: Any = model
+def _table_at(model: type[BaseModel], path: Sequence[str | int]) -> Mapping[str, Any]:
+    """The fields of the table at this path."""
+    current: type[BaseModel] | None = model
     for part in path:
-        if isinstance(part, int):
-            continue
-        current = _model_in(current.model_fields[part].annotation) if part in current.model_fields else None
-        if current is None:
-            return []
-    return list(current.model_fields)
+        if current is not None and isinstance(part, str):
+            field = current.model_fields.get(part)
+            current = None if field is None else _model_in(field.annotation)
+    return {} if current is None else current.model_fields
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -168,20 +184,27 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for item in typing.get_args(annotation) if (found := _model_in(item)) is not None), None)
 
 
-def _missing_hint(path: Sequence[str | int]) -> str:
-    hints = {
-        "learners": "say who learns, in at least one table [[learners]]",
-        "policy": f"choose one of {', '.join(POLICIES)} in a table [policy]",
-        "batch_size": "say how many examples a batch has, as in batch_size = 100",
-    }
-    return hints.get(str(path[-1]), "it must be given")
+def _how_to_give(path: Sequence[str | int]) -> str | None:
+    """How to write what a file cannot do without."""
+    return {
+        ("learners",): "describe the learners in at least one table [[learners]]",
+        ("policy",): f"choose one of {', '.join(POLICIES)} in a table [policy]",
+        ("learners", "batch_size"): "give the examples in a batch, as in batch_size = 100",
+    }.get(tuple(part for part in path if isinstance(part, str)))
 
 
-def _length_hint(path: Sequence[str | int], context: Mapping[str, Any], value: Any) -> str:
+def _missing(path: Sequence[str | int], field: Any) -> str:
+    annotation = getattr(field, "annotation", None)
+    choices = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+    required = f"it must be {one_of(choices)}" if choices else "it must be given"
+    return f"missing; {_how_to_give(path) or required}"
+
+
+def _wrong_length(path: Sequence[str | int], context: Mapping[str, Any], value: Any) -> str:
     if isinstance(value, str):
         return "must not be empty"
     if "drift" in path:
         return f"is {shown(value)}, must be a pair [second, factor]"
-    if path and path[0] in ("learners", "policy") and len(path) == 1:
-        return f"is empty; {_missing_hint(path)}"
+    if len(value) == 0 and (how := _how_to_give(path)):
+        return f"is empty; {how}"
     return f"is {shown(value)}, must have at least {context.get('min_length', 1)} entry"

@@ -1,8 +1,7 @@
 """One TOML file describes an experiment; it is checked whole before anything starts.
 
-`schema.py` says which tables and keys there are, `checks.py` what must fit together, `errors.py` how a fault
-is told. A name that a file gives is checked against the signature of what it names, so that a typo never becomes
-a default.
+`schema.py` has the tables and keys, `tables.py` the keys next to a name, `checks.py` what must fit together,
+`errors.py` the sentences, `complete.py` the defaults. A typo never becomes a default.
 """
 
 from __future__ import annotations
@@ -19,19 +18,8 @@ from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
 from metis.core.solvers import SOLVERS
 from metis.errors import ConfigError
-from metis.experiments.config.checks import (
-    OPERATIONS,
-    check_files,
-    check_open_tables,
-    check_policies,
-    check_site,
-    completed,
-    cross_check,
-    labelled,
-    network_parameters,
-    operation_model,
-    slug,
-)
+from metis.experiments.config.checks import check_files, check_policies, check_site, cross_check, network_parameters
+from metis.experiments.config.complete import completed, labelled, slug
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
 from metis.experiments.config.schema import (
     METRICS,
@@ -44,7 +32,14 @@ from metis.experiments.config.schema import (
     TrainingConfig,
     task_of,
 )
-from metis.experiments.config.tables import solver_model, table_model
+from metis.experiments.config.tables import (
+    OPERATIONS,
+    check_open_tables,
+    layer_model,
+    operation_model,
+    solver_model,
+    table_model,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -115,13 +110,12 @@ def resolve_config(
     _expand_operations(raw)
     _count_names(raw)
     check_site(raw, errors)
+    check_open_tables(raw, errors)
     try:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as problem:
         errors.add_validation(problem, raw, ExperimentConfig)
-        check_open_tables(raw, errors)
         raise errors.error() from None
-    check_open_tables(raw, errors)
     cross_check(config, errors, elsewhere=elsewhere)
     check_policies(config, errors)
     errors.raise_if_any()
@@ -210,7 +204,7 @@ def config_schema() -> dict[str, Any]:
     schema = ExperimentConfig.model_json_schema()
     schema["policies"] = {name: table_model(function).model_json_schema() for name, function in POLICIES.items()}
     schema["layers"] = {
-        key: {choice: table_model(layer.definition()).model_json_schema() for choice, layer in kind.classes.items()}
+        key: {choice: layer_model(layer).model_json_schema() for choice, layer in kind.classes.items()}
         for key, kind in LAYERS.items()
         if kind.in_files
     }
