@@ -58,12 +58,12 @@ def test_from_nothing_to_kits(workplace: Path) -> None:
     """The commands of the documentation, in their order."""
     assert held("ca") == ["ca-key.pem", "ca.pem", "issued.json", "revoked.pem"]
     done("issue main --role controller --host localhost --host 127.0.0.1")
-    said = done("issue hospital-a --days 90 --out kits/a")
-    assert "learner 'hospital-a': certificate " in said and "wrote the kit kits/a" in said
+    output = done("issue hospital-a --days 90 --out kits/a")
+    assert "learner 'hospital-a': certificate " in output and "wrote the kit kits/a" in output
     assert held("main") == ["ca.pem", "certificate.pem", "key.pem", "revoked.pem"]
     assert held("kits/a") == ["ca.pem", "certificate.pem", "key.pem"]
-    said = done("check main --role controller")
-    assert "main is valid: controller 'main'" in said and "to be dialled as localhost, 127.0.0.1" in said
+    output = done("check main --role controller")
+    assert "main is valid: controller 'main'" in output and "to be dialled as localhost, 127.0.0.1" in output
     assert "kits/a is valid: learner 'hospital-a'" in done("check kits/a")
 
 
@@ -122,8 +122,8 @@ def test_a_key_that_never_leaves_its_site(workplace: Path) -> None:
     for name in ("ca.pem", "certificate.pem"):
         Path("site", name).write_bytes(Path("back", name).read_bytes())
     assert "site is valid: learner 'hospital-b'" in done("check site --role learner")
-    said = done("renew hospital-b --out next")
-    assert "send next/certificate.pem to the site" in said
+    output = done("renew hospital-b --out next")
+    assert "send next/certificate.pem to the site" in output
     Path("site/certificate.pem").write_bytes(Path("next/certificate.pem").read_bytes())
     done("check site")
 
@@ -167,11 +167,11 @@ def test_renewing_in_place() -> None:
 def test_revoking_says_what_is_left_to_do() -> None:
     done("issue main --role controller --host localhost")
     done("issue a")
-    said = done("revoke a")
-    assert "revoked 'a': 1 certificate (" in said and "now copy ca/revoked.pem into the controller's kit" in said
+    output = done("revoke a")
+    assert "revoked 'a': 1 certificate (" in output and "now copy ca/revoked.pem into the controller's kit" in output
     assert "is the kit of learner 'a', not of a controller" in refused("revoke a --kit a")
-    said = done("revoke a --kit main")
-    assert "'a' was already revoked" in said and "wrote main/revoked.pem" in said
+    output = done("revoke a --kit main")
+    assert "'a' was already revoked" in output and "wrote main/revoked.pem" in output
     assert Path("main/revoked.pem").read_bytes() == Path("ca/revoked.pem").read_bytes()
     assert "was revoked on" in refused("renew a")
     done("revoke main --kit main")

@@ -43,9 +43,9 @@ class Consortium:
         folder: str | None = None,
     ) -> Kit:
         """A kit that was made at a certain time."""
-        place = self.folder / (folder or name)
-        self.authority.write_kit(place, *self.authority.issue(name, role, hosts, days, now=made, again=True))
-        return load_kit(place)
+        kit = self.folder / (folder or name)
+        self.authority.write_kit(kit, *self.authority.issue(name, role, hosts, days, now=made, again=True))
+        return load_kit(kit)
 
     def controller(self, hosts: Sequence[str] = ("localhost", "127.0.0.1"), **options: Any) -> Kit:
         return self.kit("main", "controller", hosts, **options)

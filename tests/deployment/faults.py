@@ -30,7 +30,7 @@ attempts = 0  # faults that the tests of this process have tried so far
 
 
 def tried(count: int = 1) -> None:
-    """Another fault was tried; `make chaos` tells how often."""
+    """Another fault was tried; `make chaos` reports how often."""
     global attempts  # noqa: PLW0603
     attempts += count
 

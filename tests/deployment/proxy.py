@@ -1,4 +1,4 @@
-"""A bad network between learners and their controller: a TCP proxy that does what a test tells it to, while it runs."""
+"""A bad network between learners and their controller: a TCP proxy that a test controls while it runs."""
 
 from __future__ import annotations
 

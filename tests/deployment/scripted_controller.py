@@ -1,4 +1,4 @@
-"""The other end of the wire for tests of a learner: a real gRPC server that does what the test tells it."""
+"""The controller's side of the wire for tests of a learner: a real gRPC server that does what a test asks it to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stream:
 
     @property
     def task(self) -> int | None:
-        """What the learner says that it has in hand."""
+        """The task that the learner named in its Hello."""
         return self.hello.task if self.hello.HasField("task") else None
 
     async def read(self, requests: AsyncIterator[pb.FromLearner]) -> None:
@@ -119,7 +119,7 @@ class ScriptedController:
     async def __aexit__(self, *_: object) -> None:
         await self.server.stop(0)
 
-    # --- what a test says ---------------------------------------------------------------------------
+    # --- what a test does ---------------------------------------------------------------------------
 
     async def stream(self) -> Stream:
         return await self.streams.get()
@@ -179,11 +179,11 @@ class ScriptedController:
     async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Any) -> pb.Receipt:
         fault = self.upload_faults.pop(0) if self.upload_faults else None
         header = (await requests.__anext__()).header
-        if isinstance(fault, tuple):  # behind the header: to one who still sends, gRPC may tell another status
+        if isinstance(fault, tuple):  # after the header: while it still sends, gRPC may report another status
             await context.abort(*fault)
         self.headers.append(header)
         await context.send_initial_metadata(TURN)  # without which nothing else is sent
-        content, place = bytearray(), len(self.attempts)
+        content, number = bytearray(), len(self.attempts)
         self.attempts.append(content)
         async for part in requests:
             if part.HasField("end"):
@@ -203,7 +203,7 @@ class ScriptedController:
         if fault == "late":
             await context.abort(*UNAVAILABLE)
         again = self.headers.count(header) > 1 and any(
-            attempt == content for attempt in self.attempts[:place]
+            attempt == content for attempt in self.attempts[:number]
         )  # fmt: skip
         receipt = pb.Receipt(verdict=pb.Receipt.ALREADY if again else pb.Receipt.COMMITTED, sequence=1)
         self.receipts.put_nowait(receipt)

@@ -163,7 +163,7 @@ def test_a_failure_that_all_share_is_told_once_and_they_go_on(crews: dict[int, T
 
 @pytest.mark.parametrize("moment", ["training", "idle"])
 def test_the_death_of_a_process_is_a_failed_task(tmp_path: Path, moment: str) -> None:
-    """kill -9 of one of two: the task in hand fails with the reason and all processes end; there is no hang."""
+    """kill -9 of one of two: the current task fails with the reason and all processes end; there is no hang."""
     site, initial, _ = make(tmp_path, 40)
     crew = Crew(2)
     crew.prepare(site, settings=settings(site), pace=0.02)

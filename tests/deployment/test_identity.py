@@ -131,7 +131,7 @@ def test_a_kit_of_another_role_is_refused(ours: Consortium) -> None:
 
 
 def test_dates_are_named_with_this_machines_clock(ours: Consortium) -> None:
-    """A clock that is off looks like a bad certificate, so both dates are said."""
+    """A clock that is off looks like a bad certificate, so both dates are shown."""
     kit = ours.kit("a", days=30)
     check_kit(kit, now=kit.not_after)
     with pytest.raises(ConfigError, match=rf"expired on {kit.not_after:%Y-%m-%d %H:%M} UTC, 12 days ago .*clock says"):
@@ -274,8 +274,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(ours: Consortium, cap
             assert await who(channel)  # the open connection never noticed
 
     asyncio.run(play())
-    said = [record.getMessage() for record in caplog.records if record.name == "metis.deployment.security.identity"]
-    assert [line.partition(":")[0] for line in said] == [
+    logged = [record.getMessage() for record in caplog.records if record.name == "metis.deployment.security.identity"]
+    assert [line.partition(":")[0] for line in logged] == [
         "the identity has changed",
         "the identity has changed and cannot be used, the previous one stays in use",
         "the identity has changed",
@@ -292,7 +292,7 @@ def test_without_a_list_nobody_is_revoked(ours: Consortium) -> None:
 
 
 def test_the_list_is_read_again_when_it_changes(ours: Consortium) -> None:
-    """And what it said holds if it is taken away while the controller runs."""
+    """And its content holds if it is taken away while the controller runs."""
     kit, learner = ours.controller(), ours.kit("a")
     revocations = Revocations(kit)
     assert revocations.reason(learner.serial) is None
@@ -308,7 +308,7 @@ def test_the_list_is_read_again_when_it_changes(ours: Consortium) -> None:
 
 
 def test_a_list_that_cannot_be_trusted_lets_nobody_in(ours: Consortium, theirs: Consortium) -> None:
-    """Not ours, damaged, half copied: the operator is told, and the next good list heals it."""
+    """Not ours, damaged, half copied: the operator is warned, and the next good list fixes it."""
     kit, learner = ours.controller(), ours.kit("a")
     revocations = Revocations(kit)
     whole = (kit.folder / "revoked.pem").read_bytes()

@@ -59,7 +59,7 @@ class Site:
         )
         self.running = asyncio.ensure_future(self.process.run())
 
-    def said(self, kind: str) -> list[str]:
+    def reported(self, kind: str) -> list[str]:
         return [text for known, text in self.lines if known == kind]
 
     @property
@@ -107,7 +107,7 @@ class Command:
             document = json.loads(line)
             self.lines.append((document["kind"], document["text"]))
 
-    def said(self, kind: str) -> list[str]:
+    def reported(self, kind: str) -> list[str]:
         return [text for known, text in self.lines if known == kind]
 
     async def end(self) -> int:
@@ -206,10 +206,10 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
             assert (evaluation.version, evaluation.examples) == (4, 20)
             assert dict(evaluation.metrics) == pytest.approx(silo.engine.evaluate(initial, silo.evaluation))
 
-            await until(lambda: len(site.said("handed_in")) == 1)  # the receipt may come behind the next task
+            await until(lambda: len(site.reported("handed_in")) == 1)  # the receipt may come behind the next task
             await trained(controller, stream, 9)
             assert controller.offsets == [0]  # the second task is based on a model that is here already
-            await until(lambda: len(site.said("handed_in")) == 2)
+            await until(lambda: len(site.reported("handed_in")) == 2)
             stream.send(notice=pb.Notice(kind=pb.Notice.COMMITTED, text="the update of task 9 counts"))
             stream.send(farewell=controller.farewell())
 
@@ -222,7 +222,7 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
                 "connected": 1, "ready": 1, "task": 2, "trained": 2, "handed_in": 2, "evaluated": 1, "committed": 1,
                 "finished": 1,
             }  # fmt: skip
-            assert site.said("task")[0] == "task 7: 5 batches from community model 4"
+            assert site.reported("task")[0] == "task 7: 5 batches from community model 4"
             await until(lambda: empty(tmp_path / "work" / "spool"))
 
     play(story)
@@ -263,13 +263,13 @@ def test_the_seconds_of_a_task_count_from_its_receipt(play: Play, tmp_path: Path
             stream.send(task=controller.task(2, steps=1000, seconds=0.5))
             await controller.receipts.get()
             assert 1 <= controller.headers[1].steps < 1000
-            assert site.said("task")[1] == "task 2: 1000 batches or 0.5 s from community model 4"
+            assert site.reported("task")[1] == "task 2: 1000 batches or 0.5 s from community model 4"
 
     play(story)
 
 
 def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: Path) -> None:
-    """The controller gave this learner up for lost and begins anew with it; the old training is abandoned."""
+    """The controller gave this learner up for lost and starts again with it; the old training is abandoned."""
 
     async def story(controller: ScriptedController) -> None:
         async with learner(controller, tmp_path / "work", pace=0.2) as site:
@@ -278,11 +278,11 @@ def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: P
             await asyncio.wait_for(controller.downloading.wait(), 30)
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
-            stream.send(task=controller.task(1, steps=100_000))  # said twice: nothing happens
+            stream.send(task=controller.task(1, steps=100_000))  # sent twice: nothing happens
             stream.send(task=controller.task(2))
             await controller.receipts.get()
             assert list(controller.committed) == [2]
-            assert "task 1: abandoned, the controller has another one" in site.said("info")
+            assert "task 1: abandoned, the controller has another one" in site.reported("info")
 
     play(story)
 
@@ -309,14 +309,14 @@ def test_an_upload_that_is_cut_anywhere_is_sent_again_and_counts_once(play: Play
             assert [len(attempt) for attempt in controller.attempts] == [16, 64, 112, 200, 200, 200]
             assert all(content.startswith(attempt) for attempt in controller.attempts)
             await trained(controller, stream, 2)  # and life goes on
-            assert site.said("handed_in")[0] == "task 1: the controller had the update already"
+            assert site.reported("handed_in")[0] == "task 1: the controller had the update already"
             await until(lambda: empty(tmp_path / "work" / "spool"))
 
     play(story)
 
 
 def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None:
-    """And begins anew when what came is not what was announced."""
+    """And starts again when something else than what was announced arrived."""
 
     async def story(controller: ScriptedController) -> None:
         controller.download_faults = [48, UNAVAILABLE, 112, None, "wrong", None]
@@ -380,7 +380,7 @@ def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Pat
 
 
 def test_a_lost_connection_does_not_lose_the_training(play: Play, tmp_path: Path) -> None:
-    """The learner dials again, says what it has in hand, and hands it in; a new epoch is no other run."""
+    """The learner dials again, names its task, and hands it in; a new epoch is the same run."""
 
     async def story(controller: ScriptedController) -> None:
         async with learner(controller, tmp_path / "work", pace=0.1) as site:
@@ -396,7 +396,7 @@ def test_a_lost_connection_does_not_lose_the_training(play: Play, tmp_path: Path
             await again.expect("ready")
             await controller.receipts.get()
             assert controller.headers[0].steps == 12
-            assert len(site.said("trained")) == 1
+            assert len(site.reported("trained")) == 1
 
     play(story)
 
@@ -411,7 +411,7 @@ def test_a_controller_that_is_down_is_waited_for(play: Play, tmp_path: Path) -> 
             while not any(beat.steps for beat in await stream.beats(1)):
                 pass
             await controller.server.stop(0)
-            await until(lambda: site.said("trained"))
+            await until(lambda: site.reported("trained"))
             assert controller.committed == {}
             await controller.start(controller.address)
             stream = await controller.stream()
@@ -421,13 +421,13 @@ def test_a_controller_that_is_down_is_waited_for(play: Play, tmp_path: Path) -> 
             controller.welcome(stream, epoch=2, task=1)
             await controller.receipts.get()
             assert list(controller.committed) == [1]
-            assert any("trying again" in text for text in site.said("warning"))
+            assert any("trying again" in text for text in site.reported("warning"))
 
     play(story)
 
 
 def test_a_farewell_for_a_while_is_no_end(play: Play, tmp_path: Path) -> None:
-    """The controller is upgraded; the learner stays away as long as it is told."""
+    """The controller is upgraded; the learner stays away as long as it was asked to."""
 
     async def story(controller: ScriptedController) -> None:
         async with learner(controller, tmp_path / "work") as site:
@@ -436,7 +436,7 @@ def test_a_farewell_for_a_while_is_no_end(play: Play, tmp_path: Path) -> None:
             stream.send(farewell=farewell)
             again = await controller.ready()
             assert again.hello.run == "run-1"
-            assert "the controller says goodbye for a while: upgrade; back in 0 s" in site.said("info")
+            assert "the controller says goodbye for a while: upgrade; back in 0 s" in site.reported("info")
             again.send(farewell=controller.farewell())
             assert await site.end() == 0
 
@@ -460,7 +460,7 @@ def test_an_evaluation_that_nobody_heard_is_sent_after_the_next_hello(play: Play
             await controller.server.stop(0)
             await until(lambda: site.process.connection.session is None)
             (tmp_path / "go").touch()
-            await until(lambda: site.said("evaluated"))
+            await until(lambda: site.reported("evaluated"))
             await controller.start(controller.address)
             stream = await controller.ready()
             assert (await stream.expect("evaluation")).version == 4
@@ -500,7 +500,7 @@ def test_a_refusal_ends_the_learner_with_its_reason(
 
 
 def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_path: Path) -> None:
-    """By the receipt, by a status, and by the notices that come beside it."""
+    """By the receipt, by a status, and by the notices that accompany it."""
 
     async def story(controller: ScriptedController) -> None:
         async with learner(controller, tmp_path / "work") as site:
@@ -516,14 +516,14 @@ def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_
             stream.send(notice=pb.Notice(kind=pb.Notice.REFUSED, text="late: rebase onto community model 5", task=2))
             stream.send(notice=pb.Notice(text="the next round begins at noon"))
             await trained(controller, stream, 3)
-            assert site.said("refused") == ["refused: late: rebase onto community model 5"]
-            assert "the next round begins at noon" in site.said("info")
+            assert site.reported("refused") == ["refused: late: rebase onto community model 5"]
+            assert "the next round begins at noon" in site.reported("info")
 
     play(story)
 
 
 def test_an_update_that_the_controller_never_allows_ends_the_learner(play: Play, tmp_path: Path) -> None:
-    """The stream is opened anew to see whether the refusal was meant; the second one is believed."""
+    """The stream is opened again to see whether the refusal was meant; the second one is believed."""
 
     async def story(controller: ScriptedController) -> None:
         async with learner(controller, tmp_path / "work") as site:
@@ -549,7 +549,7 @@ def test_a_learner_that_was_set_aside_waits_for_its_operator(play: Play, tmp_pat
             again = await controller.welcomed()
             await again.beats(5)
             assert again.inbox.empty()
-            assert site.said("set_aside") == [
+            assert site.reported("set_aside") == [
                 "set aside: 3 updates in a row were refused; restart this learner to join again"
             ]
             again.send(farewell=controller.farewell())
@@ -566,7 +566,7 @@ def test_a_controller_that_was_begun_anew_drops_what_was_trained_for_the_old_run
         async with learner(controller, tmp_path / "work") as site:
             stream = await controller.ready()
             stream.send(task=controller.task(1))
-            await until(lambda: site.said("trained"))
+            await until(lambda: site.reported("trained"))
             stream.cut()
             controller.run = "run-2"
             again = await controller.stream()
@@ -576,7 +576,7 @@ def test_a_controller_that_was_begun_anew_drops_what_was_trained_for_the_old_run
             await again.expect("ready")
             await trained(controller, again, 1)
             assert controller.headers[-1].run == "run-2"
-            assert "the update of task 1 is dropped: it belongs to run run-1" in site.said("warning")
+            assert "the update of task 1 is dropped: it belongs to run run-1" in site.reported("warning")
 
     play(story)
 
@@ -589,8 +589,8 @@ def test_clocks_that_disagree_are_told_once(play: Play, tmp_path: Path) -> None:
             stream = await controller.welcomed(unix_time=0.0)
             stream.cut()
             await controller.ready(unix_time=0.0)
-            told = [text for text in site.said("warning") if "clock" in text]
-            assert len(told) == 1 and "the clock of this machine is off by +" in told[0]
+            warnings = [text for text in site.reported("warning") if "clock" in text]
+            assert len(warnings) == 1 and "the clock of this machine is off by +" in warnings[0]
 
     play(story)
 
@@ -688,7 +688,7 @@ def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play,
 
 @pytest.mark.slow
 def test_heartbeats_come_while_the_child_keeps_the_interpreter(play: Play, tmp_path: Path) -> None:
-    """C code that never lets Python run: the parent does not train, so it is alive, and says so."""
+    """C code that never lets Python run: the parent does not train, so it is alive, and sends heartbeats."""
 
     async def story(controller: ScriptedController) -> None:
         (tmp_path / "go").unlink(missing_ok=True)
@@ -733,7 +733,7 @@ def test_a_stopped_child_is_waited_for(play: Play, tmp_path: Path) -> None:
 
 
 def test_a_learner_killed_in_training_gets_its_task_again(play: Play, tmp_path: Path) -> None:
-    """kill -9 of the parent: the child goes with it, nothing is in hand, and the task is trained anew."""
+    """kill -9 of the parent: the child goes with it, no task is in progress, and it is trained again."""
 
     async def story(controller: ScriptedController) -> None:
         async with Command(controller, tmp_path / "work", pace=0.05) as command:
@@ -810,7 +810,7 @@ def test_a_signal_lets_a_trained_update_be_handed_in(play: Play, tmp_path: Path)
         async with Command(controller, tmp_path / "work") as command:
             stream = await controller.ready()
             stream.send(task=controller.task(1))
-            await until(lambda: command.said("trained"))
+            await until(lambda: command.reported("trained"))
             command.process.send_signal(signal.SIGINT)
             assert await command.end() == 0
             assert list(controller.committed) == [1]
@@ -818,10 +818,10 @@ def test_a_signal_lets_a_trained_update_be_handed_in(play: Play, tmp_path: Path)
         async with Command(controller, tmp_path / "work") as command:
             stream = await controller.ready()
             stream.send(task=controller.task(2))
-            await until(lambda: command.said("trained"))
+            await until(lambda: command.reported("trained"))
             command.process.send_signal(signal.SIGTERM)
             assert await command.end() == 0
-            assert any("the update of task 2 stays in" in text for text in command.said("warning"))
+            assert any("the update of task 2 stays in" in text for text in command.reported("warning"))
         controller.upload_faults = []
         async with Command(controller, tmp_path / "work") as command:
             stream = await controller.welcomed()
@@ -839,9 +839,9 @@ def test_the_second_signal_ends_it_without_waiting(play: Play, tmp_path: Path) -
         async with Command(controller, tmp_path / "work") as command:
             stream = await controller.ready()
             stream.send(task=controller.task(1))
-            await until(lambda: command.said("trained"))
+            await until(lambda: command.reported("trained"))
             command.process.send_signal(signal.SIGTERM)
-            await until(lambda: any("once more to end at once" in text for text in command.said("info")))
+            await until(lambda: any("once more to end at once" in text for text in command.reported("info")))
             command.process.send_signal(signal.SIGTERM)
             assert await command.end() == 130
             assert len(list((tmp_path / "work" / "spool").iterdir())) == 2

@@ -32,8 +32,10 @@ def theirs(tmp_path: Path) -> Consortium:
     return Consortium(tmp_path / "theirs", "Theirs")
 
 
-def told(controller: Kit | None, kit: Kit | None, host: str = "127.0.0.1", timeout: float = 30) -> ConfigError | None:
-    """What the preflight says about a running controller; the time-out is only against hanging."""
+def problem_of(
+    controller: Kit | None, kit: Kit | None, host: str = "127.0.0.1", timeout: float = 30
+) -> ConfigError | None:
+    """What the preflight finds with a running controller; the time-out is only against hanging."""
 
     async def play() -> ConfigError | None:
         async with serving(controller) as port:
@@ -47,7 +49,7 @@ def told(controller: Kit | None, kit: Kit | None, host: str = "127.0.0.1", timeo
 
 
 def lasting(problem: ConfigError | None, *words: str) -> bool:
-    """A cause that trying again does not mend, told in these words."""
+    """A cause that does not pass by itself, in these words."""
     assert problem is not None and not isinstance(problem, Unreachable), problem
     assert all(word in str(problem) for word in words), problem
     return True
@@ -58,46 +60,46 @@ def lasting(problem: ConfigError | None, *words: str) -> bool:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_nothing_is_said_when_all_is_well(ours: Consortium, host: str) -> None:
-    assert told(ours.controller(), ours.kit("a"), host) is None
-    assert told(None, None, host) is None
+    assert problem_of(ours.controller(), ours.kit("a"), host) is None
+    assert problem_of(None, None, host) is None
 
 
 def test_the_controllers_certificate_has_expired(ours: Consortium) -> None:
     controller = ours.controller(days=10, made=now_utc() - 13 * DAY)
-    problem = told(controller, ours.kit("a"))
+    problem = problem_of(controller, ours.kit("a"))
     assert lasting(problem, "the controller's certificate at 127.0.0.1:", "3 days ago", "this machine's clock says")
     assert lasting(problem, f"expired on {controller.not_after:%Y-%m-%d %H:%M} UTC")
 
 
 def test_the_controllers_certificate_is_not_valid_yet(ours: Consortium) -> None:
     controller = ours.controller(made=now_utc() + 3 * DAY)
-    problem = told(controller, ours.kit("a"))
+    problem = problem_of(controller, ours.kit("a"))
     assert lasting(problem, f"is not valid before {controller.not_before:%Y-%m-%d %H:%M} UTC", "slow by 2 days or more")
 
 
 def test_the_controller_is_of_another_ca(ours: Consortium, theirs: Consortium) -> None:
-    problem = told(theirs.controller(), ours.kit("a"))
+    problem = problem_of(theirs.controller(), ours.kit("a"))
     assert lasting(
         problem, "is not signed by our CA: it is signed by 'Theirs', but the CA of this kit is 'Ours'", "proxy"
     )
 
 
 def test_the_controllers_certificate_is_for_other_hosts(ours: Consortium) -> None:
-    problem = told(ours.controller(["federation.example.org", "10.0.0.1"]), ours.kit("a"))
+    problem = problem_of(ours.controller(["federation.example.org", "10.0.0.1"]), ours.kit("a"))
     assert lasting(problem, "is not for 127.0.0.1 but for federation.example.org, 10.0.0.1", "--host 127.0.0.1")
-    problem = told(ours.controller(["federation.example.org"]), ours.kit("a"), "localhost")
+    problem = problem_of(ours.controller(["federation.example.org"]), ours.kit("a"), "localhost")
     assert lasting(problem, "is not for localhost but for federation.example.org;")
 
 
 def test_a_learner_that_poses_as_the_controller(ours: Consortium) -> None:
-    assert lasting(told(ours.kit("impostor"), ours.kit("a")), "is learner 'impostor', not a controller")
+    assert lasting(problem_of(ours.kit("impostor"), ours.kit("a")), "is learner 'impostor', not a controller")
 
 
 @pytest.mark.parametrize("ends", ["before", "after"])
 def test_our_own_certificate_is_out_of_date(ours: Consortium, ends: str) -> None:
     """Found before anything is sent."""
     made = now_utc() + (-20 if ends == "before" else 20) * DAY
-    problem = told(ours.controller(), ours.kit("a", days=10, made=made))
+    problem = problem_of(ours.controller(), ours.kit("a", days=10, made=made))
     assert lasting(
         problem, "the certificate of learner 'a'", "expired on" if ends == "before" else "is not valid before"
     )
@@ -106,26 +108,26 @@ def test_our_own_certificate_is_out_of_date(ours: Consortium, ends: str) -> None
 def test_our_own_certificate_is_of_another_ca(ours: Consortium, theirs: Consortium) -> None:
     kit = theirs.kit("a")
     shutil.copy(ours.folder / "ca" / "ca.pem", kit.folder / "ca.pem")
-    assert lasting(told(ours.controller(), load_kit(kit.folder)), "is not signed by", "'Theirs'")
+    assert lasting(problem_of(ours.controller(), load_kit(kit.folder)), "is not signed by", "'Theirs'")
 
 
 def test_our_key_is_not_of_our_certificate(ours: Consortium) -> None:
     kit = ours.kit("a")
     shutil.copy(ours.kit("b").folder / "key.pem", kit.folder / "key.pem")
-    assert lasting(told(ours.controller(), kit), "key.pem does not belong to")
+    assert lasting(problem_of(ours.controller(), kit), "key.pem does not belong to")
 
 
 def test_the_controller_refuses_a_certificate_that_is_good_here(ours: Consortium, theirs: Consortium) -> None:
     """gRPC's server closes without a word: with TLS 1.3 that shows only when the answer is read."""
     controller = ours.controller()
     shutil.copy(theirs.folder / "ca" / "ca.pem", controller.folder / "ca.pem")
-    problem = told(controller, ours.kit("a"))
+    problem = problem_of(controller, ours.kit("a"))
     assert lasting(problem, "refuses our certificate", "learner 'a'", "its ca.pem is not ours, or its clock is off")
 
 
 def test_plain_text_against_tls(ours: Consortium) -> None:
-    assert lasting(told(None, ours.kit("a")), "speaks plain text (--insecure), but we speak TLS")
-    assert lasting(told(ours.controller(), None), "requires TLS: give --identity instead of --insecure")
+    assert lasting(problem_of(None, ours.kit("a")), "speaks plain text (--insecure), but we speak TLS")
+    assert lasting(problem_of(ours.controller(), None), "requires TLS: give --identity instead of --insecure")
 
 
 # --- no controller ----------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def test_plain_text_against_tls(ours: Consortium) -> None:
 
 @contextmanager
 def listening(answer: bytes | None, context: ssl.SSLContext | None = None, most: int = 99) -> Iterator[int]:
-    """A server that says something of its own and closes, to so many; None says nothing and does not close."""
+    """A server that sends something and closes, to this many clients; None sends nothing and does not close."""
     held: list[socket.socket] = []
 
     def serve() -> None:

@@ -52,7 +52,7 @@ class Trainer:
         self.process.stdin.flush()
 
     def read(self) -> dict[str, Any]:
-        """The next line that is no progress."""
+        """The next line that is not about progress."""
         assert self.process.stdout is not None
         while True:
             answer: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -124,7 +124,7 @@ def test_a_task_may_ask_for_another_learning_rate(trainer: Trainer, site: Path, 
 def test_a_compressed_update_is_what_travels_and_its_error_is_reported(
     kind: str, trainer: Trainer, site: Path, model: Path, tmp_path: Path
 ) -> None:
-    """What is left out is kept beside the momentum, and added to the next update."""
+    """What is left out is kept with the momentum, and added to the next update."""
     policy = {"name": "semisync_fedavg", "compression": {"kind": kind, **({"share": 0.1} if kind == "top_k" else {})}}
     compression = Compression(**policy["compression"])  # type: ignore[arg-type]
     memory = tmp_path / "memory"
@@ -247,7 +247,7 @@ def test_what_cannot_be_done_is_told_and_the_process_goes_on(
 def test_a_fault_in_the_sites_code_is_a_sentence_with_its_line(
     trainer: Trainer, tmp_path: Path, model: Path, code: str, where: str, sentence: str
 ) -> None:
-    """Not a dead process: the operator reads what to mend."""
+    """Not a dead process: the operator reads what to fix."""
     path = write_site(tmp_path, code)
     prepared = trainer.prepare(path)
     if where == "prepare":
@@ -285,7 +285,7 @@ def test_what_the_site_prints_or_reads_does_not_get_into_the_lines(tmp_path: Pat
 
 
 def test_a_paced_batch_takes_at_least_so_long(trainer: Trainer, site: Path, model: Path, tmp_path: Path) -> None:
-    """The time per batch that the controller hears of is that of the slower machine; progress is told meanwhile."""
+    """The time per batch that the controller hears of is that of the slower machine; progress is reported meanwhile."""
     trainer.prepare(site, pace=0.3)
     trainer.progress.clear()
     done = trainer.train(model, tmp_path / "out.model")["done"]
@@ -375,7 +375,7 @@ def test_momentum_outlives_the_process_and_a_task_that_is_given_again_starts_as_
 
 
 def test_a_memory_that_was_cut_off_is_left_aside(tmp_path: Path, site: Path, model: Path) -> None:
-    """A loss of power may leave half a file; the learner trains without it and says so."""
+    """A loss of power may leave half a file; the learner trains without it and reports it."""
     kept = {"training": {"solver": "momentum", "learning_rate": 0.1, "keep_momentum": True}}
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "task-1.safetensors").write_bytes(b"half")
@@ -408,9 +408,9 @@ def test_the_end_of_stdin_is_the_end_of_the_child(tmp_path: Path, site: Path, mo
     assert not (tmp_path / "out.model").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a child learns that its parent died")
 def test_the_child_dies_with_its_parent_even_in_c_code_that_keeps_the_interpreter(tmp_path: Path, model: Path) -> None:
-    """Otherwise a learner that is killed and started again would train beside its own ghost."""
+    """Otherwise a learner that is killed and started again would train alongside its old child."""
     code = "import ctypes\ndef loss(outputs, targets):\n    ctypes.PyDLL(None).sleep(600)\n"
     site = write_site(tmp_path, code)
     parent = tmp_path / "parent.py"

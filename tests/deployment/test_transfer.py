@@ -1,4 +1,4 @@
-"""Bytes of a model beside the event loop: order, backpressure, errors, cancellation, and waits that end."""
+"""Bytes of a model in threads: order, backpressure, errors, cancellation, and waits that end."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_file_is_read_ahead_from_any_byte_in_pieces_of_any_size(tmp_path: Path
                 piece async for piece in read_ahead(tmp_path / "model", offset, lambda s=sizes: next(s), waits.append)
             ]
             assert b"".join(data for _, data in found) == content[offset:]
-            assert [place for place, _ in found] == [
+            assert [offset for offset, _ in found] == [
                 offset + sum(len(data) for _, data in found[:number]) for number in range(len(found))
             ]
             assert len(waits) == len(found)

@@ -112,18 +112,18 @@ def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255))
-def test_a_model_mac_differs_with_any_byte(content: bytes, place: int, change: int) -> None:
+def test_a_model_mac_differs_with_any_byte(content: bytes, index: int, change: int) -> None:
     """However the bytes are cut; two codes of the same bytes have nothing in common."""
-    place %= len(content)
+    index %= len(content)
     model_mac, other = new_model_mac(), new_model_mac()
     assert model_mac is not None and other is not None
     for one in (model_mac, other):
-        one.update(memoryview(content)[:place])
-        one.update(content[place:])
+        one.update(memoryview(content)[:index])
+        one.update(content[index:])
     announced_mac = model_mac.digest()
     assert announced_mac != other.digest()
     damaged = bytearray(content)
-    damaged[place] ^= change
+    damaged[index] ^= change
     for received, right in ((content, True), (bytes(damaged), False), (content + b"\0", False), (content[:-1], False)):
         check, announced = checker("00" * 32, announced_mac)
         assert isinstance(check, ModelMac)
