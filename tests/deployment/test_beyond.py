@@ -161,7 +161,7 @@ def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
     class Throttled(Steady):
         async def work(self, stub: Any, stream: Any, task: Any) -> None:
             self.seconds_per_batch = BATCH if len(self.tasks) <= 2 else 6 * BATCH
-            await super().work(stub, stream, task)
+            await super().work(task)
 
     def cast(federation: Served) -> list[HonestLearner]:
         return [Throttled("l0", federation.address, federation.process.layout, train=move_towards(5))]
