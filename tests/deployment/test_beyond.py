@@ -159,7 +159,7 @@ def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
     """Two odd tasks in a row: the new time counts, and it is told."""
 
     class Throttled(Steady):
-        async def work(self, stub: Any, stream: Any, task: Any) -> None:
+        async def work(self, task: Any) -> None:
             self.seconds_per_batch = BATCH if len(self.tasks) <= 2 else 6 * BATCH
             await super().work(task)
 
