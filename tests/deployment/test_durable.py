@@ -29,6 +29,7 @@ from metis.core.mixing import ModelStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policy import Policy
 from metis.core.schedules import Schedule
+from metis.core.solvers import Scaffold
 from metis.core.stop import StopRule
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import DuplicateUpdate, State, StateError
@@ -55,11 +56,11 @@ POLICIES = {
     .with_layers(FedYogi(rate=RATE))
     .with_layers(ScheduledRate(RATE)),
     "fedasync-server": policies.fedasync(1).with_layers(FedAvgM()),
-    "sync-sample-scaffold": policies.sync_fedavg(1).with_layers(Sample(learners=2)).for_solver(0, 0, controls=True),
-    "async-scaffold": policies.async_fedavg(1, rebuild_every=7).for_solver(0, 0, controls=True),
-    "fedbuff-scaffold": policies.fedbuff(1, buffer_size=3).for_solver(0, 0, controls=True),
+    "sync-sample-scaffold": policies.sync_fedavg(1).with_layers(Sample(learners=2)).for_solver(Scaffold(0.1))[0],
+    "async-scaffold": policies.async_fedavg(1, rebuild_every=7).for_solver(Scaffold(0.1))[0],
+    "fedbuff-scaffold": policies.fedbuff(1, buffer_size=3).for_solver(Scaffold(0.1))[0],
     "semisync-adaptive-scaffold": (
-        policies.semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()).for_solver(0, 0, controls=True)
+        policies.semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()).for_solver(Scaffold(0.1))[0]
     ),
 }
 
