@@ -8,12 +8,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 RESULTS ?= all
 ROUNDS ?= 5
+COVERED ?= tests/core
 
 # One torch thread a process: more than there are cores is many times slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test test-all test-random test-ray chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy reproduce-small test test-all test-random coverage test-ray chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,12 @@ test-random: $(STAMP)  ## what hypothesis checks, with other examples (ROUNDS=20
 		$(BIN)/python -m pytest -n 2 -m hypothesis -o timeout=900 tests \
 			--hypothesis-profile=random --hypothesis-seed=$$seed $(ARGS) || exit 1; \
 	done
+
+coverage: $(STAMP)  ## fails unless tests/core covers all branches of core (COVERED=tests: a report of all the rest)
+	@mkdir -p .cache
+	$(BIN)/python -m coverage run -m pytest -q $(COVERED) $(ARGS)
+	$(BIN)/python -m coverage report --omit='src/metis/core/*' --skip-covered --sort=cover | tail -n 60
+	$(BIN)/python -m coverage report --include='src/metis/core/*' --fail-under=100
 
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 	@$(PIP) install -c constraints.txt -e '.[ray]'
