@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 import tokenize
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from metis.experiments.config.load import config_schema
 from metis.experiments.config.tables import table_model
 from metis.learning import NETWORKS
 from metis.learning.engine import Engine
+from metis.registry import Parameter, parameters_of
 from metis.reporting import trackers
 
 
@@ -269,7 +271,7 @@ def python() -> str:
     classes = {name: thing for name in named if inspect.isclass(thing := getattr(metis, name))}
     groups = {
         "Policies": ["Policy", *(name for name in POLICIES if name in named)],
-        "Layers": [*(name for name, thing in classes.items() if issubclass(thing, Layer)), "Schedule"],
+        "Layers": [*(name for name, thing in classes.items() if issubclass(thing, Layer)), "Schedule", "Moment"],
         "Solvers": [name for name, thing in classes.items() if issubclass(thing, Solver)],
         **_GROUPS,
     }
@@ -324,22 +326,30 @@ def _described(path: str, thing: Any, depth: int) -> list[str]:
     if not words:
         raise ValueError(f"{path} is part of the reference and has no docstring")
     heading = f"{'#' * depth} {name}"
+    settings = _settings(thing)
     if not inspect.isclass(thing):
-        return [heading, _signature(path, thing), words]
+        rows = [
+            [code(key), code(_annotation(item.annotation)), item.setting.doc]
+            for key, item in settings.items()
+            if item.setting.in_files
+        ]
+        listed = [table(["parameter", "type", "what it means"], rows)] if rows else []
+        return [heading, _signature(path, thing), words, *listed]
     protocol = getattr(thing, "_is_protocol", False)
     parts = [heading, f"```python\nclass {path}\n```" if protocol else _signature(path, thing), words]
     if dataclasses.is_dataclass(thing):
-        comments = field_comments(thing)
+        comments = {**{key: item.setting.doc for key, item in settings.items()}, **field_comments(thing)}
         rows = [
-            [code(field.name), code(_annotation(field.type)), comments.get(field.name, "")]
+            [code(field.name), code(_plain(settings, field.name, field.type)), comments.get(field.name, "")]
             for field in dataclasses.fields(thing)
             if not field.name.startswith("_")
         ]
-        if comments:  # without them the signature says everything
+        if any(comments.values()):  # without them the signature says everything
             parts.append(table(["field", "type", "what it means"], rows))
     members, methods = [], []
+    bases = [base for base in (Layer, Solver) if issubclass(thing, base) and thing is not base]
     for key, value in vars(thing).items():
-        if key.startswith("_"):
+        if key.startswith("_") or any(hasattr(base, key) for base in bases):  # described with the base
             continue
         value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if isinstance(value, property) or hasattr(value, "func"):
@@ -355,6 +365,20 @@ def _described(path: str, thing: Any, depth: int) -> list[str]:
     if members:
         parts.append(table(["attribute or method", "gives", "what it means"], members))
     return parts + methods
+
+
+def _settings(thing: Any) -> Mapping[str, Parameter]:
+    """The parameters of a definition whose annotations say what they mean; else nothing."""
+    try:
+        found = parameters_of(thing)
+    except (NameError, TypeError, ValueError):  # annotations that only a type checker sees; no signature
+        return {}
+    return found if any(item.setting.doc for item in found.values()) else {}
+
+
+def _plain(settings: Mapping[str, Parameter], name: str, annotation: Any) -> str:
+    """An annotation without its setting."""
+    return _annotation(settings[name].annotation if name in settings else annotation)
 
 
 def _prose(thing: Any) -> str:
@@ -387,6 +411,7 @@ def _listed(thing: Any) -> list[str]:
     except ValueError:  # exceptions have no signature
         return ["..."]
     parts: list[str] = []
+    settings = _settings(thing)
     for parameter in found:
         if parameter.name == "self":
             continue
@@ -394,7 +419,7 @@ def _listed(thing: Any) -> list[str]:
             parts.append("*")
         text = "*" * {parameter.VAR_POSITIONAL: 1, parameter.VAR_KEYWORD: 2}.get(parameter.kind, 0) + parameter.name
         if parameter.annotation is not parameter.empty:
-            text += f": {_annotation(parameter.annotation)}"
+            text += f": {_plain(settings, parameter.name, parameter.annotation)}"
         if parameter.default is not parameter.empty:
             default = parameter.default
             shown = "math.inf" if default == math.inf else "..." if "factory" in repr(default) else _python(default)
@@ -408,7 +433,8 @@ def _python(value: Any) -> str:
 
 
 def _annotation(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    named = isinstance(annotation, type) and not typing.get_args(annotation)
+    text = annotation if isinstance(annotation, str) else annotation.__name__ if named else str(annotation)
     return re.sub(r"\b(?:typing|collections\.abc|pathlib|metis(?:\.\w+)*)\.(?=[A-Z])", "", text)
 
 
