@@ -335,8 +335,6 @@ LARGER: dict[str, int] = {
     "metis.cli.reproduce": 590,
     "metis.data.datasets": 590,
     "metis.data.partition": 540,
-    "metis.deployment.controller.state": 710,
-    "metis.deployment.controller.state.State": 490,
     "metis.experiments.build": 550,
     "metis.experiments.config.checks": 510,
     "metis.learning.torch.engine.TorchEngine": 400,

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from metis.deployment.controller.state import EXIT_DISK_FAILED, DuplicateUpdate, State
+from metis.deployment.controller.disk import EXIT_DISK_FAILED
+from metis.deployment.controller.state import DuplicateUpdate, State
 from metis.errors import MetisError
 
 DRIVER = Path(__file__).with_name("crash_driver.py")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metis.deployment.controller.state import DiskFull, State, StateError
+from metis.deployment.controller.disk import DiskFull, StateError
+from metis.deployment.controller.state import State
 
 
 def until_full(work: Callable[[int], None], first: int, most: int = 5000) -> int:

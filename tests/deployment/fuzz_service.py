@@ -325,7 +325,7 @@ async def campaign(folder: Path, seconds: float, seed: int, workers: int) -> tup
                 tally.crashes.append("the federation did not end as it should")
             if here.process.failure is not None:
                 tally.crashes.append(repr(here.process.failure))
-            entries = here.state.last_seq() if here.state._db is not None else 0
+            entries = here.state.last_seq() if here.state._database is not None else 0
     tally.crashes += escapes
     return tally, (
         f"{len(honest.receipts)} updates of the honest learner, {entries} entries journaled, "

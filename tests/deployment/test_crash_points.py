@@ -12,7 +12,8 @@ import pytest
 
 from deployment.crash_points import enumerate_crash_points, run_driver, strace_problem
 from deployment.power_loss import enumerate_power_losses
-from metis.deployment.controller.state import EXIT_DISK_FAILED, State
+from metis.deployment.controller.disk import EXIT_DISK_FAILED
+from metis.deployment.controller.state import State
 
 _PROBLEM = strace_problem()
 pytestmark = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from deployment.test_durable import POLICIES, Twin, course, same
-from metis.deployment.controller.state import DiskFull, Entry, State
+from metis.deployment.controller.disk import DiskFull
+from metis.deployment.controller.state import Entry, State
 
 
 @pytest.mark.parametrize("name", POLICIES)

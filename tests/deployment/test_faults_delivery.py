@@ -46,7 +46,9 @@ from deployment.scripted_learner import (
 from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.controller.state import State, StateError
+from metis.deployment.controller.blobs import Blobs
+from metis.deployment.controller.disk import StateError
+from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import in_thread
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.model_mac import checker
@@ -178,9 +180,9 @@ def test_an_upload_whose_connection_is_cut_never_was(tmp_path: Path) -> None:
 
 def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C1 row 4: the learner dies while its model is given its name on the disk; nobody takes the file away there."""
-    adopt, lost = State._adopt, []
+    adopt, lost = Blobs.adopt, []
 
-    def slowly(self: State, path: Path, *arguments: Any) -> None:
+    def slowly(self: Blobs, path: Path, *arguments: Any) -> None:
         time.sleep(0.1)
         adopt(self, path, *arguments)
 
@@ -191,8 +193,8 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
-            monkeypatch.setattr(State, "_adopt", slowly)
-            monkeypatch.setattr("metis.deployment.controller.state._end_process", failed)  # would end this process
+            monkeypatch.setattr(Blobs, "adopt", slowly)
+            monkeypatch.setattr("metis.deployment.controller.blobs.end_process", failed)  # would end this process
             for delay in (0.02, 0.05, 0.08):
                 tried()
                 call = learner.stub.upload(parts(learner.header(task.number), local_model()), metadata=learner.metadata)

@@ -21,7 +21,9 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from metis.deployment.controller.state import BlobMismatch, DuplicateUpdate, Entry, State, StateError
+from metis.deployment.controller.blobs import BlobMismatch
+from metis.deployment.controller.disk import StateError
+from metis.deployment.controller.state import DuplicateUpdate, Entry, State
 from metis.errors import DataError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -428,7 +430,7 @@ def test_what_was_received_is_not_collected(state: State, monkeypatch: pytest.Mo
         incoming.write(b"invalid")
         incoming.commit(incoming.bytes, incoming.sha256)
     state.collect([])
-    monkeypatch.setattr("metis.deployment.controller.state._HOLD_SECONDS", 0)
+    monkeypatch.setattr("metis.deployment.controller.blobs._HOLD_SECONDS", 0)
     assert state.collect([]) == 1
     assert blobs(state.folder) == {name}
 

@@ -22,7 +22,7 @@ from deployment.chaos.harness import (
 )
 from deployment.crash_points import enumerate_crash_points, strace_problem
 from deployment.power_loss import enumerate_power_losses
-from metis.deployment.controller.state import EXIT_DISK_FAILED
+from metis.deployment.controller.disk import EXIT_DISK_FAILED
 
 # Where a running controller is struck, and how deep: receiving, committing, mixing, publishing, taking snapshots,
 # collecting and answering all come within so many calls.

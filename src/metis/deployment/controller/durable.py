@@ -31,7 +31,8 @@ from metis.core.events import (
 )
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
-from metis.deployment.controller.state import RESTORE, DiskFull, Entry, Snapshot, State, StateError
+from metis.deployment.controller.disk import RESTORE, DiskFull, StateError
+from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.wire.model_mac import new_model_mac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
 from metis.errors import DataError, LearnerError
@@ -181,10 +182,10 @@ class DurableController:
 
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
-        seal = new_model_mac()
-        blob = self.state.put_blob(model_parts(action.community_model), durable=False, seal=seal)
-        if seal is not None:
-            self.model_macs[action.stamp.version] = seal.digest()
+        mac = new_model_mac()
+        blob = self.state.put_blob(model_parts(action.community_model), durable=False, also=mac)
+        if mac is not None:
+            self.model_macs[action.stamp.version] = mac.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure

@@ -9,9 +9,9 @@ from collections.abc import Collection
 import grpc
 
 from metis.core.events import Evaluated, LearnerId
+from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, Report
-from metis.deployment.controller.state import DiskFull
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.wire import wire_pb2 as pb

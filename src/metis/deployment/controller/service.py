@@ -19,8 +19,10 @@ from google.protobuf.message import DecodeError
 
 from metis.core.layers import Layer
 from metis.core.model import Layout
+from metis.deployment.controller.blobs import BlobMismatch
+from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.session import Context, Refused, Session, address_of
-from metis.deployment.controller.state import BlobMismatch, DiskFull, State
+from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import Updates, UploadReceiver, first_message
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, SMALLEST_CHUNK, ChunkSize, Piece

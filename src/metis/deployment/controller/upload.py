@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from metis.core.layers import Layer
 from metis.core.model import Layout, Model
+from metis.deployment.controller.blobs import Incoming
 from metis.deployment.controller.session import Context, Refused
-from metis.deployment.controller.state import Incoming, State
+from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Piece
 from metis.deployment.wire.models import model_bytes, model_parts

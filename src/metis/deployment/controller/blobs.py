@@ -1,0 +1,223 @@
+"""Models in files, each named by the SHA-256 of its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from metis.deployment.controller.disk import DiskFull, end_process, writing
+from metis.deployment.wire.transfer import in_background
+from metis.errors import DataError
+from metis.files import sync
+
+_MANY = 4 << 20  # bytes that are worth a second thread
+_AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
+_HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class BlobMismatch(ValueError):
+    """What was received is not what was announced."""
+
+
+class Digest(Protocol):
+    """What gets all bytes of a model."""
+
+    def update(self, data: bytes | memoryview, /) -> object: ...
+
+
+class Blobs:
+    """The files of a state folder that hold models; `lock` is that of the state."""
+
+    def __init__(self, folder: Path, quarantine: Path, durable: bool, lock: threading.RLock) -> None:
+        self.folder, self._quarantine, self._durable, self._lock = folder, quarantine, durable, lock
+        self._held: dict[str, float] = {}  # received and not yet journaled, and when
+        self._fresh: set[str] = set()  # received or named since the last collection began
+
+    def incoming(self) -> Incoming:
+        """Somewhere to write a model that is being received."""
+        return Incoming(self, self._durable, held=True)
+
+    def put(
+        self, parts: Iterable[memoryview], *, durable: bool | None = None, also: Digest | None = None
+    ) -> str:  # fmt: skip
+        """Keep these bytes and return their SHA-256; `durable` overrides the folder's level, `also` gets them too."""
+        with Incoming(self, self._durable if durable is None else durable, held=False, also=also) as incoming:
+            for part in parts:
+                incoming.write(part)
+            return incoming.commit(incoming.bytes, incoming.sha256)
+
+    def adopt(self, path: Path, sha256: str, durable: bool, held: bool) -> None:
+        """Give a file its name, also over an old one, which may be damaged."""
+        target = self.folder / sha256
+        with self._lock, writing(path):
+            if self._durable and not durable and target.exists():
+                sync(path)  # the old one may be durable, and promised
+                durable = True
+            self._fresh.add(sha256)
+            if held:
+                self._held[sha256] = time.monotonic()
+            path.replace(target)
+        if durable:
+            self._sync_folder(self.folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        try:
+            sync(folder)
+        except OSError as problem:  # a full disk too: the new name is there already
+            end_process(folder, problem.strerror)
+
+    def sync(self, sha256: str) -> None:
+        """Make a blob durable that was put without."""
+        if self._durable:
+            path = self.path(sha256)
+            with writing(path):
+                sync(path)
+            self._sync_folder(self.folder)
+
+    def path(self, sha256: str) -> Path:
+        """The file of a blob that is there."""
+        path = self.folder / sha256
+        if not _SHA256.fullmatch(sha256) or not path.is_file():
+            raise DataError(f"there is no model {sha256} in {self.folder}")
+        return path
+
+    def verify(self, sha256: str) -> bool:
+        """Whether a blob is there and whole; what is not whole is moved to quarantine/."""
+        path = self.folder / sha256
+        try:
+            file = self.path(sha256).open("rb", buffering=0)
+        except (DataError, FileNotFoundError):
+            return False
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+        with file:
+            digest = hashlib.sha256()
+            with suppress(OSError):  # a bad sector
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            if digest.hexdigest() == sha256:
+                return True
+            with self._lock, writing(path), suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # else a fresh one came meanwhile
+                    path.replace(self._quarantine / sha256)
+            return False
+
+    # --- which are needed -----------------------------------------------------------------------
+
+    def need(self, blobs: Iterable[str]) -> None:
+        """Something durable names these; the next collection keeps them. The caller holds the lock."""
+        for blob in blobs:
+            self._fresh.add(blob)
+
+    def release(self, blob: str | None) -> None:
+        """An update is journaled, or was before: its model need not wait any longer. The caller holds the lock."""
+        self._held.pop(blob or "", None)
+
+    def begin_collection(self) -> set[str]:
+        """What came since the last collection, and what was received and waits. The caller holds the lock."""
+        waiting = time.monotonic() - _HOLD_SECONDS
+        self._held = {name: since for name, since in self._held.items() if since > waiting}
+        kept = {*self._fresh, *self._held}
+        self._fresh = set()
+        return kept
+
+    def delete_others(self, kept: Collection[str]) -> int:
+        """Delete all that are neither kept nor came meanwhile, and return how many."""
+        with writing(self.folder):
+            present = list(self.folder.iterdir())
+        deleted = 0
+        for path in present:
+            if path.name in kept or path.name.startswith("tmp."):
+                continue
+            with self._lock, writing(path):  # one at a time: others want to append
+                if path.name not in self._fresh:  # the same bytes may have come again
+                    path.unlink(missing_ok=True)
+                    deleted += 1
+        return deleted
+
+
+class Incoming:
+    """One model on its way into the folder; what is not committed leaves no trace. For one thread at a time."""
+
+    def __init__(self, blobs: Blobs, durable: bool, held: bool, also: Digest | None = None) -> None:
+        self._blobs, self._durable, self._held, self._also = blobs, durable, held, also
+        self._path = blobs.folder / f"tmp.{secrets.token_hex(8)}"
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+        self._committed = False
+        with writing(self._path):
+            self._file = self._path.open("xb", buffering=0)
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written so far."""
+        return self._digest.hexdigest()
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        """Append these bytes; many are hashed and written at the same time."""
+        whole = memoryview(buffer)
+        if not whole.nbytes:
+            return  # some empty views cannot be cast
+        whole = whole.cast("B")
+        if len(whole) < _MANY:
+            self.hash(whole)
+            self.append(whole)
+            return
+        writing = in_background(self.append, whole)
+        try:
+            self.hash(whole)
+        finally:
+            writing.result()
+
+    def hash(self, data: bytes | memoryview) -> None:
+        """The half of `write` that needs no disk; another thread may do the other."""
+        self._digest.update(data)
+
+    def append(self, data: bytes | memoryview) -> None:
+        """The half of `write` that needs the disk."""
+        rest = memoryview(data)
+        self.bytes += len(rest)
+        with writing(self._path):
+            while rest:
+                written = self._file.write(rest[:_AT_ONCE])
+                if self._also is not None:
+                    self._also.update(rest[:written])
+                rest = rest[written:]
+
+    def content(self) -> bytes:
+        """What was written so far."""
+        return self._path.read_bytes()
+
+    def commit(self, expected_bytes: int, expected_sha256: str) -> str:
+        """Check what was written against what was announced and give it its name, durably; returns the SHA-256."""
+        if self.bytes != expected_bytes:
+            raise BlobMismatch(f"{self.bytes} bytes came, but {expected_bytes} were announced")
+        if self.sha256 != expected_sha256:
+            raise BlobMismatch(
+                f"the bytes that came have the SHA-256 {self.sha256}, not {expected_sha256} as announced"
+            )
+        with writing(self._path):
+            if self._durable:
+                os.fsync(self._file.fileno())
+            self._file.close()
+        self._blobs.adopt(self._path, self.sha256, self._durable, self._held)
+        self._committed = True
+        return self.sha256
+
+    def __enter__(self) -> Incoming:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if not self._committed:
+            with suppress(DiskFull), writing(self._path):
+                self._file.close()
+                self._path.unlink(missing_ok=True)

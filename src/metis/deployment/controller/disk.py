@@ -1,0 +1,51 @@
+"""What can go wrong when a state folder is written, and what follows from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from metis.errors import ConfigError, MetisError
+
+EXIT_DISK_FAILED = 74  # EX_IOERR
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+RESTORE = "restore the folder from a copy, or begin a new run in another folder"
+
+
+class StateError(ConfigError):
+    """A state folder cannot be used: another controller uses it, another version made it, or it is damaged."""
+
+
+class DiskFull(MetisError):
+    """The disk is full; nothing has changed, and the same call works when there is space again."""
+
+
+def end_process(path: Path, problem: object) -> NoReturn:
+    """After a failed write nobody knows what is on the disk; the next process reads what is really there."""
+    text = f"{path}: {problem}; the controller stops, because it cannot know what is on the disk. Everything that was "
+    text += "acknowledged is safe: when the disk works again, restart with the same command.\n"
+    with suppress(OSError):
+        os.write(2, text.encode())
+    os._exit(EXIT_DISK_FAILED)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Sort the errors of writing: a full disk, damage, and those after which the process must end."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in EXHAUSTED:
+            end_process(path, problem.strerror)
+        raise DiskFull(f"no room to write {path}: {problem.strerror}") from problem
+    except sqlite3.Error as problem:
+        if "disk is full" in str(problem):
+            raise DiskFull(f"no room to write {path}: {problem}") from problem
+        if "disk I/O error" in str(problem):
+            end_process(path, problem)
+        raise StateError(f"{path} cannot be written: {problem}; {RESTORE}") from problem
