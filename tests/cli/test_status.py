@@ -87,15 +87,17 @@ def test_stopped_and_killed(start: Any, tmp_path: Path) -> None:
     start().end(signal.SIGTERM)
     stopped = metis(folder)
     assert stopped.exit_code == 3
-    assert stopped.stdout.startswith(f"no controller runs on {folder}. SyncFedAvg had come to ")
-    assert stopped.stdout.endswith(f"Go on with: metis controller FILE --state {folder}\n")
+    assert stopped.stdout.startswith(f"no controller is running on {folder}. SyncFedAvg had reached ")
+    assert stopped.stdout.endswith(f"Resume with: metis controller FILE --state {folder}\n")
     assert stopped.stdout.count("\n") == 1 and " of 3 learners, accuracy 0." in stopped.stdout
 
     start().end(signal.SIGKILL)
     before = files(folder)
     killed = metis(folder)
     assert killed.exit_code == 3
-    assert killed.stdout.startswith(f"no controller runs on {folder}; the last one was killed. SyncFedAvg had come to ")
+    assert killed.stdout.startswith(
+        f"no controller is running on {folder}; the last one was killed. SyncFedAvg had reached "
+    )
     assert files(folder) == before
 
     document = json.loads(metis(folder, "--json").stdout)
@@ -148,7 +150,7 @@ def test_a_controller_that_only_begins(start: Any, tmp_path: Path) -> None:
     start()
     (tmp_path / "state" / "controller.json").unlink()
     result = metis(tmp_path / "state")
-    assert result.exit_code == 0 and "has just taken" in result.stdout
+    assert result.exit_code == 0 and "has just started on" in result.stdout
     assert json.loads(metis(tmp_path / "state", "--json").stdout) == {"running": True, "state": "starting"}
 
 

@@ -48,7 +48,6 @@ from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitt
 from metis.core.model import Layout, TensorSpec
 from metis.deployment.controller.blobs import Blobs
 from metis.deployment.controller.disk import StateError
-from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import in_thread
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.model_mac import checker

@@ -70,7 +70,7 @@ def run_controller(
     report: Reporter,
     watch: Callable[[RunFold], None] | None = None,
 ) -> Run | None:
-    """Run the federation of this file until its end; None if it was asked to stop before."""
+    """Run the federation of this file until its end; None if it was asked to stop before that."""
     check_deployment(config)
     listen = listen or config.deployment.listen
     http = config.deployment.http if http is None else http
@@ -79,7 +79,7 @@ def run_controller(
     if insecure:
         if not is_loopback(host):
             raise ConfigError(
-                f"--insecure is for one machine only, but {host} can be reached from others; listen on "
+                f"--insecure works on one machine only, but {host} can be reached from others; listen on "
                 f"127.0.0.1:{port}, or give --identity DIR"
             )
         identify: Callable[[Context], str] = identify_by_name
@@ -87,8 +87,8 @@ def run_controller(
     else:
         if identity is None:
             raise ConfigError(
-                "a controller needs its certificates: --identity DIR (made by metis certificates issue), or --insecure "
-                "on loopback"
+                "a controller needs certificates: give --identity DIR (made by metis certificates issue), or "
+                "--insecure on loopback"
             )
         kit = load_kit(identity)
         check_kit(kit, "controller")
@@ -98,9 +98,8 @@ def run_controller(
         identify = identify_by_certificate(Revocations(kit))
         problem = serving_problem(kit, host, port)
     if problem is None and http:
-        problem = serving_problem(
-            None, *host_and_port(http, listen=True)
-        )  # before minutes are spent on the initial model
+        # Now, before minutes are spent on the initial model.
+        problem = serving_problem(None, *host_and_port(http, listen=True))
     if problem is not None:
         raise ConfigError(problem)
     use_all_processors(in_service=True)

@@ -47,19 +47,26 @@ def status(
         Path | None, typer.Argument(metavar="STATE_DIR", help="State folder of the controller, on its machine.")
     ] = None,
     http: Annotated[
-        str | None, typer.Option("--http", metavar="HOST:PORT", help="Or where it serves its status.")
+        str | None,
+        typer.Option(
+            "--http", metavar="HOST:PORT", help="Instead of the folder: the address at which it serves its status."
+        ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token, if it wants one.")
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="File with the token, if the status address needs one."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document; with --watch one a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the status as JSON; with --watch one document per line.")
+    ] = False,
     watch: Annotated[
-        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Show it anew, until the run has ended.")
+        float | None,
+        typer.Option("--watch", metavar="SECONDS", min=0.1, help="Refresh this often, until the run has ended."),
     ] = None,
 ) -> None:
-    """Show a federation: who is connected, training or late, how good the model is, and what it has cost.
+    """Show a running federation: its learners and their states, the quality of the model, and the costs so far.
 
-    Exit code 0: a controller runs; 1: it runs, but does not answer; 3: none runs.
+    Exit codes: 0 a controller is running, 1 it is running but does not answer, 3 none is running.
     """
     from metis.deployment.controller.status import read_token
 
@@ -82,10 +89,10 @@ def status(
 
 
 class View:
-    """One look at a federation: the document, a sentence if there is more to say, and the exit code."""
+    """One look at a federation: the document, a sentence if it is not running normally, and the exit code."""
 
-    def __init__(self, document: Document, code: int = RUNNING, said: str = "") -> None:
-        self.document, self.code, self.said = document, code, said
+    def __init__(self, document: Document, code: int = RUNNING, sentence: str = "") -> None:
+        self.document, self.code, self.sentence = document, code, sentence
 
     @property
     def ended(self) -> bool:
@@ -98,7 +105,7 @@ class View:
     def shown(self, width: int, height: int | None = None) -> RenderableType:
         if self.tabular:
             return federation_view(self.document, width, height)
-        return Text(printable(self.said))
+        return Text(printable(self.sentence))
 
 
 # --- finding it -------------------------------------------------------------------------------------
@@ -124,7 +131,9 @@ def _at_folder(folder: Path, token: str | None) -> View:
         who = f"process {found.pid} on {found.host} since {_local(found.started)}"
         about = {"running": True, "run": found.run, "pid": found.pid, "listen": found.listen, "http": found.http}
         if found.http is None:
-            return View(about, RUNNING, f"a controller runs on {folder} ({who}), but serves no status: --http was ''")
+            return View(
+                about, RUNNING, f"a controller is running on {folder} ({who}), but serves no status: --http was ''"
+            )
         try:
             document = fetch(found.http, token)
             if document["run"] == found.run:
@@ -134,7 +143,7 @@ def _at_folder(folder: Path, token: str | None) -> View:
             problem = str(unanswered)
         about["reason"] = problem
         return View(about, SILENT, f"the controller on {folder} ({who}) does not answer: {problem}")
-    starting = f"a controller has just taken {folder} and prepares itself; ask again in a moment"
+    starting = f"a controller has just started on {folder} and is preparing; try again in a moment"
     try:
         if not in_use(folder):
             return _not_running(folder, killed=found is not None)
@@ -155,7 +164,7 @@ def _no_state(folder: Path) -> str:
 
 
 def _not_running(folder: Path, *, killed: bool) -> View:
-    """One sentence of what the journal knows, and how to go on."""
+    """One sentence about what the journal knows, and how to resume."""
     from metis.deployment.controller.status import recall
 
     document = {"running": False, **recall(folder)}
@@ -166,20 +175,20 @@ def _not_running(folder: Path, *, killed: bool) -> View:
         far += f", {metric} {latest[metric]:.3f}"
         if document["best"] is not None:
             far += f" (best {document['best'][metric]:.3f})"
-    said = f"no controller runs on {folder}"
+    sentence = f"no controller is running on {folder}"
     if document["state"] == "finished":
-        said += f"; the federation has ended: {document['finish_reason']} ({far}). "
-        return View(document, NOT_RUNNING, said + f"See it with: metis report {_quoted(folder / 'run')}")
-    said += "; the last one was killed" if killed else ""
-    said += f". {document['policy']} had come to {far}" if document["policy"] else ". Its run has not begun"
-    return View(document, NOT_RUNNING, f"{said}. Go on with: metis controller FILE --state {_quoted(folder)}")
+        sentence += f"; the federation has ended: {document['finish_reason']} ({far}). "
+        return View(document, NOT_RUNNING, sentence + f"See it with: metis report {_quoted(folder / 'run')}")
+    sentence += "; the last one was killed" if killed else ""
+    sentence += f". {document['policy']} had reached {far}" if document["policy"] else ". Its run has not begun"
+    return View(document, NOT_RUNNING, f"{sentence}. Resume with: metis controller FILE --state {_quoted(folder)}")
 
 
 # --- showing it -------------------------------------------------------------------------------------
 
 
 def federation_view(document: Mapping[str, Any], width: int, height: int | None = None) -> Group:
-    """Head lines and a row for each learner; where they do not all fit the height, those that need a look first."""
+    """Head lines and a row for each learner; if not all fit the height, those that need attention come first."""
     head = _head(document)
     learners: Sequence[Mapping[str, Any]] = document["learners"]
     if not learners:
@@ -231,7 +240,7 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     exchanged, disk = size(costs["bytes_exchanged"]), size(document["disk_bytes"])
     again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
     lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
-    left = document.get("compression_error")  # an older controller does not tell
+    left = document.get("compression_error")  # missing from an older controller
     if left is not None:
         lines.append(Text(f"compressed updates: {100 * left:.2g} % of one is left for the next, on average"))
     if document["refused_calls"]:
@@ -267,7 +276,7 @@ def _metric_line(document: Mapping[str, Any]) -> Text:
 
 
 def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """A row for each learner, by name; what a narrow terminal has no room for is left out, not cut."""
+    """A row for each learner, by name; columns that do not fit a narrow terminal are left out, not cut."""
     learners = sorted(learners, key=lambda learner: _by_number(learner["name"]))
     names = [printable(learner["name"]) for learner in learners]
     columns = {heading: [show(learner) for learner in learners] for heading, show in _COLUMNS.items()}
@@ -344,11 +353,11 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-# --- again and again --------------------------------------------------------------------------------
+# --- watching --------------------------------------------------------------------------------
 
 
 def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) -> View:
-    """Until the federation has ended or somebody has seen enough; a controller that is restarted is waited for."""
+    """Until the federation has ended or the user interrupts; a controller that is being restarted is waited for."""
     console = stdout()
     live = None if as_json or not console.is_terminal else Live(console=console, screen=True, auto_refresh=False)
     try:

@@ -30,7 +30,7 @@ MISTAKES: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("port in use", [], ("the port is in use",)),
     ("status port in use", [], ("the port is in use",)),
     ("not an address", ["--listen", "here"], ("'here' is not a valid address", "HOST:PORT")),
-    ("open to others without certificates", ["--listen", "0.0.0.0:0"], ("--insecure is for one machine only",)),
+    ("open to others without certificates", ["--listen", "0.0.0.0:0"], ("--insecure works on one machine only",)),
     ("state folder is a file", [], ("cannot be opened",)),
     (
         "another file for a run that was begun",

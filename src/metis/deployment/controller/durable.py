@@ -41,7 +41,7 @@ from metis.runs.trace import from_record, measure_record, recorded_measure, to_r
 Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
-_LEAST_REPLAY = 10  # updates between two snapshots at least; a restart replays at most twice as many models
+_MIN_REPLAY = 10  # updates between two snapshots; a restart replays at most twice as many models
 
 
 def _event_of(record: dict[str, Any]) -> Event:
@@ -90,7 +90,7 @@ class _BlobStore:
 
 
 class DurableController:
-    """A controller that can be killed at any instruction and goes on from its journal."""
+    """A controller that can be killed at any instruction and resumes from its journal."""
 
     controller: Controller
 
@@ -107,13 +107,15 @@ class DurableController:
         self.layout = initial_model.layout
         self._make, self._initial_model, self._record = make, initial_model, record
         self._replay_at_most = replay_at_most
-        self._half_applied: list[Action] | None = None  # actions of an entry whose models found no room on the disk
+        self._half_applied: list[Action] | None = (
+            None  # actions of an entry whose models could not be written to a full disk
+        )
         self.now = 0.0  # of the latest event
         self.hashes: dict[int, str] = {}  # of every version ever published; the files of old ones are gone
-        self.pinned: set[str] = set()  # blobs that somebody else still needs: the best model, one being evaluated
+        self.pinned: set[str] = set()  # blobs that are needed elsewhere: the best model, one being evaluated
         self._recover()
 
-    # --- what others ask ------------------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------
 
     def open_task(self, learner: LearnerId) -> LocalTask | None:
         """The task that an update of this learner must answer."""
@@ -123,15 +125,15 @@ class DurableController:
     # --- events -----------------------------------------------------------------------------------
 
     def journal(self, event: Event, now: float, blob: str | None = None) -> Entry:
-        """Make the event durable; it has no effect before `apply`. An update that is there already raises."""
+        """Make the event durable; it has no effect before `apply`. An update that is already in the journal raises."""
         update = event.task if isinstance(event, UpdateRequest) else None
-        # The model lies in its blob; what the journal holds is the rest.
+        # The model is in its blob; the journal holds the rest.
         entry_record = to_record(now, event)
         seq = self.state.append(now, entry_record, update=update, blob=blob)
         return Entry(seq, now, entry_record, update, blob)
 
     def apply(self, entry: Entry) -> list[Action]:
-        """Let a journaled event have its effect, in the order of the journal; returns what is to be done now.
+        """Let a journaled event take effect, in the order of the journal; returns what the runtime must do.
 
         After a `DiskFull` the same entry must be applied again before any other: what it did in memory is not repeated.
         """
@@ -143,8 +145,8 @@ class DurableController:
         self._half_applied = None
         if entry.update is not None:
             self._since_snapshot += 1
-            most = self._replay_at_most or max(_LEAST_REPLAY, len(self.controller.roster.available))
-            if self._since_snapshot >= most:
+            limit = self._replay_at_most or max(_MIN_REPLAY, len(self.controller.roster.available))
+            if self._since_snapshot >= limit:
                 with suppress(DiskFull):  # the next update tries again; until then more is replayed
                     self.snapshot()
         return actions
@@ -156,7 +158,7 @@ class DurableController:
         self._store.incoming = entry.blob
         try:
             actions = self.controller.handle(event, entry.at)
-        except LearnerError:  # it answers nothing that is open any more; in a replay it does so again
+        except LearnerError:  # it answers no open task; in a replay the same happens
             return []
         self._record(entry.at, event)
         for action in actions:
@@ -204,8 +206,8 @@ class DurableController:
 
     def _note_published(self, version: int, now: float) -> None:
         measure = self._measures.pop(version, None)
-        told = {} if measure is None else measure_record(measure)
-        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version], **told})
+        measured = {} if measure is None else measure_record(measure)
+        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version], **measured})
         self._published = version
 
     def _forget_versions(self) -> None:
@@ -218,7 +220,7 @@ class DurableController:
     # --- snapshots and recovery -------------------------------------------------------------------
 
     def snapshot(self) -> None:
-        """Write down what a replay could bring back only with all models since the beginning; drop those."""
+        """Save what a replay could only restore from all models since the beginning, and drop those."""
         arrays = self.controller.community.arrays(local_models=False)  # they are in their blobs
         facts = {
             "locals": dict(self._store.blobs),
@@ -227,14 +229,14 @@ class DurableController:
         }
         for blob in self.versions.values():
             self.state.sync_blob(blob)
-        # The initial model stays: what else could a run without a whole snapshot begin with?
+        # The initial model stays: without an intact snapshot the replay begins with it.
         needed = {*self._store.blobs.values(), *self.versions.values(), *self.pinned, self.hashes[0]}
         self.state.write_snapshot(self._seq, arrays, facts, needed)
         self._since_snapshot = 0
         self.state.collect(needed)
 
     def _recover(self) -> None:
-        """Be again what the journal says, from the newest snapshot that is whole."""
+        """Restore the state that the journal describes, from the newest intact snapshot."""
         problems: list[str] = []
         for snapshot in [*self.state.snapshots(), None]:
             try:
@@ -251,7 +253,7 @@ class DurableController:
         self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
         self._store = _BlobStore(self.state, self.layout)
         self._since_snapshot = 0
-        self._seq = 0  # of the last entry that was applied; others may be in the journal behind it
+        self._seq = 0  # of the last entry that was applied; later ones may be in the journal
         self.now = 0.0
         trace: list[tuple[float, Event | Action]] = []
         self._published = 0  # latest version whose hash is in the journal
@@ -274,7 +276,7 @@ class DurableController:
         finally:
             self._record, self._recovering = real_record, False
             release_memory(self._initial_model)
-        # Killed between publishing and writing it down: nobody has trained on these yet.
+        # Killed between publishing and journaling it: nobody has trained on these yet.
         for version in range(self._published + 1, self.controller.community.stamp.version + 1):
             self._note_published(version, self.now)
         for now, item in trace:

@@ -22,7 +22,7 @@ def metrics_text(document: dict[str, Any]) -> bytes:
 
 
 class _Collector:
-    """The document as metrics. What is a counter never falls, also over a restart: it is folded from the journal."""
+    """The document as metrics. Counters never decrease, not even across a restart: they are folded from the journal."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -41,9 +41,13 @@ class _Collector:
         for name, text, value in (
             ("community_version", "Version of the community model", document["version"]),
             ("steps", "Local steps committed to the community model", document["steps"]),
-            ("run_seconds", "Seconds of the run; they stand still while the controller is down", document["seconds"]),
+            (
+                "run_seconds",
+                "Seconds of the run; the clock stands still while the controller is down",
+                document["seconds"],
+            ),
             ("deadline_seconds", "Seconds until the next deadline of the protocol", left),
-            ("learners_expected", "Learners to begin with", document["expected"]),
+            ("learners_expected", "Learners with which the run begins", document["expected"]),
             ("target", "Value of the metric to reach", document["target"]),
             ("disk_bytes", "Bytes in the state folder", document["disk_bytes"]),
             ("starts", "How often this run's controller was started", document["start"]),
@@ -102,10 +106,10 @@ class _Collector:
             ("connected", "connected", "Whether its stream is open"),
             ("examples", "examples", "Training examples that it holds"),
             ("time_per_batch", "seconds_per_batch", "Measured by itself, warm-up excluded"),
-            ("silent_seconds", "silent_seconds", "Since something was heard of it"),
-            ("steps_of_task", "task_steps", "Steps of the task in hand, by its latest heartbeat"),
+            ("silent_seconds", "silent_seconds", "Since its last sign of life"),
+            ("steps_of_task", "task_steps", "Steps of its current task, as of its latest heartbeat"),
             ("compression_error", "compression_error", "Share of its latest update that waits for the next one"),
-            # Not counters: work in hand counts as active until it is known how much of it was transfer.
+            # Not counters: work in progress counts as active until it is known how much of it was transfer.
             ("active", "active_seconds", "Spent training"),
             ("idle", "idle_seconds", "Spent waiting for a task"),
             ("transfer", "transfer_seconds", "Spent sending and receiving models"),
@@ -115,13 +119,13 @@ class _Collector:
                 if learner.get(key) is not None:
                     gauge.add_metric([learner["name"]], learner[key])
             yield gauge
-        done = GaugeMetricFamily("metis_learner_steps", "Local steps that it has handed in", labels=["learner"])
+        done = GaugeMetricFamily("metis_learner_steps", "Local steps of its updates", labels=["learner"])
         for name, count in steps.items():
             done.add_metric([name], count)
         yield done
         for key, name, text in (
             ("updates", "updates", "Local models that it handed in"),
-            ("refused", "updates_refused", "Updates of it that were refused"),
+            ("refused", "updates_refused", "Its updates that were refused"),
         ):
             counter = _counter(f"metis_learner_{name}", text, labels=["learner"])
             for learner in learners:
@@ -130,7 +134,7 @@ class _Collector:
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:
-    """Without a sample where there is no value."""
+    """A gauge, without a sample if there is no value."""
     from prometheus_client.metrics_core import GaugeMetricFamily
 
     gauge = GaugeMetricFamily(name, text)

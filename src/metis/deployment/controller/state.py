@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
 class State:
     """A controller's durable memory. Any thread may call anything; changes happen one after the other."""
 
-    epoch: int  # how often the folder was opened; fences whatever an earlier controller still says
+    epoch: int  # how often the folder was opened; fences off messages of an earlier controller
     run: str  # made at random when the folder was made
 
     def __init__(self, folder: Path, durability: Durability) -> None:
@@ -105,7 +105,7 @@ class State:
 
     @staticmethod
     def open(folder: Path, durability: Durability = "power") -> State:
-        """Make the folder, or recover what is in it; a StateError says why that cannot be."""
+        """Make the folder, or recover what is in it; a StateError says why that is impossible."""
         state = State(folder, durability)
         try:
             missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -129,7 +129,7 @@ class State:
         except LockHeld as held:
             raise StateError(
                 f"{self.folder} is in use by a controller{' with ' * bool(held.holder)}{held.holder}; "
-                "stop that one first, or give this one another folder"
+                "stop that one first, or choose another folder"
             ) from held
 
     def _recover(self) -> None:
@@ -165,7 +165,7 @@ class State:
         self._mark(0, self.epoch)
 
     def close(self) -> None:
-        """Leave the folder tidy, and to the next controller."""
+        """Tidy the folder and release it for the next controller."""
         with self._lock:
             if self._database is not None:
                 self._database.checkpoint("TRUNCATE")
