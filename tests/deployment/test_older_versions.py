@@ -106,5 +106,5 @@ def test_a_different_file_is_refused(tmp_path: Path) -> None:
         facts = state.facts()
     assert facts is not None
     check_same_run(experiment("semisync", stop={"rounds": 99}), facts["experiment"])
-    with pytest.raises(ConfigError, match=r"begun with another \[policy\] .*learning_rate was 0\.1, is 0\.2"):
+    with pytest.raises(ConfigError, match=r"started with another \[policy\] .*learning_rate was 0\.1, is 0\.2"):
         check_same_run(experiment("semisync", training={"learning_rate": 0.2}), facts["experiment"])
