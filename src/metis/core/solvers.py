@@ -72,7 +72,7 @@ class Solver:
 SOLVERS: Registry[type[Solver]] = Registry("solver", "metis.solvers")
 
 
-def _add_scaled(target: Array, source: Array, factor: float) -> None:
+def add_scaled(target: Array, source: Array, factor: float) -> None:
     """target += factor * source; torch does it in one pass, without a temporary of the size of the model."""
     if isinstance(target, np.ndarray):
         target += factor * source
@@ -80,7 +80,8 @@ def _add_scaled(target: Array, source: Array, factor: float) -> None:
         target.add_(source, alpha=factor)
 
 
-def _zeros_like(weights: Array) -> Array:
+def zeros_like(weights: Array) -> Array:
+    """Zeros of the same shape, in the same library."""
     return np.zeros_like(weights) if isinstance(weights, np.ndarray) else weights.new_zeros(weights.shape)
 
 
@@ -109,8 +110,8 @@ class Pulled(Solver):
         return self.inside.start(weights)
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
-        _add_scaled(gradient, weights, self.proximal_term)
-        _add_scaled(gradient, community, -self.proximal_term)
+        add_scaled(gradient, weights, self.proximal_term)
+        add_scaled(gradient, community, -self.proximal_term)
         self.inside.step(weights, gradient, memory, community)
 
     @property
@@ -139,8 +140,8 @@ class VanillaSGD(Solver):
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         if self.weight_decay:
-            _add_scaled(gradient, weights, self.weight_decay)
-        _add_scaled(weights, gradient, -self.learning_rate)
+            add_scaled(gradient, weights, self.weight_decay)
+        add_scaled(weights, gradient, -self.learning_rate)
 
     def with_pull(self, proximal_term: float) -> Solver:
         return FedProx(self.learning_rate, proximal_term, weight_decay=self.weight_decay)
@@ -166,15 +167,15 @@ class MomentumSGD(Solver):
         return self.keep_momentum
 
     def start(self, weights: Array) -> Array | None:
-        return _zeros_like(weights)
+        return zeros_like(weights)
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         assert memory is not None, "start() made it"
         if self.weight_decay:
-            _add_scaled(gradient, weights, self.weight_decay)
+            add_scaled(gradient, weights, self.weight_decay)
         memory *= self.momentum
         memory += gradient
-        _add_scaled(weights, memory, -self.learning_rate)
+        add_scaled(weights, memory, -self.learning_rate)
 
     @property
     def facts(self) -> SolverFacts:
@@ -206,17 +207,17 @@ class FedProx(Solver):
         return self.keep_momentum and self.momentum > 0
 
     def start(self, weights: Array) -> Array | None:
-        return _zeros_like(weights) if self.momentum else None
+        return zeros_like(weights) if self.momentum else None
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
-        _add_scaled(gradient, weights, self.proximal_term + self.weight_decay)
-        _add_scaled(gradient, community, -self.proximal_term)
+        add_scaled(gradient, weights, self.proximal_term + self.weight_decay)
+        add_scaled(gradient, community, -self.proximal_term)
         if memory is None:
-            _add_scaled(weights, gradient, -self.learning_rate)
+            add_scaled(weights, gradient, -self.learning_rate)
         else:
             memory *= self.momentum
             memory += gradient
-            _add_scaled(weights, memory, -self.learning_rate)
+            add_scaled(weights, memory, -self.learning_rate)
 
     @property
     def facts(self) -> SolverFacts:
@@ -247,22 +248,22 @@ class Scaffold(Solver):
         check_settings(self)
 
     def start(self, weights: Array) -> Array | None:
-        return _zeros_like(weights) if self.momentum else None
+        return zeros_like(weights) if self.momentum else None
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         if self.weight_decay:
-            _add_scaled(gradient, weights, self.weight_decay)
+            add_scaled(gradient, weights, self.weight_decay)
         self.descend(weights, gradient, memory, community)
 
     def descend(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         """A step along what is the gradient of the objective already."""
         if self.proximal_term:
-            _add_scaled(gradient, weights, self.proximal_term)
-            _add_scaled(gradient, community, -self.proximal_term)
+            add_scaled(gradient, weights, self.proximal_term)
+            add_scaled(gradient, community, -self.proximal_term)
         if memory is not None:
             memory *= self.momentum
             memory += gradient
-        _add_scaled(weights, gradient if memory is None else memory, -self.learning_rate)
+        add_scaled(weights, gradient if memory is None else memory, -self.learning_rate)
 
     @property
     def facts(self) -> SolverFacts:
@@ -295,12 +296,12 @@ class Corrected(Solver):
         else:
             self._correction = weights.new_tensor(self._given)
             # Sums of 16-bit numbers need more than 16 bits.
-            self._total = _zeros_like(weights if weights.element_size() > 2 else weights.float())
+            self._total = zeros_like(weights if weights.element_size() > 2 else weights.float())
         return self._solver.start(weights)
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
         if self._solver.weight_decay:
-            _add_scaled(gradient, weights, self._solver.weight_decay)
+            add_scaled(gradient, weights, self._solver.weight_decay)
         self._total += gradient
         self._steps += 1
         gradient += self._correction

@@ -7,8 +7,10 @@ from dataclasses import replace
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.core.solvers import SOLVERS, Solver
+from metis.errors import ConfigError
 from metis.experiments.config.schema import PolicyConfig, SolverConfig
 from metis.experiments.config.tables import build_layer
+from metis.registry import parameters_of
 
 
 def compose(table: PolicyConfig) -> Policy:
@@ -21,13 +23,20 @@ def build_solver(settings: SolverConfig) -> Solver:
     """The local solver of a policy; its settings are complete once the configuration is loaded."""
     assert settings.solver is not None, "the configuration is complete"
     general = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
-    given = {name: value for name, value in general.items() if value is not None}
-    return SOLVERS.named(settings.solver)(**given, **settings.parameters)
+    definition = SOLVERS.named(settings.solver)
+    known = parameters_of(definition)
+    if settings.weight_decay and "weight_decay" not in known:
+        raise ConfigError(f"weight_decay is given, but solver = '{settings.solver}' does not use it")
+    given = {name: value for name, value in general.items() if value is not None and name in known}
+    return definition(**given, **settings.parameters)
 
 
 def build_policy(table: PolicyConfig) -> Policy:
-    """The policy as its solver needs it, with the label that tables and figures call it by."""
-    return policy_and_solver(table)[0]
+    """The policy, as its solver needs it if one is named, with the label that tables and figures call it by."""
+    if table.training.solver is not None:
+        return policy_and_solver(table)[0]
+    policy = compose(table)
+    return replace(policy, label=table.label or policy.label)
 
 
 def policy_and_solver(table: PolicyConfig) -> tuple[Policy, Solver]:

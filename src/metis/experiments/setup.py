@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from metis.errors import ConfigError
 from metis.experiments.config.load import ExperimentConfig, Operation, TrainingConfig, network_parameters, task_of
+from metis.experiments.config.schema import NetworkConfig
 from metis.experiments.data import Assignment, Division, divide, partition_in_words
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ def network_options(config: ExperimentConfig, source: str, overridden: Sequence[
     networks = networks_of(ENGINES.named(config.training.engine))
     if networks is not None:
         return network_parameters(config, networks, source, overridden)
-    if config.network.model_fields_set:
-        raise ConfigError(f"{source}: network: is given, but engine = '{config.training.engine}' has no networks")
+    if config.network != NetworkConfig():
+        where = f"{source}: network" if source else "network"
+        raise ConfigError(f"{where}: is given, but engine = '{config.training.engine}' has no networks to choose from")
     return {}
 
 

@@ -1,0 +1,1 @@
+"""What this package adds to Metis; each module registers itself."""
