@@ -47,7 +47,7 @@ class Setting:
     def allowed(self) -> str:
         """The limits in words."""
         words = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
-        return " and ".join(f"{words[name]} {limit:g}" for name, limit in self.limits.items()) or "finite"
+        return " and ".join(f"{words[name]} {limit:g}" for name, limit in self.limits.items()) or "a finite number"
 
     def permits(self, value: float) -> bool:
         """Whether a number is within the limits."""
@@ -127,7 +127,9 @@ def check_setting(owner: str, parameter: Parameter, value: Any) -> None:
             raise ArgumentError(f"{name} of {owner} is {value!r}; it must be one of {allowed}", name)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         if not setting.permits(value):
-            raise ArgumentError(f"{name} of {owner} is {value}; it must be {setting.allowed}", name)
+            # That infinity is not greater than 0 would be hard to understand.
+            finite = "finite and " if value == math.inf and setting.limits else ""
+            raise ArgumentError(f"{name} of {owner} is {value}; it must be {finite}{setting.allowed}", name)
     elif _number(parameter.annotation):
         raise ArgumentError(f"{name} of {owner} is {value!r}; it must be a number", name)
 

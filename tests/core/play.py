@@ -101,7 +101,7 @@ class Play:
         self.controller = Controller(
             policy, model(), stop=stop, learners_expected=learners_expected or len(self.actors)
         )
-        self.ledger = CostLedger(powers or {}, model().nbytes, self.controller.protocol.fills_the_period)
+        self.ledger = CostLedger(powers or {}, model().nbytes, policy.fills_the_period)
         self._heap: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
         for actor in self.actors.values():

@@ -119,6 +119,15 @@ def fingerprint(run: metis.Run) -> tuple[str, list[str]]:
     return run.community_model.sha256(), [to_line(*event) for event in run.events]
 
 
+def steady(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of a trace without what the processor could change."""
+    return {
+        key: float(f"{value:.9g}") if isinstance(value, float) else value
+        for key, value in record.items()
+        if key not in {"loss", "metrics"}
+    }
+
+
 def victim(policy: str, out: Path, workers: int, resume: bool, checkpoint_every: float, seconds: float) -> None:
     """What a process does that is about to be interrupted or killed; it leads its own group, as in a shell."""
     os.setsid()
@@ -180,7 +189,6 @@ def still(
     ]
     arrays = np.zeros((examples, 1), np.float32), np.zeros(examples, np.int64)
     settings: dict[str, Any] = {
-        "network": math.nan,
         "engine": StillEngine(),
         "train": arrays,
         "test": arrays,

@@ -1,6 +1,6 @@
-"""Golden traces: the course of a short run under each policy, compared with the stored one.
+"""Golden traces: a short run under each policy, compared with the stored one.
 
-How to record them again is told in tests/golden/README.md.
+How to record them again is described in tests/golden/README.md.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import metis
 from metis.runs.trace import to_record
-from simulation.federations import still
+from simulation.federations import steady, still
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -32,7 +31,7 @@ POLICIES = {
 }
 
 
-def course(policy: metis.Policy) -> str:
+def trace_of(policy: metis.Policy) -> str:
     """A short run with a fast, a slow, a shaky and a far learner; what the processor could change is left out."""
     federation = still(
         [5, 3, 4, 2],
@@ -46,15 +45,7 @@ def course(policy: metis.Policy) -> str:
         ],
     )
     run = federation.simulate(policy, rounds=12, seconds=8)
-    return "".join(json.dumps(_steady(to_record(*event))) + "\n" for event in run.events)
-
-
-def _steady(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: float(f"{value:.9g}") if isinstance(value, float) else value
-        for key, value in record.items()
-        if key not in {"loss", "metrics"}
-    }
+    return "".join(json.dumps(steady(to_record(*event))) + "\n" for event in run.events)
 
 
 @pytest.mark.golden
@@ -62,7 +53,7 @@ def _steady(record: dict[str, Any]) -> dict[str, Any]:
 def test_golden_trace(policy: str) -> None:
     """Who trains when, for how long, and with what weight has not changed."""
     path = GOLDEN / f"{policy}.jsonl"
-    now = course(POLICIES[policy])
+    now = trace_of(POLICIES[policy])
     if os.environ.get("METIS_RECORD_GOLDEN"):
         path.write_text(now, encoding="utf-8")
         pytest.skip(f"recorded {path.name}; read the difference before you commit it")

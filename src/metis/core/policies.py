@@ -21,7 +21,7 @@ from metis.core.protocols.asynchronous import LocalEpochs
 from metis.core.protocols.semi_synchronous import BudgetUnit, ColdStartLimit, Exchange, Lambda, LongestPeriod, Timings
 from metis.core.protocols.synchronous import Grace, RoundLimit
 from metis.errors import ArgumentError
-from metis.registry import Setting
+from metis.registry import Setting, check_setting, parameters_of
 
 __all__ = [
     "POLICIES",
@@ -77,6 +77,7 @@ def semisync_fedavg(
     exchange: Exchange = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
+    check_setting("semisync_fedavg", parameters_of(semisync_fedavg)["max_local_epochs"], max_local_epochs)
     protocol = SemiSynchronous(
         slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period, exchange
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import Play, model
-from metis.core import server as server_module
+from metis.core.layers import server_optimizers as server_module
 from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, Optimized
 from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
@@ -19,7 +19,7 @@ from metis.core.policies import async_fedavg, fedasync, semisync_fedavg, sync_fe
 RULES = [FullPass, CachedAverage, partial(Interpolation, mixing=1.0), partial(Buffered, buffer_size=1)]
 rules = pytest.mark.parametrize("rule", RULES, ids=["full", "cached", "interpolation", "buffered"])
 OPTIMIZERS = [FedAvgM(0.7, 0.8), FedAdagrad(0.05, 0.3), FedAdam(0.05), FedYogi(0.05, tau=0.1)]
-optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.title)
 
 weights = st.floats(-10, 10, width=32)
 vectors = st.lists(weights, min_size=3, max_size=3)
@@ -155,16 +155,16 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (partial(FedAvgM, learning_rate=0.0), "learning_rate of FedAvgM must be a number greater than 0, not 0.0"),
-        (partial(FedAvgM, momentum=1.0), "momentum of FedAvgM must be at least 0 and below 1, not 1.0"),
-        (partial(FedAdagrad, tau=0.0), "tau of FedAdagrad must be a number greater than 0, not 0.0"),
-        (partial(FedAdam, beta2=-0.1), "beta2 of FedAdam must be at least 0 and below 1, not -0.1"),
-        (partial(FedYogi, beta1=math.nan), "beta1 of FedYogi must be at least 0 and below 1, not nan"),
-        (partial(FedYogi, learning_rate=math.inf), "learning_rate of FedYogi must be a number greater than 0, not inf"),
+        (partial(FedAvgM, learning_rate=0.0), "learning_rate of server is 0.0; it must be greater than 0"),
+        (partial(FedAvgM, momentum=1.0), "momentum of server is 1.0; it must be at least 0 and less than 1"),
+        (partial(FedAdagrad, tau=0.0), "tau of server is 0.0; it must be greater than 0"),
+        (partial(FedAdam, beta2=-0.1), "beta2 of server is -0.1; it must be at least 0 and less than 1"),
+        (partial(FedYogi, beta1=math.nan), "beta1 of server is nan; it must be at least 0 and less than 1"),
+        (partial(FedYogi, learning_rate=math.inf), "learning_rate of server is inf; it must be finite and greater than 0"),
     ],
 )
 def test_impossible_settings_are_refused(make, complaint):
-    """The sentence names the optimizer, the setting and the value."""
+    """The sentence names the setting, its table and the value."""
     with pytest.raises(ValueError, match=f"^{complaint}$"):
         make()
 

@@ -59,14 +59,14 @@ def test_the_controller_restores_what_the_learner_says_will_arrive(compression, 
 )
 @given(way=ways)
 def test_what_is_left_out_is_half_a_step_at_most(compression, bound, way):
-    left_out = way - compression.decode(compression.encode(way), way.size)
+    left_out = way - compression._decode(compression._encode(way), way.size)
     assert (np.abs(left_out) <= bound(way) + 1e-38).all()
 
 
 @given(ways, st.floats(0.01, 1))
 def test_the_largest_numbers_arrive_as_they_are(way, share):
     compression = Compression("top_k", share)
-    arrives = compression.decode(compression.encode(way), way.size)
+    arrives = compression._decode(compression._encode(way), way.size)
     kept = min(way.size, math.ceil(share * way.size * (1 - 1e-9)))
 
     assert np.count_nonzero(arrives) <= kept
@@ -90,7 +90,7 @@ def test_nothing_is_lost_over_the_rounds(compression):
 
     assert arrived + left_out == pytest.approx(went, abs=1e-4)
     without = sum(
-        compression.decode(compression.encode(np.full(300, 1e-3, np.float32)), 300).astype(float) for _ in range(3)
+        compression._decode(compression._encode(np.full(300, 1e-3, np.float32)), 300).astype(float) for _ in range(3)
     )
     assert without.shape == (300,)
 
@@ -141,14 +141,14 @@ def test_statistics_arrive_as_they_are(compression):
 @pytest.mark.parametrize("compression", KINDS[:2], ids=["float16", "bfloat16"])
 def test_a_way_beyond_the_numbers_stays_finite(compression):
     way = np.array([3.4e38, -3.4e38, 1e5, -1e5], np.float32)
-    assert np.isfinite(compression.decode(compression.encode(way), 4)).all()
+    assert np.isfinite(compression._decode(compression._encode(way), 4)).all()
 
 
 def test_rounding_to_bfloat16_is_to_the_nearest_even():
     """1 + 2^-8 lies between 1 and 1 + 2^-7 and goes to the even one; 1 + 3 * 2^-8 goes up."""
     numbers = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1.0, 0.0], np.float32)
     compression = Compression("bfloat16")
-    assert compression.decode(compression.encode(numbers), 4).tolist() == [1.0, 1 + 2**-6, -1.0, 0.0]
+    assert compression._decode(compression._encode(numbers), 4).tolist() == [1.0, 1 + 2**-6, -1.0, 0.0]
 
 
 @kinds
@@ -160,9 +160,9 @@ def test_a_model_without_weights_stays_one(compression):
 def test_what_no_learner_would_send_is_refused():
     compression, base = Compression("top_k", 0.5), model(np.zeros(4))
     good = compression.compress(model(np.arange(4)), base, None).payload
-    for places in ([1, 9], [2, 1], [1, 1]):
-        bad = np.array(places, "<u4").tobytes() + good[8:]
-        with pytest.raises(ValueError, match="places of a sparse update are not in order, or outside"):
+    for indices in ([1, 9], [2, 1], [1, 1]):
+        bad = np.array(indices, "<u4").tobytes() + good[8:]
+        with pytest.raises(ValueError, match="the indices of a sparse update are not in order, or lie outside of the model"):
             compression.restore(bad, base)
     with pytest.raises(ValueError, match=f"an update has {len(good)} bytes here, not {len(good) - 1}"):
         compression.restore(good[:-1], base)
@@ -171,9 +171,9 @@ def test_what_no_learner_would_send_is_refused():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (("int4",), "kind must be one of float16, bfloat16, int8, top_k, not 'int4'"),
+        (("int4",), "kind of compression is 'int4'; it must be one of float16, bfloat16, int8, top_k"),
         (("int8", 0.5), "share is given, but kind = 'int8' does not use it; 'top_k' would"),
-        (("top_k", 0.0), "share must be greater than 0 and at most 1, not 0.0"),
+        (("top_k", 0.0), "share of compression is 0.0; it must be greater than 0 and at most 1"),
     ],
 )
 def test_impossible_settings_are_refused(settings, complaint):

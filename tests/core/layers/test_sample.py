@@ -76,7 +76,7 @@ def test_each_round_has_its_sample_and_waits_for_nobody_else(policy):
     assert {len(names) for names in by_version.values()} == {3}
     assert set().union(*by_version.values()) == set(NAMES[:10])
     assert {item.contributors for item in play.published()} == {3}
-    assert not play.controller.protocol.fills_the_period
+    assert not play.controller.policy.fills_the_period
 
 
 def test_the_period_is_that_of_the_sample():
@@ -107,7 +107,7 @@ def test_a_replay_draws_the_same():
     assert plays[0].log == plays[1].log
 
 
-def test_a_sample_whose_learners_have_left_is_drawn_anew():
+def test_a_sample_whose_learners_have_left_is_drawn_again():
     play = Play(sync_fedavg(1).with_layers(Sample(learners=1)), a=0.1, b=0.1)
     play.step(), play.step()
     (first,) = play.tasks()
@@ -125,10 +125,10 @@ def test_policies_without_rounds_draw_no_sample(policy):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({}, "sample must be a number of learners or a share of them, one of both"),
-        ({"learners": 2, "share": 0.5}, "sample must be a number of learners or a share of them, one of both"),
-        ({"learners": 0}, "learners must be 1 or more, not 0"),
-        ({"share": 1.5}, "share must be greater than 0 and at most 1, not 1.5"),
+        ({}, "sample needs either learners or share, and not both"),
+        ({"learners": 2, "share": 0.5}, "sample needs either learners or share, and not both"),
+        ({"learners": 0}, "learners of sample is 0; it must be at least 1"),
+        ({"share": 1.5}, "share of sample is 1.5; it must be greater than 0 and at most 1"),
     ],
 )
 def test_impossible_samples_are_refused(settings, complaint):

@@ -24,8 +24,9 @@ from metis.core.layers.scheduled_lambda import ScheduledLambda
 from metis.core.layers.server_optimizers import FedAvgM
 from metis.core.model import Model
 from metis.core.policies import fedrec, semisync_fedavg, sync_fedavg
-from metis.core.protocols.pacing import TimedLearner
+from metis.core.protocols.pacing import Pace, TimedLearner
 from metis.core.schedules import Moment, Schedule
+from metis.core.solvers import MomentumSGD, SolverFacts
 from metis.errors import ConfigError
 
 AGREE, DISAGREE = RoundMeasure(1.0, 1.0), RoundMeasure(0.1, 1.0)
@@ -33,6 +34,10 @@ AGREE, DISAGREE = RoundMeasure(1.0, 1.0), RoundMeasure(0.1, 1.0)
 
 def learners(*times: float, examples: int = 100, epoch: float = 50, exchange: float = 0.0) -> list[TimedLearner]:
     return [TimedLearner(examples, epoch * time, time, exchange) for time in times]
+
+
+def next_period(pace: Pace, there: list[TimedLearner], measure: RoundMeasure | None = None) -> float | None:
+    return pace.period(there, Moment(), measure)
 
 
 # --- lambda by a schedule ---------------------------------------------------------------------
@@ -98,22 +103,23 @@ def test_a_label_keeps_what_was_put_on_top_before():
 def test_the_shortest_period_serves_those_who_hold_most_examples():
     """A single straggler with a fifth of the examples does not make it longer; a second one does."""
     pace = AdaptivePeriod(batches=12, served=0.8).start()
-    assert pace.period(learners(0.03, 0.03, 0.03, 0.3, 3.0)) == pytest.approx(12 * 0.3)
-    assert pace.period(learners(0.03, 0.03, 0.03, 3.0, 3.0)) == pytest.approx(12 * 3.0)
-    assert AdaptivePeriod(8, served=1.0).start().period(learners(0.03, 0.3, 3.0)) == pytest.approx(8 * 3.0)
+    assert next_period(pace, learners(0.03, 0.03, 0.03, 0.3, 3.0)) == pytest.approx(12 * 0.3)
+    assert next_period(pace, learners(0.03, 0.03, 0.03, 3.0, 3.0)) == pytest.approx(12 * 3.0)
+    everybody = AdaptivePeriod(8, served=1.0).start()
+    assert next_period(everybody, learners(0.03, 0.3, 3.0)) == pytest.approx(8 * 3.0)
 
 
 def test_a_period_is_as_long_as_anybody_s_batch():
     """Who waited for it would be idle; but nobody is waited for longer than `longest` epochs."""
     pace = AdaptivePeriod(batches=8, longest=2.0, served=0.8).start()
-    assert pace.period(learners(0.1, 0.1, 0.1, 0.1, 5.0)) == pytest.approx(5.0)
-    assert pace.period(learners(0.1, 0.1, 0.1, 0.1, 50.0)) == pytest.approx(2 * 50 * 0.1)
+    assert next_period(pace, learners(0.1, 0.1, 0.1, 0.1, 5.0)) == pytest.approx(5.0)
+    assert next_period(pace, learners(0.1, 0.1, 0.1, 0.1, 50.0)) == pytest.approx(2 * 50 * 0.1)
 
 
 def test_the_shortest_period_is_twice_the_exchange():
     """Exchanges take no more than a third of the time of those who hold most examples."""
     far = [*learners(0.01, 0.01, 0.01, 0.01, exchange=0.5), *learners(0.01, exchange=100.0)]
-    assert AdaptivePeriod(batches=8).start().period(far) == pytest.approx(2 * 0.5)
+    assert next_period(AdaptivePeriod(batches=8).start(), far) == pytest.approx(2 * 0.5)
 
 
 def test_agreement_makes_periods_longer_and_disagreement_shorter():
@@ -121,39 +127,34 @@ def test_agreement_makes_periods_longer_and_disagreement_shorter():
     settings = AdaptivePeriod(batches=8, longest=2.0, wanted_agreement=0.5, gain=0.8)
     pace, there = settings.start(), learners(0.1, 0.1, 0.1)
     shortest, longest = 8 * 0.1, 2.0 * 50 * 0.1
-    assert pace.period(there) == pytest.approx(shortest)
-    pace.learn(Moment(1), AGREE)
-    assert pace.period(there) == pytest.approx(shortest * math.exp(0.8 * (1 - 0.5)))
-    pace.learn(Moment(2), DISAGREE)
-    assert pace.period(there) == pytest.approx(shortest * math.exp(0.8 * (1 - 0.5) + 0.8 * (0.01 - 0.5)))
+    assert next_period(pace, there) == pytest.approx(shortest)
+    assert next_period(pace, there, AGREE) == pytest.approx(shortest * math.exp(0.8 * (1 - 0.5)))
+    back = shortest * math.exp(0.8 * (1 - 0.5) + 0.8 * (0.01 - 0.5))
+    assert next_period(pace, there, DISAGREE) == pytest.approx(back)
     for _ in range(20):
-        pace.learn(Moment(3), AGREE)
-        assert pace.period(there) <= longest * (1 + 1e-12)
-    assert pace.period(there) == pytest.approx(longest)
-    pace.learn(Moment(4), DISAGREE)
-    assert pace.period(there) < longest, "what the bound cut off has not piled up"
+        assert next_period(pace, there, AGREE) <= longest * (1 + 1e-12)
+    assert next_period(pace, there) == pytest.approx(longest)
+    assert next_period(pace, there, DISAGREE) < longest, "what the bound cut off has not accumulated"
     for _ in range(20):
-        pace.learn(Moment(5), DISAGREE)
-        assert pace.period(there) >= shortest * (1 - 1e-12)
+        assert next_period(pace, there, DISAGREE) >= shortest * (1 - 1e-12)
 
 
 def test_a_round_without_a_measure_changes_nothing():
     pace, there = AdaptivePeriod(batches=8).start(), learners(0.1)
-    before = pace.period(there)
-    pace.learn(Moment(1), None)
-    pace.learn(Moment(1), RoundMeasure(0.0, 0.0))
-    assert pace.period(there) == before
+    before = next_period(pace, there)
+    assert next_period(pace, there, RoundMeasure(0.0, 0.0)) == before
+    assert next_period(pace, there, None) == before
 
 
 def test_momentum_asks_for_longer_periods():
-    """A momentum that starts anew in each task needs some steps to get going."""
-    plain, momentum = (AdaptivePeriod().for_solver(gamma) for gamma in (0.0, 0.95))
-    assert plain.batches == 4
-    assert momentum.batches == pytest.approx(0.5 / (1 - 0.95))
-    assert AdaptivePeriod(batches=5).for_solver(0.9).batches == 5
-    policy = semisync_fedavg().with_layers(AdaptivePeriod()).for_solver(0.95, 0.0)
-    assert policy.protocol.pacing == momentum
-    assert ScheduledLambda(abs).for_solver(0.9) == ScheduledLambda(abs)
+    """A momentum that restarts in each task needs some steps to build up."""
+    policy = semisync_fedavg().with_layers(AdaptivePeriod())
+    for momentum, batches in ((0.0, 4.0), (0.95, 0.5 / (1 - 0.95))):
+        (layer,) = policy.for_solver(MomentumSGD(0.1, momentum))[0].layers
+        assert layer == AdaptivePeriod(batches=batches)
+    (layer,) = policy.for_solver(MomentumSGD(0.1, 0.95, keep_momentum=True))[0].layers
+    assert layer == AdaptivePeriod(batches=4), "momentum that is kept is there from the first step"
+    assert AdaptivePeriod(batches=5).for_solver(SolverFacts(momentum=0.95)) == AdaptivePeriod(batches=5)
 
 
 def test_a_learner_that_becomes_ten_times_slower_does_less_instead_of_holding_everybody_up():
@@ -363,10 +364,10 @@ def test_a_function_that_gives_no_rate_is_named():
 
 @pytest.mark.parametrize("policy", [sync_fedavg(), fedrec()], ids=lambda policy: policy.name)
 def test_policies_without_periods_cannot_be_paced(policy):
-    with pytest.raises(ValueError, match=f"adaptive periods are for semi-synchronous training; {policy.name} has none"):
+    with pytest.raises(ValueError, match=f"adaptive chooses the periods of semi-synchronous training; {policy.name} has none"):
         policy.with_layers(AdaptivePeriod())
     with pytest.raises(
-        ValueError, match=f"schedule of lambda is for semi-synchronous training; {policy.name} has none"
+        ValueError, match=f"schedule changes lambda, which is for semi-synchronous training; {policy.name} has none"
     ):
         policy.with_layers(ScheduledLambda(Schedule(2, 1, 10)))
 
@@ -374,11 +375,11 @@ def test_policies_without_periods_cannot_be_paced(policy):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"batches": 0.5}, "batches must be 1 or more, not 0.5"),
-        ({"served": 0}, "served must be greater than 0 and at most 1, not 0"),
-        ({"longest": 0}, "longest must be a number greater than 0, not 0"),
-        ({"gain": math.nan}, "gain must be a number greater than 0, not nan"),
-        ({"wanted_agreement": 1}, "wanted_agreement must lie between 0 and 1, not 1"),
+        ({"batches": 0.5}, "batches of adaptive is 0.5; it must be at least 1"),
+        ({"served": 0}, "served of adaptive is 0; it must be greater than 0 and at most 1"),
+        ({"longest": 0}, "longest of adaptive is 0; it must be greater than 0"),
+        ({"gain": math.nan}, "gain of adaptive is nan; it must be greater than 0"),
+        ({"wanted_agreement": 1}, "wanted_agreement of adaptive is 1; it must be greater than 0 and less than 1"),
     ],
 )
 def test_impossible_settings_are_refused(settings, complaint):
@@ -387,5 +388,5 @@ def test_impossible_settings_are_refused(settings, complaint):
 
 
 def test_an_impossible_cap_is_refused():
-    with pytest.raises(ValueError, match="max_local_epochs must be a number greater than 0, not 0"):
+    with pytest.raises(ValueError, match="max_local_epochs of semisync_fedavg is 0; it must be greater than 0"):
         semisync_fedavg(max_local_epochs=0)

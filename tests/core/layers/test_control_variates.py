@@ -1,4 +1,4 @@
-"""Control variates at the controller: beside every mixing rule, over all learners, on every store."""
+"""Control variates at the controller: around every mixing rule, over all learners, on every store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from metis.core.layers.control_variates import ControlledCommunity
 from metis.core.layers.server_optimizers import FedAdam
 from metis.core.mixing import Buffered, CachedAverage, Community, FullPass, Interpolation, MemoryStore, ModelStore
 from metis.core.model import Layout, Model, TensorSpec
+from metis.core.solvers import MomentumSGD, Scaffold
 from metis.runs.storage import DiskStore
 
 NETWORK = Layout(
@@ -33,11 +34,11 @@ LAYOUT = NETWORK.with_controls(4)
 LEARNERS = ("a", "b", "c", "d")
 EXAMPLES = {"a": 300, "b": 100, "c": 7, "d": 55}
 
-RULES: dict[str, tuple[Callable[..., Community], bool]] = {
-    "full": (FullPass, True),
-    "cached": (partial(CachedAverage, rebuild_every=5), False),
-    "interpolation": (Interpolation, False),
-    "buffered": (partial(Buffered, buffer_size=2), False),
+RULES: dict[str, Callable[..., Community]] = {
+    "full": FullPass,
+    "cached": partial(CachedAverage, rebuild_every=5),
+    "interpolation": Interpolation,
+    "buffered": partial(Buffered, buffer_size=2),
 }
 rules = pytest.mark.parametrize("name", RULES)
 
@@ -52,8 +53,7 @@ def random_model(seed: int, layout: Layout = LAYOUT) -> Model:
 
 
 def controlled(name: str, initial_model: Model, store: ModelStore) -> ControlledCommunity:
-    rule, by_round = RULES[name]
-    return ControlledCommunity(initial_model, store, rule, EXAMPLES.__getitem__, by_round=by_round)
+    return ControlledCommunity(initial_model, store, RULES[name])
 
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ def test_the_network_is_mixed_as_ever_and_the_variate_is_the_mean_of_the_latest(
 ) -> None:
     """Against the rule alone, and against the mean by examples written out over all that have not been withdrawn."""
     start = random_model(0)
-    community, alone = controlled(name, start, MemoryStore()), RULES[name][0](start.network, MemoryStore())
+    community, alone = controlled(name, start, MemoryStore()), RULES[name](start.network, MemoryStore())
     latest: dict[str, np.ndarray[Any, Any]] = {}
     for event in history:
         match event:
             case (learner, seed, value):
                 local = random_model(seed)
-                community.commit(learner, local, value, 3, start)
+                community.commit(learner, local, value, 3, start, EXAMPLES[learner])
                 alone.commit(learner, local.network, value, 3, start.network)
                 latest[learner] = local.control.astype(np.float64)
             case (learner,):
@@ -126,11 +126,11 @@ def test_who_had_no_part_in_a_round_still_counts_in_the_variate() -> None:
     """Otherwise the variate would be that of the sample, and no fixed point of the federation's."""
     community = controlled("full", random_model(0), MemoryStore())
     away, there = random_model(1), random_model(2)
-    community.commit("a", away, 0.1, 1, None)
-    community.commit("b", there, 0.9, 1, None)
+    community.commit("a", away, 0.1, 1, None, EXAMPLES["a"])
+    community.commit("b", there, 0.9, 1, None, EXAMPLES["b"])
     community.publish()
     later = random_model(3)
-    community.commit("b", later, 1.0, 1, None)
+    community.commit("b", later, 1.0, 1, None, EXAMPLES["b"])
     community.publish()
     assert community.model.network.vector.tolist() == later.network.vector.tolist()
     assert community.model.control == pytest.approx((3 * away.control + later.control) / 4, rel=1e-6)
@@ -142,7 +142,9 @@ def test_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
     for order in itertools.permutations(LEARNERS):
         community = controlled("full", random_model(9), MemoryStore())
         for learner in order:
-            community.commit(learner, locals_[learner], 0.1 + 1e8 * (learner == "c"), 1, None)
+            community.commit(
+                learner, locals_[learner], 0.1 + 1e8 * (learner == "c"), 1, None, EXAMPLES[learner]
+            )
         community.publish()
         vectors.add(community.model.vector.tobytes())
     assert len(vectors) == 1
@@ -181,8 +183,10 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(name: st
             twin.load_arrays(original.model, saved, stored("b"))
         replayed = k < 26
         local = random_model(100 + k)
-        original.commit(learner, local, value, 1, start)
-        twin.commit(learner, Model.empty() if replayed else local, value, 1, Model.empty() if replayed else start)
+        examples = EXAMPLES[learner]
+        original.commit(learner, local, value, 1, start, examples)
+        given = (Model.empty(), Model.empty()) if replayed else (local, start)
+        twin.commit(learner, given[0], value, 1, given[1], examples)
         if k % 3 == 0:
             assert original.publish() == twin.publish()
         if k == 30:
@@ -200,7 +204,7 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(name: st
 def test_progress_divergence_optimizer_and_normalised_averaging_see_the_network_alone() -> None:
     """The same numbers as for the network without control variates."""
     policy = policies.semisync_fedavg().with_layers(FedNova()).with_layers(FedAdam()).with_layers(AdaptivePeriod())
-    plain, with_controls = policy.for_solver(0.5, 0.0), policy.for_solver(0.5, 0.0, controls=True)
+    plain, with_controls = (policy.for_solver(kind(0.1, 0.5))[0] for kind in (MomentumSGD, Scaffold))
     start = random_model(0)
     alone = plain.start_community(start.network, MemoryStore())
     community = with_controls.start_community(start, MemoryStore())
@@ -211,8 +215,8 @@ def test_progress_divergence_optimizer_and_normalised_averaging_see_the_network_
         if place % 2:
             assert alone.publish() and community.publish()
             assert community.model.network.sha256() == alone.model.sha256()
-            assert community.measure == alone.measure  # type: ignore[attr-defined]
-    assert community.measure is not None  # type: ignore[attr-defined]
+            assert community.measure == alone.measure
+    assert community.measure is not None
 
 
 # --- compression -----------------------------------------------------------------------------------------
@@ -223,7 +227,7 @@ KINDS = [Compression("float16"), Compression("bfloat16"), Compression("int8"), C
 
 @pytest.mark.parametrize("compression", KINDS, ids=lambda each: each.kind)
 def test_each_part_is_compressed_for_itself(compression: Compression) -> None:
-    """Control variates a million times as large leave the network's way as it would be without them."""
+    """Control variates a million times as large leave the network's delta as it would be without them."""
     base, local = random_model(1), random_model(2)
     local = Model(LAYOUT, np.concatenate((local.network.vector, 1e6 * local.control)), local.counters)
     made = compression.compress(local, base, None)

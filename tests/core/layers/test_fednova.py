@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import Play, model
-from metis.core import nova as nova_module
+from metis.core.layers import fednova as nova_module
 from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
@@ -189,7 +189,7 @@ def test_a_policy_with_normalised_averaging_keeps_its_course():
 
 @pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
 def test_policies_without_rounds_cannot_have_it(policy):
-    with pytest.raises(ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} has none"):
+    with pytest.raises(ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} does not average rounds"):
         policy.with_layers(FedNova())
     assert sync_fedavg().with_layers(FedNova()).label == "Sync FedNova"
 
@@ -197,10 +197,10 @@ def test_policies_without_rounds_cannot_have_it(policy):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"largest_amplification": 0.5}, "largest_amplification must be a number from 1 on, not 0.5"),
-        ({"largest_amplification": math.nan}, "largest_amplification must be a number from 1 on, not nan"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
-        ({"pull": -0.1}, "pull must be at least 0 and below 1, not -0.1"),
+        ({"largest_amplification": 0.5}, "largest_amplification of nova is 0.5; it must be at least 1"),
+        ({"largest_amplification": math.nan}, "largest_amplification of nova is nan; it must be at least 1"),
+        ({"momentum": 1.0}, "momentum of nova is 1.0; it must be at least 0 and less than 1"),
+        ({"pull": -0.1}, "pull of nova is -0.1; it must be at least 0 and less than 1"),
     ],
 )
 def test_impossible_settings_are_refused(settings, complaint):
