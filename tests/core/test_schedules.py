@@ -55,12 +55,15 @@ def test_a_step_schedule_waits_for_its_jump():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ((0, 1, 1), "start must be a number greater than 0, not 0"),
-        ((1, math.inf, 1), "end must be a number greater than 0, not inf"),
-        ((1, 1, -2), "length must be a number greater than 0, not -2"),
-        ((1, 1, 1, "minutes"), "over must be one of rounds, steps, seconds, not 'minutes'"),
-        ((1, 1, 1, "rounds", "wave"), "shape must be one of step, linear, cosine, exponential, not 'wave'"),
-        ((1, 1, 1, "rounds", "step", 0), "jumps must be 1 or more, not 0"),
+        ((0, 1, 1), "start of a schedule is 0; it must be greater than 0"),
+        ((1, math.inf, 1), "end of a schedule is inf; it must be finite and greater than 0"),
+        ((1, 1, -2), "length of a schedule is -2; it must be greater than 0"),
+        ((1, 1, 1, "minutes"), "over of a schedule is 'minutes'; it must be one of rounds, steps, seconds"),
+        (
+            (1, 1, 1, "rounds", "wave"),
+            "shape of a schedule is 'wave'; it must be one of step, linear, cosine, exponential",
+        ),
+        ((1, 1, 1, "rounds", "step", 0), "jumps of a schedule is 0; it must be at least 1"),
     ],
 )
 def test_impossible_schedules_are_refused(settings, complaint):

@@ -93,7 +93,7 @@ def test_no_momentum_and_no_proximal_term_are_vanilla() -> None:
 
 
 def test_only_kept_momentum_outlives_a_task() -> None:
-    """R5: anew in each task by default."""
+    """R5: it restarts in each task by default."""
     assert not VanillaSGD(ETA).keeps_memory
     assert not MomentumSGD(ETA, GAMMA).keeps_memory
     assert MomentumSGD(ETA, GAMMA, keep_momentum=True).keeps_memory
@@ -104,9 +104,9 @@ def test_only_kept_momentum_outlives_a_task() -> None:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: VanillaSGD(0.0), "learning_rate of VanillaSGD is 0.0; it must be above 0"),
+        (lambda: VanillaSGD(0.0), "learning_rate of VanillaSGD is 0.0; it must be greater than 0"),
         (lambda: VanillaSGD(float("nan")), "learning_rate of VanillaSGD is nan"),
-        (lambda: MomentumSGD(ETA, 1.0), "momentum of MomentumSGD is 1.0; it must be at least 0 and below 1"),
+        (lambda: MomentumSGD(ETA, 1.0), "momentum of MomentumSGD is 1.0; it must be at least 0 and less than 1"),
         (lambda: FedProx(ETA, -1.0), "proximal_term of FedProx is -1.0; it must be at least 0"),
     ],
 )

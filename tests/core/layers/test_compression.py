@@ -162,7 +162,9 @@ def test_what_no_learner_would_send_is_refused():
     good = compression.compress(model(np.arange(4)), base, None).payload
     for indices in ([1, 9], [2, 1], [1, 1]):
         bad = np.array(indices, "<u4").tobytes() + good[8:]
-        with pytest.raises(ValueError, match="the indices of a sparse update are not in order, or lie outside of the model"):
+        with pytest.raises(
+            ValueError, match="the indices of a sparse update are not in order, or lie outside of the model"
+        ):
             compression.restore(bad, base)
     with pytest.raises(ValueError, match=f"an update has {len(good)} bytes here, not {len(good) - 1}"):
         compression.restore(good[:-1], base)

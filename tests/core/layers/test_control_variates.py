@@ -142,9 +142,7 @@ def test_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
     for order in itertools.permutations(LEARNERS):
         community = controlled("full", random_model(9), MemoryStore())
         for learner in order:
-            community.commit(
-                learner, locals_[learner], 0.1 + 1e8 * (learner == "c"), 1, None, EXAMPLES[learner]
-            )
+            community.commit(learner, locals_[learner], 0.1 + 1e8 * (learner == "c"), 1, None, EXAMPLES[learner])
         community.publish()
         vectors.add(community.model.vector.tobytes())
     assert len(vectors) == 1

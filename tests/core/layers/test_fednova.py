@@ -189,7 +189,9 @@ def test_a_policy_with_normalised_averaging_keeps_its_course():
 
 @pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
 def test_policies_without_rounds_cannot_have_it(policy):
-    with pytest.raises(ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} does not average rounds"):
+    with pytest.raises(
+        ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} does not average rounds"
+    ):
         policy.with_layers(FedNova())
     assert sync_fedavg().with_layers(FedNova()).label == "Sync FedNova"
 

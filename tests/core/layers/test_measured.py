@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import model
-from metis.core.layers import adaptive_period as measured_module
-from metis.core.layers import AdaptivePeriod
+from metis.core.layers import AdaptivePeriod, adaptive_period as measured_module
 from metis.core.layers.adaptive_period import Measured
 from metis.core.layers.fednova import NormalizedAverage
 from metis.core.layers.server_optimizers import FedAdam, FedAvgM, Optimized

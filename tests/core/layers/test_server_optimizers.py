@@ -160,7 +160,10 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
         (partial(FedAdagrad, tau=0.0), "tau of server is 0.0; it must be greater than 0"),
         (partial(FedAdam, beta2=-0.1), "beta2 of server is -0.1; it must be at least 0 and less than 1"),
         (partial(FedYogi, beta1=math.nan), "beta1 of server is nan; it must be at least 0 and less than 1"),
-        (partial(FedYogi, learning_rate=math.inf), "learning_rate of server is inf; it must be finite and greater than 0"),
+        (
+            partial(FedYogi, learning_rate=math.inf),
+            "learning_rate of server is inf; it must be finite and greater than 0",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(make, complaint):

@@ -30,7 +30,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import POLICIES, async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
 from metis.core.stop import StopRule, Target
@@ -39,8 +39,7 @@ from metis.errors import UnexpectedEvent
 EPOCH = 50  # batches: 5,000 examples in batches of 100, as `Actor` has them
 FAST, SLOW = 0.03, 0.30
 
-ALL_POLICIES = [sync_fedavg(), semisync_fedavg(), async_fedavg(), fedrec(), fedasync(), fedbuff()]
-every_policy = pytest.mark.parametrize("policy", ALL_POLICIES, ids=lambda policy: policy.name)
+every_policy = pytest.mark.parametrize("policy", [make() for make in POLICIES.values()], ids=lambda each: each.name)
 
 
 def update(learner: str, task: int, local_model: Model | None = None, **claims: float) -> UpdateRequest:
@@ -437,7 +436,7 @@ def test_fedrec_discounts_steps_that_others_committed():
 
 def test_recency_counts_steps_that_are_committed_but_not_yet_published():
     """R7: s_c is the counter of all commits, also where a buffer holds the publication back."""
-    policy = Policy("mine", Asynchronous(1), fedrec().contribution, fedbuff(buffer_size=9).community)
+    policy = Policy("mine", Asynchronous(1), fedrec().contribution, fedbuff(buffer_size=9).mixing)
     controller = Controller(policy, model(), learners_expected=2)
     for name in ("a", "b"):
         controller.handle(LearnerJoined(name, 500, 100), 0.0)
@@ -697,9 +696,9 @@ def test_an_invalid_update_is_refused_before_it_has_any_effect(policy: Policy, c
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_contribution_value_that_is_no_positive_number_is_refused(value: float):
+def test_a_contribution_value_that_is_not_a_positive_number_is_refused(value: float):
     """A user's own contribution function cannot spoil the sums (I2)."""
-    policy = Policy("mine", Asynchronous(1), lambda *_: value, async_fedavg().community)
+    policy = Policy("mine", Asynchronous(1), lambda *_: value, async_fedavg().mixing)
     controller = Controller(policy, model())
     controller.handle(LearnerJoined("a", 1, 1), 0.0)
     before = snapshot(controller)["community"]
@@ -831,15 +830,21 @@ def test_stop_on_request(policy: Policy):
         (lambda: Synchronous(math.inf), "local_epochs"),
         (lambda: Synchronous(4, round_limit=0), "round_limit"),
         (lambda: Synchronous(4, grace=-0.1), "grace"),
-        (lambda: SemiSynchronous(0), r"slowest_learner_epochs \(lambda\)"),
-        (lambda: SemiSynchronous(math.nan), r"slowest_learner_epochs \(lambda\)"),
+        (lambda: SemiSynchronous(0), "slowest_learner_epochs"),
+        (lambda: SemiSynchronous(math.nan), "slowest_learner_epochs"),
         (lambda: SemiSynchronous(2, cold_start_limit=0), "cold_start_limit"),
-        (lambda: SemiSynchronous(2, timings="never"), "timings must be one of every_round, cold_start"),
-        (lambda: SemiSynchronous(2, budget="money"), "budget must be one of steps, deadline"),
+        (
+            lambda: SemiSynchronous(2, timings="never"),
+            "timings of SemiSynchronous is 'never'; it must be one of every_round, cold_start, smoothed",
+        ),
+        (
+            lambda: SemiSynchronous(2, budget="money"),
+            "budget of SemiSynchronous is 'money'; it must be one of steps, deadline",
+        ),
         (lambda: SemiSynchronous(2, grace=math.inf), "grace"),
         (lambda: Asynchronous(-1), "local_epochs"),
         (lambda: fedasync(regularization=-0.1), "regularization"),
-        (lambda: sync_fedavg(weighting="luck"), "weighting must be one of examples, steps"),
+        (lambda: sync_fedavg(weighting="luck"), "weighting is 'luck'; it must be one of examples, steps"),
         (lambda: StopRule(rounds=0), "rounds"),
         (lambda: StopRule(seconds=math.nan), "seconds"),
         (lambda: StopRule(update_requests=-1), "update_requests"),
@@ -863,7 +868,7 @@ def test_weighting_by_steps():
 
 def test_labels_say_which_policy_a_row_is():
     """Tables call policies by these names."""
-    assert [policy.label for policy in ALL_POLICIES] == [
+    assert [make().label for make in POLICIES.values()] == [
         "Sync",
         "SemiSync (λ=2)",
         "AsyncFedAvg",

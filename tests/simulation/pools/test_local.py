@@ -33,6 +33,7 @@ class Office:
     """A workplace in which the number of steps is the microseconds that a task takes; some tasks fail."""
 
     engine = SimpleNamespace(device="cpu")
+    layout: Layout | None = None
 
     def train(self, community: Model, learner: int, task: int, steps: int, memory: Any, rate: float = 1.0) -> Any:
         time.sleep(steps / 1e6)
