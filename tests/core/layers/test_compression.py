@@ -163,7 +163,7 @@ def test_what_no_learner_would_send_is_refused():
     for indices in ([1, 9], [2, 1], [1, 1]):
         bad = np.array(indices, "<u4").tobytes() + good[8:]
         with pytest.raises(
-            ValueError, match="the indices of a sparse update are not in order, or lie outside of the model"
+            ValueError, match="indices of a sparse update are not in order, or lie outside of the model"
         ):
             compression.restore(bad, base)
     with pytest.raises(ValueError, match=f"an update has {len(good)} bytes here, not {len(good) - 1}"):

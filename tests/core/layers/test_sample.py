@@ -125,8 +125,8 @@ def test_policies_without_rounds_draw_no_sample(policy):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({}, "sample needs either learners or share, and not both"),
-        ({"learners": 2, "share": 0.5}, "sample needs either learners or share, and not both"),
+        ({}, "sample needs either learners or share, not both"),
+        ({"learners": 2, "share": 0.5}, "sample needs either learners or share, not both"),
         ({"learners": 0}, "learners of sample is 0; it must be at least 1"),
         ({"share": 1.5}, "share of sample is 1.5; it must be greater than 0 and at most 1"),
     ],
