@@ -29,7 +29,7 @@ from metis.experiments.config.tables import table_model
 from metis.learning import NETWORKS
 from metis.learning.engine import Engine
 from metis.registry import Parameter, parameters_of
-from metis.reporting import trackers
+from metis.reporting.trackers.tracker import Tracker
 
 
 def pages() -> dict[str, str]:
@@ -307,7 +307,7 @@ def python() -> str:
     parts += _described("metis.core.solvers.Solver", Solver, 3)
     parts += _described("metis.learning.engine.Engine", Engine, 3)
     parts += _functions(contribution)
-    parts += _described("metis.reporting.trackers.Tracker", trackers.Tracker, 3)
+    parts += _described("metis.reporting.trackers.tracker.Tracker", Tracker, 3)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -341,7 +341,6 @@ LARGER: dict[str, int] = {
     "metis.reporting.dashboard.view": 550,
     "metis.reporting.dashboard.view.RunView": 390,
     "metis.reporting.report": 680,
-    "metis.reporting.trackers": 530,
     "metis.reproduction.claims": 720,
 }
 

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from metis.reporting.notebook import (
         Comparison as Comparison,
     )
-    from metis.reporting.trackers import (
+    from metis.reporting.trackers.tracking import (
         Tracking as Tracking,
     )
     from metis.runs.run import (
@@ -150,7 +150,7 @@ _PUBLIC = {
         "SimulatedLearner",
     ),
     "metis.reporting.notebook": ("Comparison",),
-    "metis.reporting.trackers": ("Tracking",),
+    "metis.reporting.trackers.tracking": ("Tracking",),
     "metis.runs.run": ("Run",),
     "metis.simulation.availability": (
         "RandomAvailability",

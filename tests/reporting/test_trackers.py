@@ -21,7 +21,8 @@ from metis.data import partition
 from metis.errors import ConfigError
 from metis.experiments.config.schema import TRACKERS as NAMES_IN_FILES
 from metis.learning import mlp
-from metis.reporting.trackers import TRACKERS, Tracking, flat, make_tracker, scalars
+from metis.reporting.trackers.tracker import flat, scalars
+from metis.reporting.trackers.tracking import TRACKERS, Tracking, make_tracker
 from metis.runs.folds import HistoryPoint, RunFold
 from metis.runs.run import Run
 from metis.runs.setting import Setting
@@ -124,7 +125,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(runs: list[Run], meth
 
 
 def test_a_tracker_that_does_not_answer_is_not_waited_for(written_run: Callable[..., Run]) -> None:
-    """Neither during the run nor, beyond its idle_timeout, at the end."""
+    """Neither during the run nor, beyond its timeout, at the end."""
     said: list[str] = []
     release = threading.Event()
 
@@ -132,11 +133,11 @@ def test_a_tracker_that_does_not_answer_is_not_waited_for(written_run: Callable[
         def record(self, point: HistoryPoint, fresh: Mapping[str, float]) -> None:
             release.wait(60)
 
-    with Tracking([Hanging()], warn=said.append, idle_timeout=0.05) as tracking:
+    with Tracking([Hanging()], warn=said.append, timeout=0.05) as tracking:
         play(written_run(rounds=2, values=[0.1, 0.2]), tracking)
     release.set()
 
-    assert said == ["the tracker Hanging does not answer; what it has not taken by now is missing there"]
+    assert said == ["the tracker Hanging does not respond; what it has not received by now is missing there"]
 
 
 def test_without_a_listener_for_warnings_python_warns(written_run: Callable[..., Run]) -> None:
@@ -156,7 +157,7 @@ def test_one_tracking_follows_one_run(written_run: Callable[..., Run]) -> None:
     """Two runs in one file would be a mistake that nobody sees."""
     with Tracking([Listener()]) as tracking:
         play(written_run(), tracking)
-        with pytest.raises(ConfigError, match="one Tracking follows one run"):
+        with pytest.raises(ConfigError, match="a Tracking follows one run"):
             play(written_run(), tracking)
 
 

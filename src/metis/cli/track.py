@@ -13,7 +13,7 @@ from metis.cli.output import note
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
-    from metis.reporting.trackers import Tracking
+    from metis.reporting.trackers.tracking import Tracking
 
 TrackOption = Annotated[
     list[str],
@@ -28,7 +28,7 @@ TrackOption = Annotated[
 
 def tracked(config: ExperimentConfig, track: Sequence[str]) -> ExperimentConfig:
     """The experiment with these trackers added; a tracker that cannot work is refused before anything starts."""
-    from metis.reporting.trackers import make_tracker
+    from metis.reporting.trackers.tracking import make_tracker
 
     trackers = list(dict.fromkeys([*config.run.trackers, *track]))
     for text in trackers:
@@ -38,7 +38,7 @@ def tracked(config: ExperimentConfig, track: Sequence[str]) -> ExperimentConfig:
 
 def following(config: ExperimentConfig, folder: Path, name: str, group: str | None, console: Console) -> Tracking:
     """What feeds the trackers of a run in this folder; a tracker that fails is reported on the console."""
-    from metis.reporting.trackers import Tracking
+    from metis.reporting.trackers.tracking import Tracking
 
     document = config.to_dict()
     document["run"].pop("trackers", None)  # an address may hold a password
