@@ -340,7 +340,6 @@ LARGER: dict[str, int] = {
     "metis.learning.torch.engine.TorchEngine": 400,
     "metis.reporting.dashboard.view": 550,
     "metis.reporting.dashboard.view.RunView": 390,
-    "metis.reporting.report": 680,
     "metis.reproduction.claims": 720,
 }
 

@@ -25,7 +25,7 @@ from metis.deployment.controller.document import core_status
 from metis.deployment.controller.metrics import metrics_text
 from metis.deployment.wire import wire_pb2 as pb
 from metis.reporting.dashboard.view import RunView
-from metis.reporting.report import _facts
+from metis.reporting.provenance import facts
 from metis.runs.run import Run
 from metis.runs.trace import read_trace
 
@@ -125,7 +125,7 @@ def test_what_is_left_out_and_what_travels_are_reported(
     travelled = tasks * initial_model().nbytes + 15 * compression.nbytes(LAYOUT)
     assert told["bytes_exchanged"] == travelled
     loaded = Run.load(folder)
-    assert ("update size", f"{compression.nbytes(LAYOUT):,} bytes") in _facts(loaded)
+    assert ("update size", f"{compression.nbytes(LAYOUT):,} bytes") in facts(loaded)
     view = RunView(loaded.setting)
     view.feed((folder / "events.jsonl").read_bytes().splitlines())
     assert sum(learner.exchanged for learner in view._order) == travelled

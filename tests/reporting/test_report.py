@@ -12,7 +12,9 @@ import pytest
 
 from metis.errors import ConfigError
 from metis.reporting import figures
-from metis.reporting.report import comparable, write_markdown, write_report
+from metis.reporting.findings import comparable
+from metis.reporting.markdown import write_markdown
+from metis.reporting.report import write_report
 from metis.runs.run import Run
 from metis.text import number
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from metis.errors import ConfigError
-from metis.reporting.report import write_markdown
+from metis.reporting.markdown import write_markdown
 from metis.reporting.tables import check_parquet, cost_rows, history_rows, learner_rows, write_tables
 from metis.runs.run import Run
 

@@ -129,7 +129,9 @@ def write(
     Returns the files to open first.
     """
     from metis.reporting.figures import save_comparison_figures, save_run_figures
-    from metis.reporting.report import comparable, write_markdown, write_report
+    from metis.reporting.findings import comparable
+    from metis.reporting.markdown import write_markdown
+    from metis.reporting.report import write_report
     from metis.reporting.tables import write_tables
 
     single, runs = runs, comparable(runs)

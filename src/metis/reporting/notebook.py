@@ -1,4 +1,4 @@
-"""How results show themselves in a notebook: a small table and the curves, in HTML that needs nothing from outside."""
+"""How results are shown in a notebook: a small table and the curves, in self-contained HTML."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis.errors import ConfigError
-from metis.reporting import figures, report
+from metis.reporting import figures
+from metis.reporting.cost_tables import Row, cost_tables
+from metis.reporting.findings import comparable, energy_unit, findings
+from metis.reporting.report import write_report
 from metis.reporting.tables import cost_rows
 from metis.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PIXELS_PER_INCH = 90  # a notebook is stored with its pictures in it
+_PIXELS_PER_INCH = 90  # a notebook stores its pictures
 _COLUMNS = ("iterations", "PT (s)", "CT (s)", "CC")
 _ENERGIES = ("equation", "active", "+ idle")
 
@@ -32,11 +35,11 @@ class Comparison:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         if not runs:
-            raise ConfigError("there is nothing to compare: give at least one run")
-        self.runs = report.comparable(runs)
+            raise ConfigError("a comparison needs at least one run")
+        self.runs = comparable(runs)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One plain row a policy and bill: until the target, where there is one, and at the end."""
+        """One plain row per policy until the target, if there is one, and one at the end."""
         return cost_rows(self.runs)
 
     def to_pandas(self) -> Any:
@@ -50,38 +53,38 @@ class Comparison:
         return figures.draw(self.runs, path)
 
     def plot_timelines(self, path: str | Path | None = None) -> Figure:
-        """Who trained and who waited in the first few rounds of each policy; saved if a path is given."""
+        """Which learners trained and which waited in the first few rounds of each policy; saved if a path is given."""
         return figures.draw_timelines(self.runs, path)
 
     def report(self, folder: str | Path, title: str = "Comparison") -> Path:
-        """Write `report.html`, one page with all tables and pictures; give its path."""
-        return report.write_report(self.runs, Path(folder), title)
+        """Write `report.html`, one page with all tables and figures; returns its path."""
+        return write_report(self.runs, Path(folder), title)
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(figures.labels(self.runs))}>"
 
     def _repr_html_(self) -> str:
         names = figures.labels(self.runs)
-        table = report.cost_tables(self.runs, names)[0]
-        told = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.findings(self.runs, names))
+        table = cost_tables(self.runs, names)[0]
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(self.runs, names))
         rows = [(row.label, row) for row in table["rows"]]
         note = ""
         if table["first"]:
-            note = f"× is the cost of {table['first']} over the cost of the row: above 1 is cheaper."
-        return _page(self.runs, table["caption"], rows, f"<ul>{told}</ul>", note)
+            note = f"× is the cost of {table['first']} divided by that of the row: above 1 is cheaper."
+        return _page(self.runs, table["caption"], rows, f"<ul>{items}</ul>", note)
 
 
 def run_html(run: Run) -> str:
-    """The bill of one run, until the target and at the end, and its curves."""
-    tables = report.cost_tables([run], [run.policy])
+    """The costs of one run, until the target and at the end, and its curves."""
+    tables = cost_tables([run], [run.policy])
     target = run.setting.target
     whens = ["at the end"] if target is None else [f"until {target.metric} {target.value:g}", "at the end"]
     rows = [(when, table["rows"][0]) for when, table in zip(whens, tables, strict=True)]
     return _page([run], f"{run.policy}: {run.finish_reason}", rows, "", "")
 
 
-def _page(runs: list[Run], caption: str, rows: Sequence[tuple[str, report.Row]], words: str, note: str) -> str:
-    metric, unit = escape(runs[0].setting.metric), report.energy_unit(runs[0])
+def _page(runs: list[Run], caption: str, rows: Sequence[tuple[str, Row]], words: str, note: str) -> str:
+    metric, unit = escape(runs[0].setting.metric), energy_unit(runs[0])
     headings = [
         *_COLUMNS,
         *(f"EC {kind} ({unit})".replace("ε s", "ε\u00a0s") for kind in _ENERGIES),
@@ -103,7 +106,7 @@ def _page(runs: list[Run], caption: str, rows: Sequence[tuple[str, report.Row]],
     return f"<div>{''.join(lines)}</div>"
 
 
-def _row(name: str, row: report.Row, columns: int) -> str:
+def _row(name: str, row: Row, columns: int) -> str:
     cells = []
     if row.note:
         cells.append(f'<td colspan="{columns - len(row.cells)}">{escape(row.note)}</td>')

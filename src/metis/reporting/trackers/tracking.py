@@ -178,9 +178,7 @@ class Tracking:
                         f"the tracker {sink.name} does not respond; what it has not received by now is missing there"
                     )
         except KeyboardInterrupt:
-            self._problems.append(
-                "interrupted; what the trackers have not received by now is missing there"
-            )
+            self._problems.append("interrupted; what the trackers have not received by now is missing there")
         self._report_problems()
 
 
