@@ -1,4 +1,4 @@
-"""What a terminal shows: the comparison table, a partition, the data sets, and a run on its way."""
+"""What a terminal shows: the comparison table, a partition, data sets, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from metis.core.costs import Costs
 from metis.core.stop import StopRule
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
-from metis.text import about, factor, metric, number
+from metis.text import about, factor, metric, number, plural
 
 REFRESH_SECONDS = 0.1
-LINE_SECONDS = 60.0  # between two lines where there is no terminal
+LINE_SECONDS = 60.0  # between two lines without a terminal
 
 
 # --- comparison -------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ _WORK: _Columns = (
     ("cumulative_time", "CT (s)"),
     ("update_requests", "CC"),
 )
-_BYTES: _Columns = (("bytes_exchanged", "bytes"),)  # where update requests do not tell it: some are compressed
+_BYTES: _Columns = (("bytes_exchanged", "bytes"),)  # where updates are compressed, update requests do not say it
 _ENERGY: _Columns = (
     ("energy.equation", "EC\nequation"),
     ("energy.active", "EC\nactive"),
@@ -45,7 +45,7 @@ _ENERGY: _Columns = (
 def comparison_table(comparison: Mapping[str, Any], width: int | None = None) -> Group:
     """The paper's Tables 2-3 for these runs; under each cost the factor against the first row.
 
-    Where the terminal is too narrow for all columns, energy gets a table of its own.
+    In a terminal that is too narrow for all columns, energy gets a table of its own.
     """
     target = comparison["target"]
     title = "Costs at the end of the budget"
@@ -101,7 +101,7 @@ def _legend(comparison: Mapping[str, Any]) -> str:
     if rows[0]["reached"] is False:
         lines.append(f"No factors: {rows[0]['label']}, the first row, did not reach the target.")
     else:
-        lines.append(f"× is {rows[0]['label']}'s cost over the row's: above 1 is cheaper.")
+        lines.append(f"× is the cost of {rows[0]['label']} divided by that of the row: above 1 is cheaper.")
     return "\n".join(lines)
 
 
@@ -121,7 +121,7 @@ def _least(rows: Sequence[Mapping[str, Any]], path: str) -> float | None:
 
 
 def run_table(run: Run) -> Table:
-    """The bill of one run, at the target and at the end."""
+    """The costs of one run, until the target and at the end."""
     target, reached, end = run.setting.target, run.costs_at_target, run.costs
     unit = "J" if run.setting.learners and run.setting.learners[0].power.unit == "watt" else "ε s"
     title = f"{run.policy}: {run.finish_reason}"
@@ -153,7 +153,7 @@ def run_table(run: Run) -> Table:
 
 
 def sentence(run: Run) -> str:
-    """What came out, in one line."""
+    """The result in one line."""
     costs, setting = run.costs, run.setting
     parts = [
         f"{run.policy}: round {run.rounds}",
@@ -166,24 +166,24 @@ def sentence(run: Run) -> str:
 
 
 def errors(run: Run) -> list[str]:
-    """Refused updates and learners set aside: a line each, the repeated ones counted."""
+    """Refused updates and learners set aside: a line each, repeated ones counted."""
     lines: dict[str, int] = {}
     for _, refused in run.refused:
         if refused.kind != "late":
-            line = f"refused an update of learner '{refused.learner}': {refused.reason}"
+            line = f"refused an update from learner '{refused.learner}': {refused.reason}"
             lines[line] = lines.get(line, 0) + 1
     late = [refused.learner for _, refused in run.refused if refused.kind == "late"]
-    said = [line if count == 1 else f"{line} ({count} times)" for line, count in lines.items()]
+    messages = [line if count == 1 else f"{line} ({count} times)" for line, count in lines.items()]
     if late:
-        said.append(f"{len(late)} updates came late and were not mixed, of {', '.join(sorted(set(late)))}")
+        messages.append(f"{plural(len(late), 'update')} came too late to be mixed, from {', '.join(sorted(set(late)))}")
     if run.finish_reason.startswith("no learner"):
-        said.append(f"{run.policy} ended before its budget: {run.finish_reason}")
-    said += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]
-    return said
+        messages.append(f"{run.policy} ended before its budget was used up: {run.finish_reason}")
+    messages += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]
+    return messages
 
 
 class TaskProgress:
-    """Shows in a terminal what a learner is doing right now; elsewhere nothing."""
+    """Shows what a learner is doing, in a terminal only."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._progress = Progress(
@@ -210,7 +210,7 @@ class TaskProgress:
 
 
 class RunProgress:
-    """Shows a run while it goes on: live in a terminal, else a plain line a minute, for those who read a log."""
+    """Shows the progress of a run: live in a terminal, otherwise a plain line per minute for a log."""
 
     def __init__(self, console: Console, label: str, stop: StopRule, beginning: str = "starting") -> None:
         self._console, self._label, self._stop, self._beginning = console, label, stop, beginning
@@ -218,7 +218,7 @@ class RunProgress:
         self._shown_at = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._task: TaskID | None = None
-        # Refreshed from the run itself: a thread of its own would be copied into forked workers.
+        # Refreshed by the run itself: a thread would be copied into forked workers.
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=20),
@@ -251,7 +251,7 @@ class RunProgress:
         if fold.history:
             state += f"  {fold.setting.metric} {fold.history[-1].metrics.get(fold.setting.metric, 0.0):.3f}"
         done = self._done(fold, costs)
-        if self._first is None:  # a resumed run has done something before
+        if self._first is None:  # a resumed run has already done something
             self._first = (now, done)
         began, before = self._first
         if done > before and now - began > 5:
@@ -263,7 +263,7 @@ class RunProgress:
             self._console.print(f"{self._label}: {state}", markup=False)
 
     def _done(self, fold: RunFold, costs: Costs) -> float:
-        """The share of the budget that is spent."""
+        """The share of the budget that is used up."""
         shares = [0.0]
         for spent, limit in (
             (fold.version, self._stop.rounds),
@@ -282,7 +282,7 @@ class RunProgress:
 def partition_table(
     counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], width: int, *, ranges: bool = False
 ) -> Table:
-    """Examples by learner and class, or range of the target; only how many of them where all do not fit."""
+    """Examples by learner and class, or range of the target; only the extremes where not all columns fit."""
     learners, classes = counts.shape
     labels = [str(name) for name in class_names] or [str(k) for k in range(classes)]
     cell = max(len(label) for label in [*labels, str(int(counts.max(initial=0)))]) + 2

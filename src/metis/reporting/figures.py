@@ -1,8 +1,8 @@
-"""The paper's pictures of runs: metric curves, active and idle time, timelines, the distribution of data.
+"""The paper's figures of runs: metric curves, active and idle time, timelines, the distribution of data.
 
 Nothing here touches matplotlib's global state: figures are made without pyplot, in a style of their own, and
-the same run always gives the same SVG, byte for byte. `*_svg` functions give SVG for one page of HTML, whose
-colours are CSS variables with the printed colour to fall back on, so that a page can have a dark mode.
+the same run always gives the same SVG, byte for byte. `*_svg` functions return SVG for one page of HTML, whose
+colours are CSS variables that default to the printed colour, so that a page can have a dark mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Over: TypeAlias = Literal["parallel_time", "update_requests"]
 Kind: TypeAlias = Literal["training", "transfer", "idle", "away"]
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; without the yellow, which is
+# Okabe and Ito's colours, which people with any kind of colour vision can distinguish; without the yellow, which is
 # lost on paper. Line styles and markers differ too, with other periods, so that no two of 28 curves look alike.
 POLICY_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1.2)))
@@ -67,12 +67,12 @@ CSS_VARIABLES: dict[str, str] = {
     **{colour: f"--class-{index}" for index, colour in enumerate(CLASS_COLOURS, 1)},
 }
 
-# Beyond these a picture shows shares instead of single learners, or leaves something out.
+# Beyond these a figure shows shares instead of single learners, or leaves something out.
 MOST_ROWS = 48
 MOST_SPANS = 3000
 MOST_VERSIONS = 40
 SMOOTH_FROM = 60
-NOTHING = 0.0005  # a share that is rounding or could not be seen
+NOTHING = 0.0005  # a share too small to be seen
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -107,7 +107,7 @@ _STYLE: dict[str, Any] = {
     "lines.markersize": 5,
     "hatch.linewidth": 0.7,
     "savefig.dpi": 160,
-    "svg.hashsalt": "metis",  # else the ids in an SVG are drawn at random
+    "svg.hashsalt": "metis",  # otherwise the ids in an SVG are random
 }
 
 
@@ -115,7 +115,7 @@ _STYLE: dict[str, Any] = {
 
 
 def save_run_figures(run: Run, folder: Path, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write curves, active and idle time, timeline and distribution of data of one run, as PNG and SVG if not told."""
+    """Write curves, active and idle time, timeline and distribution of data of one run; by default as PNG and SVG."""
     with house_style():
         figures = {
             "curves": _curves_figure([run]),
@@ -131,7 +131,7 @@ def save_comparison_figures(
 ) -> list[Path]:
     """Write the paper's two curves of all policies, active and idle time and timelines as PNG and SVG.
 
-    With `inset` the curve over time carries a small picture of the distribution of data, as the paper's do.
+    With `inset` the curve over time has a small picture of the distribution of data, as in the paper.
     """
     if not runs:
         raise ConfigError("a comparison needs at least one run")
@@ -148,7 +148,7 @@ def save_comparison_figures(
 def partition_figure(
     counts: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str], path: str | Path, kind: str = "class"
 ) -> Path:
-    """Write a picture of who holds how many examples of which class, or other kind (the paper's Figure 5)."""
+    """Draw how many examples of each class, or of another kind, every learner has (the paper's Figure 5)."""
     path = Path(path)
     _check_format(path)
     with house_style():
@@ -162,7 +162,7 @@ def draw(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
 
 
 def draw_timelines(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
-    """What every learner did in the first few rounds, one panel a run; saved if a path is given."""
+    """What every learner did in the first few rounds, one panel per run; saved if a path is given."""
     return _drawn(_timeline_figure, runs, path)
 
 
@@ -192,7 +192,7 @@ def save_both(figure: Figure, folder: Path, name: str, suffixes: Sequence[str] =
 
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # What says when a file was made would make each one different.
+    # A creation date would make every file different.
     undated: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with any_alphabet():
         figure.savefig(path, metadata=undated.get(path.suffix.lower()))
@@ -209,7 +209,7 @@ def house_style() -> Iterator[None]:
 
 @contextmanager
 def any_alphabet() -> Iterator[None]:
-    """A name in letters that the font lacks shows boxes; it is no reason to warn at each of them."""
+    """Without matplotlib's warnings for each letter that the font lacks; it draws a box instead."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -220,12 +220,12 @@ def _figure_class() -> type[Figure]:
     from matplotlib.figure import Figure
 
     class Drawing(Figure):
-        """A figure that a notebook shows, though pyplot does not know of it."""
+        """A figure that a notebook can show without pyplot."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             with house_style(), any_alphabet():
-                self.savefig(buffer, format="png", dpi=110)  # a notebook is stored with its pictures in it
+                self.savefig(buffer, format="png", dpi=110)  # a notebook stores its pictures
             return buffer.getvalue()
 
     return Drawing
@@ -239,7 +239,7 @@ def blank_figure(width: float, height: float) -> Figure:
 
 
 def curve_svg(runs: Sequence[Run], over: Over, identity: str) -> str:
-    """One curve a run: the metric over parallel time or over update requests."""
+    """One curve per run: the metric over parallel time or over update requests."""
     with house_style():
         figure = blank_figure(5.4, 3.7 + 0.2 * math.ceil(len(runs) / 2))
         axes = figure.add_subplot()
@@ -250,7 +250,7 @@ def curve_svg(runs: Sequence[Run], over: Over, identity: str) -> str:
 
 
 def policies_svg(runs: Sequence[Run], identity: str) -> str:
-    """One bar a run: how all learners together spent their time."""
+    """One bar per run: how all learners together spent their time."""
     with house_style():
         figure = blank_figure(7.0, 0.75 + 0.34 * len(runs))
         _draw_policy_bars(figure.add_subplot(), runs)
@@ -258,7 +258,7 @@ def policies_svg(runs: Sequence[Run], identity: str) -> str:
 
 
 def active_idle_svg(run: Run, until: float, identity: str) -> str:
-    """One bar a learner: training, transfer, waiting and absence over the whole run."""
+    """One bar per learner: training, transfer, waiting and absence over the whole run."""
     with house_style():
         figure = blank_figure(5.4, _rows_height(run))
         draw_learner_bars(figure.add_subplot(), run, until)
@@ -266,7 +266,7 @@ def active_idle_svg(run: Run, until: float, identity: str) -> str:
 
 
 def timeline_svg(run: Run, until: float, identity: str) -> str:
-    """One row a learner, or shares of many learners: what they did from the start until then."""
+    """One row per learner, or shares of many learners: what they did from the start until then."""
     with house_style():
         figure = blank_figure(11.0, _rows_height(run))
         _draw_timeline(figure.add_subplot(), run, until)
@@ -274,13 +274,13 @@ def timeline_svg(run: Run, until: float, identity: str) -> str:
 
 
 def distribution_svg(run: Run, identity: str) -> str:
-    """Who holds how many examples of which class."""
+    """How many examples of each class every learner has."""
     with house_style():
         return inline_svg(_distribution_figure(*distribution_of(run), width=11.0 if wide(run) else 7.0), identity)
 
 
 def inline_svg(figure: Figure, identity: str) -> str:
-    """SVG to stand inside HTML: ids of its own, letters as text, colours that the page may change."""
+    """SVG for use inside HTML: with unique ids, text as text, and colours that the page can change."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -306,22 +306,22 @@ def _themed(match: re.Match[str]) -> str:
     return match.group() if variable is None else f": var({variable}, {colour})"
 
 
-# --- words and numbers that pictures and report share -----------------------------------------
+# --- words and numbers that figures and report share -----------------------------------------
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its policy, and what tells runs of the same policy apart."""
+    """The name of each run: its policy, made unique where several runs share it."""
     plain = [_shown(run.policy) for run in runs]
-    told_apart = []
+    unique = []
     for index, (label, run) in enumerate(zip(plain, runs, strict=True)):
         alike = [other.setting.seed for other, name in zip(runs, plain, strict=True) if name == label]
         if len(alike) == 1:
-            told_apart.append(label)
+            unique.append(label)
         elif len(set(alike)) == len(alike):
-            told_apart.append(f"{label}, seed {run.setting.seed}")
+            unique.append(f"{label}, seed {run.setting.seed}")
         else:
-            told_apart.append(f"{label} ({plain[: index + 1].count(label)})")
-    return told_apart
+            unique.append(f"{label} ({plain[: index + 1].count(label)})")
+    return unique
 
 
 def shares(costs: Costs) -> dict[Kind, float]:
@@ -337,7 +337,7 @@ def by_speed(learners: Sequence[LearnerInfo]) -> list[LearnerInfo]:
 
 
 def timeline_window(runs: Sequence[Run]) -> float:
-    """From the start until about four turns of the slowest policy: enough to see its rhythm."""
+    """From the start until about four rounds of the slowest policy: enough to see its rhythm."""
     end = max((run.costs.parallel_time for run in runs), default=0.0)
     turn = 0.0
     for run in runs:
@@ -354,7 +354,7 @@ def timeline_window(runs: Sequence[Run]) -> float:
 
 
 def wide(run: Run) -> bool:
-    """Whether the picture of the data needs the whole width of a page."""
+    """Whether the figure of the data needs the whole width of a page."""
     return len(run.setting.learners) > 16
 
 
@@ -403,7 +403,7 @@ def distribution_of(run: Run) -> tuple[NDArray[np.int64], list[str], list[str]]:
 
 
 def _shown(name: str, most: int = 40) -> str:
-    """A name that fits and that an XML file can hold."""
+    """A name that fits and is valid in an XML file."""
     clean = printable(name)
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 
@@ -479,7 +479,7 @@ def _distribution_figure(
 
 
 def _rows_height(run: Run) -> float:
-    """Inches for a picture with one row a learner, or for one with shares."""
+    """Inches for a figure with one row per learner, or for one with shares."""
     learners = len(run.setting.learners)
     return 2.6 if learners > MOST_ROWS else 1.0 + 0.2 * max(2, learners)
 
@@ -551,7 +551,7 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
                 color=MUTED,
             )
         if drawn and min([*drawn, *targets]) > 0 and max(drawn) > 200 * min(drawn):
-            axes.set_yscale("log")  # one bad start must not press everything else flat
+            axes.set_yscale("log")  # one bad start must not flatten everything else
             axes.yaxis.set_major_formatter(thousands)
             axes.yaxis.set_minor_formatter(NullFormatter())
     if smoothed(runs):
@@ -563,12 +563,12 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
 
 
 def running_median(values: Sequence[float]) -> list[float]:
-    """Each value's median with its neighbours; a value that is no number stays none."""
+    """Each value's median with its neighbours; what is not a number stays so."""
     half = max(2, len(values) // 50)
     result = []
     for index, value in enumerate(values):
         near = [other for other in values[max(0, index - half) : index + half + 1] if math.isfinite(other)]
-        # Few neighbours at the ends: the first and last evaluation stand as they are.
+        # Few neighbours at the ends: the first and last evaluation are kept as they are.
         ends = index in (0, len(values) - 1)
         result.append(value if ends or not math.isfinite(value) else statistics.median(near))
     return result
@@ -650,7 +650,7 @@ def _draw_timeline(axes: Axes, run: Run, until: float, title: str = "") -> None:
 
 
 def _draw_shares_over_time(axes: Axes, spans: Sequence[Span], until: float, learners: int, bins: int = 400) -> None:
-    """For more learners than rows fit: which share of them did what, moment by moment."""
+    """For more learners than rows fit: the share of them in each state, over time."""
     edges = np.linspace(0.0, until or 1.0, bins + 1)
     bottom = np.zeros(bins)
     for kind in KIND_COLOURS:
@@ -683,7 +683,7 @@ def _draw_distribution(
     shown = [_shown(str(name), 14) for name in class_names] or [str(k) for k in range(classes)]
     axes.set_xlabel(f"{learners:,} learners" if learners > MOST_ROWS else "learner")
     if classes > 1 and learners * classes > MOST_SPANS:
-        # A column a learner, a row a class: as an image it is small, however many there are.
+        # A column per learner, a row per class: an image stays small, however many there are.
         image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest", vmin=0)
         figure.colorbar(image, ax=axes, label="examples", pad=0.01, ticks=MaxNLocator(6, integer=True))
         axes.set_ylabel(kind)
@@ -775,7 +775,7 @@ def _rectangles(
 
 
 def _fill(kind: Kind, *, hatched: bool = True) -> dict[str, Any]:
-    """How one kind of time looks; the hatching tells idle from the rest without colour."""
+    """How one kind of time looks; hatching distinguishes idle without colour."""
     look: dict[str, Any] = {"facecolor": KIND_COLOURS[kind], "edgecolor": PAPER, "linewidth": 0.4}
     if not hatched:
         return {"facecolor": KIND_COLOURS[kind], "edgecolor": "none", "linewidth": 0}

@@ -150,7 +150,8 @@ def _least(reached: dict[str, Costs], first: str, what: str, unit: str, value: C
     sentence = f"{listed(best)} {what} {number(lowest)}{' ' if unit else ''}{unit}"
     if first in reached and first not in best and lowest > 0:
         against = value(reached[first])
-        sentence += f", compared with {number(against)}{' s' if unit else ''} under {first} ({against / lowest:.2f} times as much)"
+        sentence += f", compared with {number(against)}{' s' if unit else ''} under {first} "
+        sentence += f"({against / lowest:.2f} times as much)"
     return sentence + "."
 
 

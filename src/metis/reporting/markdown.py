@@ -54,7 +54,7 @@ def write_markdown(
     origins = [
         (row[0], [f"`{row[1]}`", row[2], row[3], _plain(row[4]), f"`{row[6]}`"]) for row in provenance(runs, names)
     ]
-    columns = ["policy", "seed", "community models", "ended because", "SHA-256 of the final community model"]
+    columns = ["policy", "seed", "community models", "reason for the end", "SHA-256 of the final community model"]
     lines += [*_markdown_table("run", columns, origins, words={"policy", *columns[3:]}), ""]
     lines += [
         f"- {_plain(name)}: {_plain(value)}" for name, value in [*facts(runs[0]), ("versions", versions(runs[0]))]

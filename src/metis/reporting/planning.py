@@ -1,6 +1,6 @@
-"""What a terminal shows of a plan and of a what-if replay: tables of at most a hundred columns, and sentences.
+"""What a terminal shows of a plan and of a replay: tables of at most a hundred columns, and sentences.
 
-It reads the JSON documents that the commands print, so that both say the same.
+Both are made from the JSON documents that the commands print, so that they agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 from metis.text import number, percent, seconds, short_number, size
 
 WIDTH = 100
-_MOST_ROWS = 24  # of a table with a row a learner
+_MAX_ROWS = 24  # of a table with a row per learner
 _JUDGED = {"sensible": ("✓", "green"), "too small": ("low", "yellow"), "too large": ("high", "yellow")}
 
 Row = Mapping[str, Any]
@@ -53,9 +53,9 @@ def _learners(plan: Row) -> Table:
     for heading in (
         "examples",
         "batch\nsize",
-        "batches\nan epoch",
-        "time\na batch",
-        "time\nan epoch",
+        "batches\nper epoch",
+        "time\nper batch",
+        "time\nper epoch",
         "exchange",
         "power",
     ):
@@ -85,7 +85,7 @@ _Column = tuple[str, Callable[[Row], "str | Text"]]
 def _apart(
     title: str, first: _Column, work: Sequence[_Column], energy: Sequence[_Column], rows: Sequence[Row], width: int
 ) -> list[RenderableType]:
-    """One table, or where it would be too wide a second one for the energy."""
+    """One table, or a second one for the energy where it would be too wide."""
     whole = _costs(title, [first, *work, *energy], rows)
     if _width(whole) <= width:
         return [whole]
@@ -94,8 +94,8 @@ def _apart(
 
 def _costs(title: str, columns: Sequence[_Column], rows: Sequence[Row]) -> Table:
     table = _table(title)
-    for place, (heading, _) in enumerate(columns):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for column, (heading, _) in enumerate(columns):
+        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(show(row) for _, show in columns))
     return table
@@ -124,23 +124,23 @@ def _policies(plan: Row, width: int) -> list[RenderableType]:
         ("local\nepochs", lambda row: number(row["mean_local_epochs"])),
         ("λ", lambda row: Text(*_JUDGED.get(row["lambda_is"], ("", "")))),
     ]
-    title = "Policies, in the steady state; requests, bytes and energy an hour"
+    title = "Policies, in the steady state; requests, bytes and energy per hour"
     energy = _energies(plan["energy_unit"], "energy_per_hour")
     return _apart(title, ("policy", lambda row: Text(row["label"])), work, energy, plan["policies"], width)
 
 
 def _legend(plan: Row) -> str:
-    lines = ["Local epochs between two mixings are averaged by what each model counts in the mixture."]
+    lines = ["Local epochs between two mixings are averaged by the weight of each model in the mixture."]
     cold = {row["first_round_seconds"] for row in plan["policies"]} - {None}
     if cold:
-        lines.append(f"The cold start, one epoch of everybody, comes before and takes {seconds(max(cold))}.")
+        lines.append(f"The cold start, one epoch at every learner, comes first and takes {seconds(max(cold))}.")
     if any(row["protocol"] == "asynchronous" for row in plan["policies"]):
         lines.append("All asynchronous policies ask for the same work; they differ in how they mix.")
     return "\n".join(lines)
 
 
 def _matrix(plan: Row, title: str, show: Callable[[Row], str], width: int) -> list[RenderableType]:
-    """A row a learner, a column a policy; several tables if one would be too wide."""
+    """A row per learner, a column per policy; several tables if one would be too wide."""
     policies = plan["policies"]
     rows = [
         {"name": row["name"], "batches": row["batches_per_epoch"], "cells": cells}
@@ -178,7 +178,7 @@ def _some_columns(
 
 
 def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[tuple[str, Row | None]]:
-    """Rows that say the same become one; of very many the first and the last, with what is left out between."""
+    """Equal rows are merged; of very many, the first and the last are shown."""
     alike: dict[Any, list[Row]] = {}
     for row in rows:
         alike.setdefault(repr(key(row)), []).append(row)
@@ -186,9 +186,9 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[tuple[str, 
     for same in alike.values():
         name = str(same[0]["name"])
         merged.append((name if len(same) == 1 else f"{name} and {len(same) - 1} alike", same[0]))
-    if len(merged) <= _MOST_ROWS:
+    if len(merged) <= _MAX_ROWS:
         return merged
-    half = _MOST_ROWS // 2
+    half = _MAX_ROWS // 2
     between = f"... {len(merged) - 2 * half} more: --json has all"
     return [*merged[:half], (between, None), *merged[-half:]]
 
@@ -203,7 +203,7 @@ def _advice(plan: Row) -> list[RenderableType]:
     if sensible is not None:
         tried = [row["slowest_learner_epochs"] for row in plan["policies"] if row["lambda_is"] == "sensible"]
         text = Text("Sensible λ: ", style="bold")
-        low, high = sensible["lowest"], sensible["highest"]  # None where none is too large
+        low, high = sensible["lowest"], sensible["highest"]  # None: no lambda is too large
         if high is not None and low > high:
             text.append("none. ", style="bold yellow")
         elif not tried:
@@ -221,7 +221,7 @@ def _advice(plan: Row) -> list[RenderableType]:
     return parts
 
 
-# --- what-if ----------------------------------------------------------------------------------------
+# --- replay ----------------------------------------------------------------------------------------
 
 
 def replay_view(comparison: Row, width: int = WIDTH) -> Group:
@@ -251,8 +251,8 @@ def replay_view(comparison: Row, width: int = WIDTH) -> Group:
         parts.append(
             Text.assemble(
                 ("warning: ", "yellow"),
-                "the recorded policy does not give the recorded course again: something decided there that the events "
-                "do not tell, so that the other rows are to be taken with care.",
+                "the recorded policy does not give the recorded trace again: something that the events do not record "
+                "influenced it, so take the other rows with caution.",
             )
         )
     parts += [Text.assemble(("note: ", "dim"), line) for line in comparison["notes"]]
@@ -269,15 +269,15 @@ def replay_view(comparison: Row, width: int = WIDTH) -> Group:
 def _replayed_learners(rows: Sequence[Row], first: int) -> Table:
     """How each learner spent its time, recorded and under up to two other policies."""
     shown = [rows[0], *rows[first : first + 2]]
-    table = _table("Learners: local epochs a task, and idle share")
+    table = _table("Learners: local epochs per task, and idle share")
     table.add_column("learner", overflow="fold", max_width=24)
-    for place, row in enumerate(shown):
-        name = "recorded" if place == 0 else row["label"]
+    for column, row in enumerate(shown):
+        name = "recorded" if column == 0 else row["label"]
         table.add_column(Text(f"{name}\nepochs"), justify="right")
         table.add_column(Text("idle"), justify="right")
     lines = [
-        {"name": learner["learner"], "cells": [cell for row in shown for cell in _spent(row["learners"][place])]}
-        for place, learner in enumerate(rows[0]["learners"])
+        {"name": learner["learner"], "cells": [cell for row in shown for cell in _spent(row["learners"][index])]}
+        for index, learner in enumerate(rows[0]["learners"])
     ]
     for name, line in _grouped(lines, lambda line: line["cells"]):
         table.add_row(Text(name, style="dim" if line is None else ""), *([] if line is None else line["cells"]))
@@ -291,19 +291,19 @@ def _spent(learner: Row) -> tuple[str, str]:
 
 
 def probe_table(probe: Row) -> Table:
-    """What a probe measured."""
+    """The measurements of a probe."""
     table = _table(f"{probe['learner']}: {probe['batches']} batches timed on {probe['device']}")
     table.add_column("")
     table.add_column("", justify="right")
     for name, value in (
-        ("time a batch", seconds(probe["time_per_batch"])),
+        ("time per batch", seconds(probe["time_per_batch"])),
         ("fastest, slowest", f"{seconds(probe['fastest'])}, {seconds(probe['slowest'])}"),
         ("examples", f"{probe['examples']:,}"),
         ("batch size", number(probe["batch_size"])),
-        ("batches an epoch", number(probe["batches_per_epoch"])),
-        ("time an epoch", seconds(probe["batches_per_epoch"] * probe["time_per_batch"])),
+        ("batches per epoch", number(probe["batches_per_epoch"])),
+        ("time per epoch", seconds(probe["batches_per_epoch"] * probe["time_per_batch"])),
         ("parameters", f"{probe['parameters']:,}"),
-        ("bytes of a model", size(probe["model_bytes"])),
+        ("size of a model", size(probe["model_bytes"])),
     ):
         table.add_row(name, value)
     return table

@@ -1,4 +1,4 @@
-"""Runs as tidy tables for other programs: one row an evaluation, a learner or a bill, and the policy in each row."""
+"""Runs as tidy tables for other programs: one row per evaluation, learner or sum of costs, with its policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def write_tables(runs: Sequence[Run], folder: Path, kind: str) -> list[Path]:
-    """Write `history`, `learners` and `costs` as csv or parquet; give their paths."""
+    """Write `history`, `learners` and `costs` as csv or parquet; return their paths."""
     if not runs:
         raise ConfigError("a table needs at least one run")
     write: Callable[[Sequence[Row], Path], None] = _write_parquet if kind == "parquet" else write_csv
@@ -33,17 +33,17 @@ def write_tables(runs: Sequence[Run], folder: Path, kind: str) -> list[Path]:
 
 
 def history_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row an evaluation and policy: the costs until the model was published, and its metrics."""
+    """One row per evaluation and policy: the costs until the model was published, and its metrics."""
     return _labelled(runs, Run.to_records)
 
 
 def learner_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row a learner and policy, over the whole run."""
+    """One row per learner and policy, over the whole run."""
     return _labelled(runs, Run.learners_to_records)
 
 
 def _labelled(runs: Sequence[Run], rows_of: Callable[[Run], list[Row]]) -> list[Row]:
-    """All rows, each led by the policy, told apart where several runs have the same, and by the seed."""
+    """All rows, each starting with the policy, made unique where several runs share it, and the seed."""
     return [
         {"policy": name, "seed": run.setting.seed} | {key: value for key, value in row.items() if key != "policy"}
         for run, name in zip(runs, labels(runs), strict=True)
@@ -52,12 +52,12 @@ def _labelled(runs: Sequence[Run], rows_of: Callable[[Run], list[Row]]) -> list[
 
 
 def cost_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row a policy and bill: until the target, where there is one, and at the end."""
+    """One row per policy until the target, if there is one, and one at the end."""
     rows = []
     for run, name in zip(runs, labels(runs), strict=True):
         target = run.setting.target
-        bills = [("end", run.costs)] if target is None else [("target", run.costs_at_target), ("end", run.costs)]
-        for until, costs in bills:
+        sums = [("end", run.costs)] if target is None else [("target", run.costs_at_target), ("end", run.costs)]
+        for until, costs in sums:
             energy = None if costs is None else costs.energy
             rows.append(
                 {
@@ -97,7 +97,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """A heading and one line a row; what is not known is empty."""
+    """A heading and one line per row; what is not known is empty."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
         writer.writeheader()
@@ -105,14 +105,14 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def csv_value(value: Any) -> Any:
-    """As every program reads it: empty for unknown and for what is no number, true and false in small letters."""
+    """A value as every program reads it: empty if unknown or not a number, true and false in lower case."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def check_parquet() -> None:
-    """Say at once what is missing, before anything is drawn."""
+    """Refuse parquet without its package before anything is drawn."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
@@ -127,7 +127,7 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     columns = {}
     for name in columns_of(rows):
         values = [row.get(name) for row in rows]
-        # A column of which nothing is known is one of numbers, so that tables of several runs go together.
+        # A column without any value is numeric, so that tables of several runs can be joined.
         kind = pyarrow.float64() if all(value is None for value in values) else None
         columns[name] = pyarrow.array(values, type=kind)
     parquet.write_table(pyarrow.table(columns), path)
