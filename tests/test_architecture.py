@@ -338,8 +338,6 @@ LARGER: dict[str, int] = {
     "metis.experiments.build": 550,
     "metis.experiments.config.checks": 510,
     "metis.learning.torch.engine.TorchEngine": 400,
-    "metis.reporting.dashboard.view": 550,
-    "metis.reporting.dashboard.view.RunView": 390,
     "metis.reproduction.claims": 720,
 }
 

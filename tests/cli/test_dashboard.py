@@ -88,7 +88,7 @@ def metis(*arguments: str) -> Result:
             "'8484' is not a valid address; write HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464",
         ),
         ([".", "--token-file", "none"], "the token file none cannot be read: No such file or directory"),
-        ([".", "--token-file", "two.toml"], "the token in two.toml must be 16 or more letters, digits and signs"),
+        ([".", "--token-file", "two.toml"], "the token in two.toml must have at least 16 letters, digits and signs"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: list[str], said: str) -> None:

@@ -128,7 +128,7 @@ def test_what_is_left_out_and_what_travels_are_reported(
     assert ("update size", f"{compression.nbytes(LAYOUT):,} bytes") in facts(loaded)
     view = RunView(loaded.setting)
     view.feed((folder / "events.jsonl").read_bytes().splitlines())
-    assert sum(learner.exchanged for learner in view._order) == travelled
+    assert sum(learner.exchanged for learner in view.learners) == travelled
     assert view._ledger.costs(view.now).bytes_exchanged == travelled
 
 

@@ -150,7 +150,7 @@ def test_a_refused_update_is_told_in_words_and_taken_back(visit: Visit, folder: 
     append(path, [sent(12.0, "slow-1", 12, 4), update(15.0, "slow-1", 12, 3.0), (15.0, refused)])
     problem = page.get_by_role("listitem").filter(has_text="refused")
     expect(problem).to_have_text(
-        "An update of 'slow-1' was refused at 15.0 s: its local model holds NaN in 'fc1.weight'."
+        "An update from 'slow-1' was refused at 15.0 s: its local model holds NaN in 'fc1.weight'."
     )
     expect(page.locator("#problems")).to_have_attribute("aria-live", "polite")
     expect(page.locator("#rows tr", has_text="slow-1").locator("td.refused")).to_have_text("1")
@@ -168,7 +168,7 @@ def test_a_name_cannot_smuggle_in_markup(browser: Any, tmp_path: Path) -> None:
     write_run(tmp_path / evil.replace("/", ""), [*joined((evil,)), (1.0, LearnerLeft(evil))], setting)
     with DashboardServer(tmp_path, bind("127.0.0.1:0")) as server:
         visit = Visit(browser, server.url)
-        expect(visit.page.locator("#problems")).to_contain_text(f"'{evil}' is away since 1.0 s.")
+        expect(visit.page.locator("#problems")).to_contain_text(f"'{evil}' has been away since 1.0 s.")
         expect(visit.page.locator("#rows th")).to_have_text(evil)
         assert visit.page.locator("img").count() == 0
         visit.context.close()
@@ -418,7 +418,7 @@ def test_two_runs_side_by_side(visit: Visit, folder: Path) -> None:
     expect(page.locator(".lane")).to_have_count(1)
     append(path, [(9.0, LearnerLeft("north"))])
     expect(page.get_by_role("listitem").filter(has_text="away since 9.0 s")).to_have_text(
-        "SemiSync: 'north' is away since 9.0 s."
+        "SemiSync: 'north' has been away since 9.0 s."
     )
 
 

@@ -239,7 +239,7 @@ def test_a_damaged_file_is_told_in_words(served: DashboardServer, folder: Path) 
     while not page.runs["sync"].told:
         page.next()
 
-    assert "cannot be understood" in page.runs["sync"].told[0]
+    assert "is not valid" in page.runs["sync"].told[0]
     page.close()
 
 
@@ -331,7 +331,7 @@ def test_the_clock_of_a_real_federation_goes_on(tmp_path: Path) -> None:
         while not page.runs.get(tmp_path.name, PageOfRun()).rest.get("problems"):
             page.next()
         assert page.runs[tmp_path.name].told == [
-            "'slow' is late: the task that it was given at 0.0 s is still not handed in."
+            "'slow' is late: it has not handed in the task that it was given at 0.0 s."
         ]
         page.close()
 
@@ -343,7 +343,7 @@ def test_a_refused_update_reaches_the_page(served: DashboardServer, folder: Path
     append(folder / "sync" / "events.jsonl", [sent(6.0, "slow", 6), update(7.0, "slow", 6, 1.0), (7.0, refused)])
     page.until("sync", refused=1)
 
-    assert page.runs["sync"].told == ["An update of 'slow' was refused at 7.0 s: its local model holds NaN."]
+    assert page.runs["sync"].told == ["An update from 'slow' was refused at 7.0 s: its local model holds NaN."]
     page.close()
 
 

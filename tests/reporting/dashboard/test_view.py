@@ -23,7 +23,8 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.reporting.dashboard import view as view_module
-from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, RunView, Series
+from metis.reporting.dashboard.series import KINDS, Series
+from metis.reporting.dashboard.view import COLUMNS, STATES, RunView
 from metis.runs.run import Run
 from metis.runs.setting import Setting
 from metis.runs.trace import to_line
@@ -155,8 +156,8 @@ def test_a_page_that_comes_after_nobody_looked_gets_everything() -> None:
 
 def test_a_long_run_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older spans are merged, without losing a second; curves lose points, but neither the first nor the last."""
-    monkeypatch.setattr(view_module, "MOST_SPANS", 300)
-    monkeypatch.setattr(view_module, "MOST_VERSIONS", 100)
+    monkeypatch.setattr(view_module, "MAX_SPANS", 300)
+    monkeypatch.setattr(view_module, "MAX_VERSIONS", 100)
     events = [*joined(), *rounds(900)]
     view = RunView(written_setting())
     for event in events:
@@ -215,7 +216,7 @@ def test_a_refused_update_is_told_until_the_next_that_counts() -> None:
     refused = UpdateRefused("slow", 1, "invalid", "its local model holds NaN")
     events = [*joined(), sent(0.0, "slow", 1), update(2.0, "slow", 1, 2.0), (2.0, refused)]
 
-    assert told(events) == ["An update of 'slow' was refused at 2.0 s: its local model holds NaN."]
+    assert told(events) == ["An update from 'slow' was refused at 2.0 s: its local model holds NaN."]
     events += [sent(2.0, "slow", 2), update(4.0, "slow", 2, 2.0), (4.0, UpdateCommitted("slow", 2, 1.0))]
     assert told(events) == []
 
@@ -226,7 +227,7 @@ def test_an_update_that_came_too_late() -> None:
     events = [*joined(), sent(0.0, "slow", 1), update(9.0, "slow", 1, 9.0), (9.0, late)]
 
     assert told(events) == [
-        "An update of 'slow' came too late, at 9.0 s, and was not mixed: "
+        "An update from 'slow' came too late, at 9.0 s, and was not mixed: "
         "it is based on community model 3, rebase onto 4."
     ]  # fmt: skip
 
@@ -236,7 +237,7 @@ def test_a_learner_set_aside_is_told_until_it_joins_again() -> None:
     events: list[Recorded] = [*joined(), (5.0, aside)]
 
     assert told(events) == [
-        "'slow' is set aside since 5.0 s and gets no task until it joins again: "
+        "'slow' has been set aside since 5.0 s and gets no task until it joins again: "
         "4 refused updates in a row: no memory left."
     ]  # fmt: skip
     row = page_of(folded(written_setting(), events)).row("slow")
@@ -249,8 +250,8 @@ def test_away_withdrawn_and_not_there_yet() -> None:
     events = [*joined(NAMES[:2]), (4.0, LearnerLeft("slow")), (5.0, LearnerWithdrawn("fast"))]
 
     assert told(events) == [
-        "'slow' is away since 4.0 s.",
-        "'fast' withdrew for good at 5.0 s.",
+        "'slow' has been away since 4.0 s.",
+        "'fast' withdrew permanently at 5.0 s.",
         "'<b>&odd' has not joined yet.",
     ]
 
@@ -258,7 +259,7 @@ def test_away_withdrawn_and_not_there_yet() -> None:
 def test_a_learner_is_late_when_its_time_is_over() -> None:
     """Its seconds and the grace that a barrier gives; without a limit twice what its speed promises."""
     limited = [*joined(), sent(1.0, "slow", 1, seconds=10.0)]
-    late = "'slow' is late: the task that it was given at 1.0 s is still not handed in."
+    late = "'slow' is late: it has not handed in the task that it was given at 1.0 s."
 
     assert told(limited, now=12.0) == []
     assert told(limited, now=12.2) == [late]
@@ -301,7 +302,7 @@ def test_a_metric_that_is_no_number() -> None:
     published = CommunityPublished(CommunityStamp(1, 10), 3, Model.empty())
     events = [*joined(), (3.0, published), (3.0, Evaluated(1, {"accuracy": math.nan}))]
 
-    assert told(events) == ["accuracy of community model 1 is no number: training may have diverged."]
+    assert told(events) == ["accuracy of community model 1 is not a number: training may have diverged."]
     assert page_of(folded(written_setting(), events)).history[-1][3] is None
 
 
@@ -330,7 +331,7 @@ def test_a_damaged_line_is_told_and_what_came_before_is_shown(bad: bytes) -> Non
     view.feed(lines(rounds(1, first=1, start=3.0)).encode().splitlines())
     page = page_of(view)
 
-    assert page.told == [f"line {count + 1} of its events cannot be understood; what came before is shown."]
+    assert page.told == [f"line {count + 1} of its events is not valid; what came before it is shown."]
     assert page.rest["totals"]["version"] == 1
 
 
@@ -338,7 +339,7 @@ def test_an_event_that_cannot_follow_is_damage_too() -> None:
     """An update that nobody was asked for."""
     view = folded(written_setting(), [*joined(), update(1.0, "slow", 1, 1.0)])
 
-    assert page_of(view).told == ["line 4 of its events cannot be understood; what came before is shown."]
+    assert page_of(view).told == ["line 4 of its events is not valid; what came before it is shown."]
 
 
 # --- runs of which little is known --------------------------------------------------------------

@@ -34,7 +34,8 @@ from metis.errors import ConfigError
 from metis.net import header_is_loopback, is_served_locally
 from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
 from metis.reporting.dashboard.listening import address_of
-from metis.reporting.dashboard.view import COLUMNS, KINDS, STATES, Increment, RunView
+from metis.reporting.dashboard.series import KINDS
+from metis.reporting.dashboard.view import COLUMNS, STATES, Increment, RunView
 from metis.runs.trace import EVENTS
 
 STATIC = Path(__file__).parent / "static"
