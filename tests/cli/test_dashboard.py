@@ -142,7 +142,7 @@ def test_it_serves_until_ctrl_c(workplace: Path) -> None:
         page.close()
 
     assert process.returncode == 0
-    assert (stdout, stderr) == ("", "end it with Ctrl-C\n")
+    assert (stdout, stderr) == ("", "stop it with Ctrl-C\n")
     assert page.kinds[-1] == "end"
 
 

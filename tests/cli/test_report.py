@@ -54,7 +54,7 @@ def test_a_controllers_state_stands_for_its_run(workplace: Path) -> None:
     state.mkdir()
     (state / "controller.db").touch()
     told = refused("report", "state")
-    assert told == "error: the federation of state has not ended; look at it with: metis status state"
+    assert told == "error: the federation in state has not ended; to see it: metis status state"
     assert metis("simulate", "one.toml", "--out", "state/run").exit_code == 0
     (state / "run" / "report.html").unlink()
     assert metis("report", "state").exit_code == 0

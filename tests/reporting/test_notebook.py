@@ -63,5 +63,5 @@ def test_what_has_no_evaluation_or_missed_its_target_still_shows(written_run: Ca
     assert not pictures(text) and "<b>" not in text and "<b>bold</b>" in Page(text).text
     missed = written_run(values=[0.1, 0.2], target=0.9)
     assert "not reached" in Page(missed._repr_html_()).row("until accuracy 0.9")[1]
-    with pytest.raises(ConfigError, match="nothing to compare"):
+    with pytest.raises(ConfigError, match="a comparison needs at least one run"):
         metis.Comparison([])

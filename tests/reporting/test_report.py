@@ -198,7 +198,7 @@ def test_refused_updates_are_told_in_words(written_run: Callable[..., Run], tmp_
     told = "learner-0, 3 times from 1 s to 7 s (invalid): the local model has 3 values that are not finite"
     assert page.text.count(told) == 1
     _, page = read(write_report([written_run()], tmp_path, "Fine"))
-    assert "None: every update that was handed in entered the community model." in page.text
+    assert "None: every update entered the community model." in page.text
 
 
 def test_policies_that_keep_everybody_equally_busy_share_a_timeline(
@@ -239,13 +239,13 @@ def test_runs_with_other_targets_are_held_against_one(written_run: Callable[...,
     text = write_markdown(shown, tmp_path, "three").read_text("utf-8")
     assert "none reached accuracy 0.6 first, after 3 s" in text
     assert "did not reach" not in text
-    assert "not of one federation" not in text
+    assert "do not belong to one federation" not in text
 
 
 def test_runs_of_different_federations_are_said_to_be(written_run: Callable[..., Run], tmp_path: Path) -> None:
     """Learners that differ make a difference that is not the policy's; what one table cannot hold is refused."""
     two, three = written_run(learners=2, label="two"), written_run(learners=3, label="three")
     text = write_markdown(comparable([two, three]), tmp_path, "both").read_text("utf-8")
-    assert "The runs are not of one federation: their learners differ" in text
+    assert "The runs do not belong to one federation: their learners differ" in text
     with pytest.raises(ConfigError, match="different metrics, accuracy and mae: report them one by one"):
         comparable([two, written_run(metric="mae", higher_is_better=False)])
