@@ -76,8 +76,8 @@ _DESELECTED = pytest.StashKey[int]()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    config = items[0].config
-    config.stash[_DESELECTED] = config.stash.get(_DESELECTED, 0) + len(items)
+    config, slow = items[0].config, [item for item in items if item.get_closest_marker("slow")]
+    config.stash[_DESELECTED] = config.stash.get(_DESELECTED, 0) + len(slow)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

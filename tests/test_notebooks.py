@@ -45,7 +45,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     kinds = [set(output.get("data", ())) for cell in notebook.cells for output in cell.get("outputs", ())]
     assert {"text/html", "text/plain"} in kinds and {"image/png", "text/plain"} in kinds

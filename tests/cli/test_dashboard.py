@@ -137,7 +137,7 @@ def test_it_serves_until_ctrl_c(workplace: Path) -> None:
         page = Listener(url)
         page.until("run", finished="all rounds are done")
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
         page.rest()
         page.close()
 
@@ -183,7 +183,7 @@ def test_elsewhere_it_makes_a_token_and_prints_it_once(workplace: Path) -> None:
         assert stranger.answer.status == 401
         stranger.close()
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=600)
     assert "not encrypted" in stderr and token not in stderr
 
 
@@ -218,7 +218,7 @@ def test_a_page_can_follow_a_run_to_its_end(workplace: Path, arguments: list[str
         assert first.startswith("dashboard: http://127.0.0.1:"), first
         page = Listener(first.split()[1])
         page.rest()
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
         page.close()
 
     assert process.returncode == 0, stderr
@@ -246,7 +246,7 @@ def test_beside_a_controller_that_waits_for_its_learners(workplace: Path) -> Non
         while not (page.runs.get("state") and page.runs["state"].names):
             assert page.next(), process.stderr.read()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         page.rest()
         page.close()
 

@@ -251,7 +251,7 @@ def test_enough_seen(start: Any, tmp_path: Path) -> None:
     with watching:
         watching.stdout.readline()
         watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=60)
+        _, errors = watching.communicate(timeout=600)
     assert (watching.returncode, errors) == (0, "")
 
 

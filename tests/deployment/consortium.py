@@ -92,5 +92,5 @@ def dial(port: int, kit: Kit) -> grpc.aio.Channel:
 
 async def who(channel: grpc.aio.Channel) -> str:
     """Whom the server takes us for."""
-    answer: bytes = await channel.unary_unary(WHO)(b"", timeout=30)
+    answer: bytes = await channel.unary_unary(WHO)(b"", timeout=600)
     return answer.decode()

@@ -72,7 +72,7 @@ def strace_problem() -> str | None:
     if shutil.which("strace") is None:
         return "strace is not installed"
     probe = subprocess.run(
-        ["strace", "-f", "-e", "inject=fsync:error=EIO", "true"], capture_output=True, text=True, timeout=60
+        ["strace", "-f", "-e", "inject=fsync:error=EIO", "true"], capture_output=True, text=True, timeout=600
     )
     return f"strace cannot trace here: {probe.stderr.strip()}" if probe.returncode else None
 
@@ -81,7 +81,7 @@ def run_driver(folder: Path, *strace: str, durability: str = "power") -> subproc
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     # Not --seccomp-bpf, with which signals are not injected.
     command = ["strace", *strace, sys.executable, str(DRIVER), str(folder), str(UPDATES), durability]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
 
 def prepare(story: Story, folder: Path, killed: Path) -> None:

@@ -23,7 +23,7 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.runs.trace import read_trace
 
 _T = TypeVar("_T")
-HANG = 60.0  # seconds; only so that a test ends when something hangs
+HANG = 600.0  # seconds; only so that a test ends when something hangs
 
 
 attempts = 0  # faults that the tests of this process have tried so far

@@ -120,4 +120,4 @@ async def served(
             if not serving.done():
                 process.drain("the test is over")
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(serving, 20)
+                await asyncio.wait_for(serving, 600)

@@ -80,7 +80,7 @@ def federate(
         async with served(folder, policy, StopRule(rounds=rounds), terms=terms) as federation:
             learners = cast(federation)
             federation.process._writer.post(LearnersExpected(len(learners)))
-            await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 90)
+            await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 600)
             assert await federation.serving
             return learners
 

@@ -76,7 +76,7 @@ async def run(
         learners = federation.learners(3, kind=Compressing)
         for learner in learners:
             learner.compression, learner.claim = compression, claim
-        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
+        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 600)
         assert await federation.serving
         core = federation.process._writer.controller
         status = federation.process._document(core_status(core), 0)

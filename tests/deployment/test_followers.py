@@ -73,7 +73,7 @@ def crews() -> Iterator[dict[int, Trainer]]:
         followers = crew.followers() if isinstance(crew, Crew) else []
         crew.end()
         assert crew.process.returncode == 0
-        assert not psutil.wait_procs(followers, timeout=30)[1], "they end with the first"
+        assert not psutil.wait_procs(followers, timeout=600)[1], "they end with the first"
 
 
 def make(folder: Path, examples: int, more: str = "", **changes: Any) -> tuple[Path, Path, Any]:
@@ -218,7 +218,7 @@ def test_the_others_end_when_the_first_is_killed(tmp_path: Path) -> None:
     assert len(followers) == 2
     os.kill(crew.process.pid, signal.SIGKILL)
 
-    assert not psutil.wait_procs(followers, timeout=60)[1]
+    assert not psutil.wait_procs(followers, timeout=600)[1]
     crew.end()
 
 

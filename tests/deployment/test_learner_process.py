@@ -275,7 +275,7 @@ def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: P
         async with learner(controller, tmp_path / "work", pace=0.2) as site:
             stream = await controller.ready()
             stream.send(task=controller.task(1, steps=100_000))
-            await asyncio.wait_for(controller.downloading.wait(), 30)
+            await asyncio.wait_for(controller.downloading.wait(), 600)
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
             stream.send(task=controller.task(1, steps=100_000))  # sent twice: nothing happens

@@ -88,7 +88,7 @@ def test_it_is_resumed_and_comes_to_its_end(name: str, tmp_path: Path) -> None:
             )  # fmt: skip
             if plan.wire:
                 learners[-1].compression = plan.wire  # type: ignore[attr-defined]
-        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
+        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 600)
         assert await serving
         return process
 

@@ -27,7 +27,7 @@ POLICIES = {
 async def deploy(folder: Path, policy: Policy) -> None:
     async with served(folder, policy, StopRule(rounds=8)) as federation:
         learners = federation.learners(3, pace=lambda index: 0.004 * (index + 1))
-        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 60)
+        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in learners)), 600)
         assert await federation.serving
 
 

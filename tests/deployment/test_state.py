@@ -535,7 +535,7 @@ def test_a_full_disk_stops_nothing_for_ever(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

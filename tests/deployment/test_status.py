@@ -51,7 +51,7 @@ class Reply:
 def ask(address: str, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Reply:
     """One request, as a well-behaved client makes it."""
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=30)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=600)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
@@ -64,7 +64,7 @@ def send(address: str, data: bytes) -> bytes:
     """All that comes back for these bytes; whoever sent them says no more."""
     host, _, port = address.rpartition(":")
     answer = b""
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=600) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -269,7 +269,7 @@ def test_a_writer_that_stands_still_is_not_well(tmp_path: Path) -> None:
     async def scene(federation: Watched) -> None:
         await until(federation, 200)
         release = threading.Event()
-        federation.served.process._writer._thread.submit(release.wait, 60)
+        federation.served.process._writer._thread.submit(release.wait, 600)
         try:
             reply = await until(federation, 503)
             assert "the writer of the controller has not answered for" in reply.text

@@ -78,7 +78,7 @@ def test_a_run_that_did_not_reach_the_target_has_no_costs() -> None:
 
 def test_all_that_is_beyond_the_paper_can_be_compared_with_it() -> None:
     """examples/beyond.toml: every policy makes rounds; bytes are shown, since some updates are compressed."""
-    made = load_config(EXAMPLE, ["stop.seconds=30", "data.train_examples=400", "data.test_examples=50"])
+    made = load_config(EXAMPLE, ["stop.seconds=12", "data.train_examples=400", "data.test_examples=50"])
     federation = build_federation(made, source=EXAMPLE.name)
     ended = [federation.simulate(policy, build_stop(made), solver=solver) for policy, solver in build_policies(made)]
     comparison = compare(ended)

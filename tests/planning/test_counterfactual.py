@@ -44,7 +44,7 @@ async def deploy(
 ) -> None:
     async with served(folder, policy, StopRule(rounds=rounds), terms=terms) as federation:
         crew = federation.learners(learners, pace=lambda index: 0.004 * (index + 1))
-        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in crew)), 60)
+        await asyncio.wait_for(asyncio.gather(*(learner.run() for learner in crew)), 600)
         assert await federation.serving
 
 

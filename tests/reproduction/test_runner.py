@@ -404,6 +404,7 @@ def quiet() -> Console:
     return Console(quiet=True)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_command_ends_with_a_report(folder: Path, tmp_path: Path) -> None:
     """Tables with the published numbers, figures as PNG and SVG, a verdict on each claim, one self-contained page."""
     out = tmp_path / "out"

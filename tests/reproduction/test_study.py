@@ -84,6 +84,7 @@ def test_spread_needs_every_seed() -> None:
     assert spread([])["mean"] is None
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of one condition, through the command: tables, verdicts, files; a second call runs nothing."""
 
@@ -203,6 +204,7 @@ def test_verdicts_on_caps_tell_time_and_energy() -> None:
     assert line == "T: X 1.10 times the time, 1.50 times the update requests, 0.25 times the active energy of λ"
 
 
+@pytest.mark.slow
 def test_a_small_study_of_caps_saves_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One seed through the command: less is trained under a cap, and the table and the picture say so."""
 
@@ -226,6 +228,7 @@ def test_a_small_study_of_caps_saves_energy(tmp_path: Path, monkeypatch: pytest.
     assert "EC active relative to no cap" in (tmp_path / "small" / "caps" / "results.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_study_stands_alone_and_is_listed() -> None:
     with pytest.raises(ConfigError, match="adaptive, table3: a study cannot be combined with other results"):
         command(Request(("adaptive", "table3")), quiet(), quiet())

@@ -311,7 +311,7 @@ def test_ten_lines_in_a_notebook(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 60.0  # seconds until a wait is a failure, however busy the machine
+PATIENCE = 600.0  # seconds until a wait is a failure, however busy the machine
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "metis.experiments.federation"])

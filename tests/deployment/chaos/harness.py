@@ -46,7 +46,7 @@ from metis.runs.trace import from_record, to_line
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "src"
 METIS = (sys.executable, "-m", "metis.cli.app")
-HANG = 240.0  # seconds; only so that nothing hangs for ever, on a busy machine too
+HANG = 600.0  # seconds; only so that nothing hangs for ever, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class Federation:
 
     def status(self) -> dict[str, Any]:
         """As a monitoring system would ask."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/status", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/status", timeout=600) as answer:
             return dict(json.load(answer))
 
     def version(self) -> int:

@@ -123,7 +123,7 @@ def _revoked(tally: Tally, here: Federation, crowd: Crowd, ours: Consortium) -> 
     others = len(events(here, "update_request", "north"))
     until(lambda: len(events(here, "update_request", "north")) > others + 3, "the other one goes on")
     tally.check(len(events(here, "update_request", "south")) == counted, "updates of a revoked learner count")
-    with urllib.request.urlopen(f"http://127.0.0.1:{here.http_port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{here.http_port}/metrics", timeout=600) as answer:
         found = [line for line in answer.read().decode().splitlines() if 'code="PERMISSION_DENIED"' in line]
     tally.check(found and float(found[0].split()[-1]) >= 1, f"it is not counted by its reason: {found}")
 
@@ -169,7 +169,7 @@ def _claims_another_name(tally: Tally, here: Federation, kit: Kit) -> None:
     with grpc.secure_channel(here.address, credentials) as channel:
         hello = pb.FromLearner(hello=pb.Hello(protocol=PROTOCOL, instance="liar"))
         call = channel.stream_stream(ATTEND, pb.FromLearner.SerializeToString, pb.ToLearner.FromString)
-        stream = call(iter([hello]), metadata=[("metis-learner", "north")], timeout=60)
+        stream = call(iter([hello]), metadata=[("metis-learner", "north")], timeout=600)
         welcome = next(stream).welcome
         tally.check(welcome.learner == kit.name, f"the certificate of '{kit.name}' was welcomed as '{welcome.learner}'")
         stream.cancel()

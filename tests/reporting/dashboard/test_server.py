@@ -45,7 +45,7 @@ from reporting.dashboard.pages import (
 )
 
 TOKEN = "a-token-of-letters-0123456789"
-HANG = 60.0  # seconds; only so that a broken test ends
+HANG = 600.0  # seconds; only so that a broken test ends
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,7 @@ def test_every_ticket_gets_its_own_result(jobs: list[tuple[float, int, str]], wo
                     assert ticket.result()[:3] == (number, number, number + 0.5)
                 assert pool._ahead <= 2 * workers + 1
         with pool._changed:
-            assert pool._changed.wait_for(lambda: pool._ahead == 0, timeout=30)  # cancelled ones may still run
+            assert pool._changed.wait_for(lambda: pool._ahead == 0, timeout=600)  # cancelled ones may still run
             assert pool._most_ahead == 2 * workers
 
 
@@ -171,7 +171,7 @@ def test_at_most_two_results_a_worker_are_made_ahead() -> None:
     with never_hangs(), closing(ProcessPool(Office(), 2)) as pool:  # type: ignore[arg-type]
         tickets = [pool.train(float(n), n, lambda n=n: fetch(n), n, 0, None) for n in range(100)]
         with pool._changed:
-            pool._changed.wait_for(lambda: sum(ticket.state == "done" for ticket in tickets) == 4, timeout=30)
+            pool._changed.wait_for(lambda: sum(ticket.state == "done" for ticket in tickets) == 4, timeout=600)
         time.sleep(0.05)
 
         assert sorted(fetched) == [0, 1, 2, 3]
