@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -34,6 +32,7 @@ from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.core.timing import TOLERANCE
+from metis.simulation.loop import Agenda
 
 LAYOUT = Layout((TensorSpec("weight", (2,)), TensorSpec("bias", ())))
 
@@ -102,8 +101,7 @@ class Play:
             policy, model(), stop=stop, learners_expected=learners_expected or len(self.actors)
         )
         self.ledger = CostLedger(powers or {}, model().nbytes, policy.fills_the_period)
-        self._heap: list[tuple[float, int, Event]] = []
-        self._order = itertools.count()
+        self._agenda: Agenda[Event] = Agenda()
         for actor in self.actors.values():
             self.join(actor.name, at=0.0)
 
@@ -125,20 +123,21 @@ class Play:
         self.at(at, LearnerWithdrawn(name))
 
     def at(self, at: float, event: Event) -> None:
-        heapq.heappush(self._heap, (at, next(self._order), event))
+        self._agenda.add(at, event)
 
     # --- the performance ----------------------------------------------------------------------
 
     def step(self) -> bool:
         """Let the next thing happen; False if nothing can happen any more."""
-        next_event = self._heap[0][0] if self._heap else math.inf
-        if self.controller.deadline < next_event:
-            self.now = self.controller.deadline
+        upcoming = self._agenda.upcoming(self.controller)
+        if upcoming is None:
+            return False
+        at, event = upcoming
+        if event is None:
+            self.now = at
             self.handle(DeadlinePassed())
             return True
-        if not self._heap:
-            return False
-        at, _, event = heapq.heappop(self._heap)
+        self._agenda.pop()
         if isinstance(event, (UpdateRequest, TaskFailed)) and not self._still_open(event):
             return True  # the learner left; what it had in hand is lost
         self.now = at
@@ -172,8 +171,8 @@ class Play:
     def run_until(self, *, community_version: int | None = None, time: float = math.inf) -> Play:
         """Perform until this community model is out, or until just before this moment."""
         while community_version is None or self.version < community_version:
-            upcoming = min(self.controller.deadline, self._heap[0][0] if self._heap else math.inf)
-            if upcoming >= time or not self.step():
+            upcoming = self._agenda.upcoming(self.controller)
+            if upcoming is None or upcoming[0] >= time or not self.step():
                 break
         return self
 

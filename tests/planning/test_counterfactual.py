@@ -34,7 +34,7 @@ from metis.planning.counterfactual import (
     trace_costs,
 )
 from metis.planning.timings import read_timings
-from metis.simulation.loop import Course
+from metis.simulation.loop import Trace
 
 POLICIES = {"semi-synchronous": metis.semisync_fedavg(2), "asynchronous": metis.fedrec(1)}
 
@@ -82,7 +82,7 @@ def test_timings_of_a_deployment(tmp_path: Path) -> None:
     assert found.model_bytes == load_recording(tmp_path).model_bytes
 
 
-def recording(events: Course) -> Recording:
+def recording(events: Trace) -> Recording:
     return Recording(Path("run"), events, "any", None, False, {}, {}, None, 3, 0)
 
 

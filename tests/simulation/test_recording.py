@@ -26,7 +26,7 @@ from metis.core.stop import StopRule
 from metis.planning.counterfactual import decisions
 from metis.planning.forecast import PlannedLearner
 from metis.runs.trace import without_weights
-from metis.simulation.loop import Course, ScheduledEvent, play
+from metis.simulation.loop import ScheduledEvent, Trace, play
 from metis.simulation.recording import RecordedLearners, recorded_tasks, replay_otherwise
 from simulation.federations import POLICIES, simulate_lively, still
 
@@ -39,7 +39,7 @@ ABSENCES = [
 ]
 
 
-def again(events: Course, policy: Policy) -> Course:
+def again(events: Trace, policy: Policy) -> Trace:
     controller = Controller(policy, Model.empty(), stop=StopRule(seconds=events[-1][0]), learners_expected=None)
     return replay_otherwise(events, controller)
 
@@ -59,13 +59,13 @@ def test_the_recorded_policy_gives_the_recorded_course(name: str) -> None:
     assert [moment for moment in made if moment[0] < end] == [moment for moment in kept if moment[0] < end]
 
 
-def direct(policy: Policy, seconds: float = 40.0) -> Course:
+def direct(policy: Policy, seconds: float = 40.0) -> Trace:
     return still([12, 6, 8, 5], [0.05, 0.3, 0.1, 0.2], test=None, learner=ABSENCES).simulate(
         policy, seconds=seconds
     ).events  # fmt: skip
 
 
-def schedule(course: Course) -> dict[str, list[tuple[Any, ...]]]:
+def schedule(course: Trace) -> dict[str, list[tuple[Any, ...]]]:
     """Every learner's tasks and updates; which of two at one moment comes first is left open."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     for at, item in course:
@@ -142,6 +142,6 @@ def test_an_invalid_update_is_refused_again() -> None:
 
 def test_a_record_without_tasks_gives_an_empty_course() -> None:
     """Learners that came and never began."""
-    events: Course = [(0.0, LearnerJoined("a", 5, 1))]
+    events: Trace = [(0.0, LearnerJoined("a", 5, 1))]
     assert replay_otherwise(events, Controller(metis.fedrec(), Model.empty())) == []
     assert RecordedLearners(events, {})

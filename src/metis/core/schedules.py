@@ -24,6 +24,20 @@ class Moment:
     begun: int = 0  # rounds begun, with the one that begins now
 
 
+class Cadence:
+    """How often something is done: every so many seconds, at their multiples; every time for 0."""
+
+    def __init__(self, every: float) -> None:
+        self._every, self._next = every, 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether it is time again; asked whenever it could be done."""
+        if now < self._next:
+            return False
+        self._next = (math.floor(now / self._every) + 1) * self._every if self._every else 0.0
+        return True
+
+
 @dataclass(frozen=True)
 class Schedule:
     """From `start` to `end` over `length` rounds, steps or seconds; afterwards it stays at the end."""

@@ -34,7 +34,7 @@ from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, SUMMARY
 from metis.runs.setting import Setting
 from metis.runs.trace import EVENTS, measures_of, read_trace, to_record
-from metis.simulation.loop import Course
+from metis.simulation.loop import Trace
 from metis.simulation.recording import recorded_tasks, replay_otherwise
 
 _CONTRADICTIONS = (KeyError, TypeError, AssertionError)  # raised when events contradict each other
@@ -45,7 +45,7 @@ class Recording:
     """A recorded run, and what is known about its learners."""
 
     folder: Path
-    events: Course
+    events: Trace
     label: str
     policy: Policy | None  # None if its parameters are not recorded
     fills_the_period: bool
@@ -75,7 +75,7 @@ def load_recording(directory: Path) -> Recording:
     if folder is None:
         hint = "; it is a comparison: give one of its runs" if (directory / "comparison.json").is_file() else ""
         raise ConfigError(f"{directory} has no {EVENTS}: it is not the directory of a run{hint}")
-    events: Course = list(read_trace(folder / EVENTS))
+    events: Trace = list(read_trace(folder / EVENTS))
     if not any(isinstance(item, SendTask) for _, item in events):
         raise ConfigError(f"{folder} cannot be replayed: no task was sent in that run")
     config = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None
@@ -159,7 +159,7 @@ def _config_of(recording: Recording) -> ExperimentConfig:
     return load_config(recording.folder / CONFIG)
 
 
-def counterfactual_trace(recording: Recording, policy: Policy) -> Course:
+def counterfactual_trace(recording: Recording, policy: Policy) -> Trace:
     """The trace of this policy with the recorded timings, over the recorded time."""
     controller = Controller(
         policy,
@@ -240,7 +240,7 @@ class TraceCosts:
         }
 
 
-def trace_costs(recording: Recording, trace: Course, label: str, fills_the_period: bool) -> TraceCosts:
+def trace_costs(recording: Recording, trace: Trace, label: str, fills_the_period: bool) -> TraceCosts:
     """Add up the costs; a task sent at the very end is left out, since nobody worked on it."""
     ledger = CostLedger(recording.powers, recording.model_bytes or 0, fills_the_period, recording.update_bytes)
     batches: dict[LearnerId, int] = {}
@@ -275,7 +275,7 @@ class Counterfactual:
 
     recording: Recording
     costs: tuple[TraceCosts, ...]  # the recorded one first
-    traces: tuple[Course, ...]  # of the other policies
+    traces: tuple[Trace, ...]  # of the other policies
     reproduced: bool | None  # whether the recorded policy gave the recorded trace; None if it was not replayed
     notes: tuple[str, ...]
 
@@ -313,7 +313,7 @@ def compare_policies(recording: Recording, policies: Sequence[Policy]) -> Counte
     return Counterfactual(recording, tuple(costs), tuple(traces), reproduced, tuple(notes))
 
 
-def decisions(trace: Course, end: float) -> list[dict[str, Any]]:
+def decisions(trace: Trace, end: float) -> list[dict[str, Any]]:
     """Events and actions, without what a replay cannot know: weights, measurements and the end itself."""
     left_out = (Evaluated, Finish)
     kept = [

@@ -1,7 +1,7 @@
-"""The course of a federation in virtual time without weights: what a controller asks for, and when it is done.
+"""Virtual time: one agenda of what is due, for the simulator, the planner and replays.
 
-The controller is the real one; nothing is trained, no tensor library is needed. `play` is the loop, the rest says how
-long a learner takes for a task.
+`play` runs the real controller on it without weights: nothing is trained, no tensor library is needed. The rest says
+how long a learner takes for a task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from metis.core.controller import Controller
 from metis.core.events import (
@@ -30,7 +30,46 @@ from metis.core.events import (
 from metis.core.timing import TOLERANCE
 from metis.simulation.speed import Spent
 
-Course: TypeAlias = list[tuple[float, Event | Action]]
+Trace: TypeAlias = list[tuple[float, Event | Action]]
+Item = TypeVar("Item")
+
+
+class Agenda(Generic[Item]):
+    """What is due: by time, of what is due at one moment by rank, then in the order in which it was added."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, float, int, Item]] = []
+        self._order = itertools.count()
+
+    def __iter__(self) -> Iterator[tuple[float, Item]]:
+        return ((at, item) for at, _, _, item in self._heap)
+
+    def add(self, at: float, item: Item, rank: float = 0.0) -> None:
+        """Due at this time; never, if it is infinite."""
+        if at < math.inf:
+            heapq.heappush(self._heap, (at, rank, next(self._order), item))
+
+    def discard(self, item: Item) -> None:
+        """It will not happen."""
+        self._heap = [entry for entry in self._heap if entry[3] is not item]
+        heapq.heapify(self._heap)
+
+    def upcoming(self, controller: Controller) -> tuple[float, Item | None] | None:
+        """What happens next, without removing it: an item, or None for the controller's deadline.
+
+        None instead of both if nothing can happen any more.
+        """
+        at = self._heap[0][0] if self._heap else math.inf
+        if controller.deadline < at:
+            # The end of the run is not worth waiting for when nobody is left to train until then.
+            if not self._heap and controller.protocol.deadline == math.inf:
+                return None
+            return controller.deadline, None
+        return (at, self._heap[0][3]) if self._heap else None
+
+    def pop(self) -> None:
+        """The upcoming item has happened."""
+        heapq.heappop(self._heap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +87,26 @@ Work = Callable[[SendTask, float], ScheduledEvent | None]  # how a task sent now
 def play(
     controller: Controller, scheduled: Iterable[ScheduledEvent], work: Work
 ) -> Iterator[tuple[float, Event | Action]]:
-    """Let these things happen to a fresh controller and learners work for it, until it ends or nobody goes on.
+    """Let these events happen to a fresh controller and learners work for it, until it ends or nobody goes on.
 
-    What cannot be any more is left out: the answer of a learner that has left, the joining of one that is there.
+    What has become impossible is left out: the answer of a learner that has left, the joining of one that is present.
     """
-    order = itertools.count()
-    heap = [(item.at, item.rank, next(order), item.event) for item in scheduled]
-    heapq.heapify(heap)
-    while not controller.finished:
-        event: Event
-        if controller.deadline < (heap[0][0] if heap else math.inf):
-            if not heap and controller.protocol.deadline == math.inf:
-                return
-            now, event = controller.deadline, DeadlinePassed()
-        elif not heap:
-            return
-        else:
-            now, _, _, event = heapq.heappop(heap)
-            if not _possible(controller, event):
-                continue
+    agenda: Agenda[Event] = Agenda()
+    for item in scheduled:
+        agenda.add(item.at, item.event, item.rank)
+    while not controller.finished and (upcoming := agenda.upcoming(controller)) is not None:
+        now, due = upcoming
+        if due is not None:
+            agenda.pop()
+        event = DeadlinePassed() if due is None else due
+        if not _possible(controller, event):
+            continue
         yield now, event
         for action in controller.handle(event, now):
             yield now, action
             answer = work(action, now) if isinstance(action, SendTask) else None
             if answer is not None:
-                heapq.heappush(heap, (answer.at, answer.rank, next(order), answer.event))
+                agenda.add(answer.at, answer.event, answer.rank)
 
 
 def _possible(controller: Controller, event: Event) -> bool:

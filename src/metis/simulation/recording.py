@@ -35,7 +35,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
-from metis.simulation.loop import Course, Pace, ScheduledEvent, Stretch, play
+from metis.simulation.loop import Pace, ScheduledEvent, Stretch, Trace, play
 
 # A task that is sent almost when a recorded one was, and asks for the same, is that task; a real clock wakes the
 # controller a little after the deadline, the virtual one does not.
@@ -74,7 +74,7 @@ def recorded_tasks(recorded: Iterable[tuple[float, Event | Action]]) -> dict[Lea
     return tasks
 
 
-def replay_recorded(recorded: Iterable[tuple[float, Event | Action]], controller: Controller) -> Course:
+def replay_recorded(recorded: Iterable[tuple[float, Event | Action]], controller: Controller) -> Trace:
     """Let the recorded learners work for this controller, which must be fresh and need no weights.
 
     Who came and went, and when, is taken from the record; so is how long each learner's first, second, ... task
@@ -98,7 +98,7 @@ def replay_otherwise(
     recorded: Sequence[tuple[float, Event | Action]],
     controller: Controller,
     nominal: Mapping[LearnerId, float] | None = None,
-) -> Course:
+) -> Trace:
     """What another policy would have made of the recorded learners; the controller is fresh and needs no weights.
 
     Who was there and when the first tasks could be sent is taken from the record. How long a task takes follows from

@@ -1,14 +1,11 @@
-"""One event heap in virtual time around the controller of the core.
+"""The controller of the core in virtual time, with learners that really train.
 
-Everything that could differ between two runs is fixed: ties in the heap are broken by a sequence number,
-chance comes from the seed, the learner and the task, and results are asked for in virtual order.
+Everything that could differ between two runs is fixed: ties are broken by the order of insertion,
+randomness comes from the seed, the learner and the task, and results are asked for in virtual order.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,11 +33,13 @@ from metis.core.events import (
 from metis.core.layers import Memory
 from metis.core.mixing import ModelStore
 from metis.core.model import Model
+from metis.core.schedules import Cadence
 from metis.errors import Diverged
 from metis.learning import Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
+from metis.simulation.loop import Agenda
 from metis.simulation.pools.local import Fetch, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
@@ -127,13 +126,11 @@ class Simulator:
         self._record = record
         self._seed = seed
         self._evaluate = evaluate
-        self._evaluate_every = evaluate_every
-        self._next_evaluation = 0.0
+        self._cadence = Cadence(evaluate_every)
         self._last_evaluated: int | None = None
         self._model_bytes = controller.community.model.nbytes if model_bytes is None else model_bytes
         self._update_bytes = self._model_bytes if update_bytes is None else update_bytes
-        self._heap: list[tuple[float, int, int, Any]] = []
-        self._sequence = itertools.count()
+        self._agenda: Agenda[Any] = Agenda()
         self._open: dict[int, _Arrival] = {}  # by learner
         self._base_models: dict[int, Fetch] = {}  # by version, while a task in hand is based on it
         self._in_hand: Counter[int] = Counter()  # tasks by the version that they are based on
@@ -168,16 +165,14 @@ class Simulator:
 
     def step(self, interrupts: Interrupts) -> bool:
         """Let the next thing happen; False if nothing can happen any more."""
-        if self.controller.deadline < (self._heap[0][0] if self._heap else math.inf):
-            # The end of the run is not worth waiting for when nobody is left to train until then.
-            if not self._heap and self.controller.protocol.deadline == math.inf:
-                return False
-            self.now = self.controller.deadline
+        upcoming = self._agenda.upcoming(self.controller)
+        if upcoming is None:
+            return False
+        at, occurrence = upcoming
+        if occurrence is None:
+            self.now = at
             self._handle(DeadlinePassed())
             return True
-        if not self._heap:
-            return False
-        at, _, _, occurrence = self._heap[0]
         result: Any = None
         if isinstance(occurrence, (_Arrival, _Measurement)):
             with interrupts.welcome():  # the only place that takes long; nothing has changed yet
@@ -185,7 +180,7 @@ class Simulator:
                     result = occurrence.ticket.result()
                 except Diverged as problem:
                     result = problem
-        heapq.heappop(self._heap)
+        self._agenda.pop()
         self.now = at
         self._happen(occurrence, result)
         return True
@@ -246,8 +241,7 @@ class Simulator:
         arrival = self._open.pop(departure.learner, None)
         if arrival is not None:
             arrival.ticket.cancel()
-            self._heap = [entry for entry in self._heap if entry[3] is not arrival]
-            heapq.heapify(self._heap)
+            self._agenda.discard(arrival)
         self._push(departure.back_at, _Return(departure.learner))
         self._handle(LearnerLeft(self._machines[departure.learner].name))
         if arrival is not None:
@@ -289,10 +283,7 @@ class Simulator:
         self._push(due, self._open[index])
 
     def _published(self, action: CommunityPublished) -> None:
-        if self._evaluate and self.now >= self._next_evaluation and not self.finished:
-            if self._evaluate_every:
-                periods = math.floor(self.now / self._evaluate_every) + 1
-                self._next_evaluation = periods * self._evaluate_every
+        if self._evaluate and not self.finished and self._cadence.due(self.now):
             ticket = self._pool.evaluate(self.now, action.community_model)
             self._push(self.now, _Measurement(action.stamp.version, ticket), _EVALUATION)
 
@@ -303,9 +294,8 @@ class Simulator:
         metrics = self._pool.evaluate(self.now, community.model).result()
         self._record(self.now, Evaluated(community.stamp.version, metrics))
 
-    def _push(self, at: float, occurrence: object, priority: int = _OCCURRENCE) -> None:
-        if at < math.inf:
-            heapq.heappush(self._heap, (at, priority, next(self._sequence), occurrence))
+    def _push(self, at: float, occurrence: object, rank: int = _OCCURRENCE) -> None:
+        self._agenda.add(at, occurrence, rank)
 
     def _plan_departure(self, index: int, absence: tuple[float, float] | None) -> None:
         if absence is not None:
@@ -360,7 +350,7 @@ class Simulator:
         for index in range(len(self._machines)):
             if memory := below(f"memory/{index}/"):
                 self._memories[index] = memory
-        dues = {id(entry[3]): entry[0] for entry in self._heap}
+        dues = {id(occurrence): at for at, occurrence in self._agenda}
         for arrival in self._open.values():
             if self.controller.community.uses_base:
                 self.controller.roster[self._machines[arrival.learner].name].base_model = bases[arrival.version]
@@ -373,6 +363,6 @@ class Simulator:
                 self._memories.get(arrival.learner),
                 arrival.rate,
             )
-        for at, _, _, occurrence in self._heap:
+        for at, occurrence in self._agenda:
             if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
                 occurrence.ticket = pool.evaluate(at, self.controller.community.model)

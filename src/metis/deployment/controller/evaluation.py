@@ -9,6 +9,7 @@ from collections.abc import Collection
 import grpc
 
 from metis.core.events import Evaluated, LearnerId
+from metis.core.schedules import Cadence
 from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, Report
@@ -31,7 +32,7 @@ class Evaluations:
         self._settings, self._writer, self._view, self._report = settings, writer, view, report
         self._wanted = asyncio.Event()
         self._version: int | None = None
-        self._next = 0.0  # on the run's clock
+        self._cadence = Cadence(settings.evaluate_every)  # on the run's clock
         self._reports: dict[LearnerId, tuple[int, int, dict[str, float]]] = {}  # version, examples, metrics: the latest
         self._reported: set[LearnerId] = set()  # since the latest mean over the learners
 
@@ -39,9 +40,7 @@ class Evaluations:
 
     def published(self, version: int, now: float) -> None:
         """A community model was published; it is measured if an evaluation is due."""
-        if now >= self._next:
-            every = self._settings.evaluate_every
-            self._next = (math.floor(now / every) + 1) * every if every else 0.0
+        if self._cadence.due(now):
             self.request(version)
 
     def request(self, version: int) -> None:
