@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 from metis import __version__
 from metis.cli.app import app
+from metis.core.policies import POLICIES
+from metis.core.solvers import SOLVERS
 from metis.experiments.config.load import load_config
 from metis.runs.run import Run
 
@@ -347,6 +350,43 @@ def test_init_writes_a_file_that_runs_as_it_is(workplace: Path) -> None:
     )
     assert metis("init", "first.toml", "--force").exit_code == 0
     assert metis("simulate", "first.toml", "--set", "stop.seconds=12").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "solver"),
+    [*((policy, "vanilla") for policy in POLICIES), *(("semisync_fedavg", solver) for solver in SOLVERS)],
+)
+def test_init_writes_any_policy_and_solver_with_all_settings(policy: str, solver: str, workplace: Path) -> None:
+    """The file loads as it is; its commented lines are the defaults, so that taking away a # changes nothing."""
+    assert metis("init", "own.toml", "--policy", policy, "--solver", solver).exit_code == 0
+    file = workplace / "own.toml"
+    plain = load_config(file)
+    assert (plain.policy[0].name, plain.policy[0].training.solver) == (policy, solver)
+    head, chosen = file.read_text("utf-8").split("[training]")
+    chosen, tail = chosen.split("[stop]")
+    settings = [line for line in chosen.splitlines() if re.match(r"# \w+ = ", line)]
+    assert len(settings) >= len(POLICIES[policy].__annotations__) - 1
+    for line in settings:
+        if line.startswith(("# max_local_epochs", "# exchange")):  # these two have no default
+            chosen = chosen.replace(line, f"#{line}")
+    everything = re.sub(r"(?m)^# (?=\w+ = )", "", chosen)
+    file.write_text(f"{head}[training]{everything}[stop]{tail}", encoding="utf-8")
+    assert load_config(file) == plain
+
+
+def test_init_lists_what_a_file_can_name() -> None:
+    """One line for each definition; an unknown name gets the nearest one."""
+    listed = metis("init", "--list").stdout
+    for name in ("semisync_fedavg", "compression", "fedprox", "small_cnn", "digits", "torch"):
+        assert re.search(rf"(?m)^  {name}\b +\S", listed), name
+    assert refused("init") == "error: give the name of a file, as in metis init first.toml, or --list"
+    assert refused("init", "x.toml", "--policy", "fedasink") == (
+        "error: there is no policy 'fedasink'; did you mean 'fedasync'?"
+    )
+    assert (
+        refused("init", "x.toml", "--solver", "fedprx") == "error: there is no solver 'fedprx'; did you mean 'fedprox'?"
+    )
+    assert not Path("x.toml").exists()
 
 
 def test_data_list_names_the_bundled_digits() -> None:

@@ -12,22 +12,50 @@ from metis.cli.options import ForceOption
 from metis.cli.output import add, say
 from metis.errors import ConfigError
 
-_EXAMPLE = Path(__file__).parents[1] / "experiments" / "example.toml"
-
 
 def register(app: typer.Typer) -> None:
-    add(app, init, "metis init first.toml && metis simulate first.toml")
+    add(
+        app,
+        init,
+        "metis init first.toml && metis simulate first.toml",
+        "metis init second.toml --policy fedasync --solver momentum",
+        "metis init --list",
+    )
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The file to write.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="NAME", help="Write this policy, with all its parameters.")
+    ] = None,
+    solver: Annotated[
+        str | None, typer.Option("--solver", metavar="NAME", help="Write this solver, with all its settings.")
+    ] = None,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="List the policies, layers, solvers, networks, data sets and engines that a file can name."
+        ),
+    ] = False,
     force: ForceOption = False,
 ) -> None:
     """Write a commented example that runs as it is, on the bundled digits."""
+    from metis.experiments.example import definitions, example
+
+    if list_:
+        for kind, names in definitions().items():
+            say(f"{kind}:")
+            width = max(map(len, names), default=0)
+            for name, line in names.items():
+                say(f"  {name:<{width}}  {line}".rstrip())
+        return
+    if file is None:
+        raise ConfigError("give the name of a file, as in metis init first.toml, or --list")
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; give the name of a file, as in {file / 'first.toml'}")
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; choose another name, or overwrite it with --force")
+    text = example(file.name, policy, solver)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_EXAMPLE.read_text("utf-8").replace("THIS_FILE", file.name), encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     say(f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}")
