@@ -212,6 +212,6 @@ def test_both_ends_of_a_deployment_agree_on_the_layout() -> None:
     """The controller's initial model is what the learners expect, with variates for all of the network."""
     settings = {"experiment": resolve_config(experiment(), "test.toml").to_dict(), "policy": 0}
     silo, side = build_silo(settings, None, "all-1", 0), build_controller_side(settings, None)
-    assert silo.engine.layout == side.engine.layout
-    assert side.engine.layout.size == 2 * side.engine.layout.network.size
+    assert silo.layout == side.layout
+    assert side.layout.size == 2 * side.layout.network.size
     assert silo.learner is not None and silo.learner.solver == metis.Scaffold(0.1)

@@ -378,7 +378,7 @@ def test_a_silo_of_a_site_file_trains_as_in_the_rehearsal(site: Path) -> None:
     assert silo.learner is not None
     trained = silo.learner.train_while(silo.engine, federation.initial_model, 5, Budget(steps=7), lambda: 0.0)
 
-    assert policy.proximal_term == 0
+    assert policy.layers == ()
     assert trained.model.sha256() == rehearsed.model.sha256()
     assert (silo.metric, silo.higher_is_better, silo.seed) == ("accuracy", True, 1990)
 
