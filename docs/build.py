@@ -37,6 +37,7 @@ ELSEWHERE = {  # files of the repository that are pages of the site
     "experiments/adaptive/README.md": "adaptive.md",
     "benchmarks/README.md": "benchmarks.md",
     RESULTS: "results.md",
+    "examples/plugin/README.md": "plugin.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/notebooks/quickstart.ipynb": "notebook.md",

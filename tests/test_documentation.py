@@ -244,6 +244,14 @@ def test_the_messages_of_the_deployment_page_are_those_of_the_code() -> None:
             assert piece.strip(" ',") in code, f"{quote}: {piece}"
 
 
+def test_the_lines_that_an_extension_takes_are_counted() -> None:
+    """Each row of the table in CONTRIBUTING.md links a file of the example package and has its number of lines."""
+    rows = re.findall(r"\]\((examples/plugin/\S+\.py)\) \| (\d+) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(rows) == 5
+    for file, lines in rows:
+        assert len((ROOT / file).read_text("utf-8").splitlines()) == int(lines), file
+
+
 def test_the_table_of_policies_lists_their_parameters() -> None:
     """Each row of docs/protocols.md has every parameter of its policy, and no other."""
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", (DOCS / "protocols.md").read_text("utf-8"), re.M)
