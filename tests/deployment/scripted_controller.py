@@ -17,7 +17,7 @@ from metis.deployment.security.identity import peer_of
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import write_model
 from metis.deployment.wire.protocol import SERVER_OPTIONS, TURN, service_handler
-from metis.experiments.site import build_silo
+from metis.experiments.silo import build_silo
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "cut by the test")
 

@@ -21,7 +21,7 @@ from deployment.tiny import settings
 from metis.deployment.trainer.followers import own_device
 from metis.deployment.wire.models import read_model, write_model
 from metis.errors import ConfigError
-from metis.experiments.site import build_silo
+from metis.experiments.silo import build_silo
 
 # What could differ between one process and two: normalisation, tied and frozen weights, momentum, augmentation.
 SITE = """

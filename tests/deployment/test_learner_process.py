@@ -28,7 +28,7 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.model_mac import ModelMac
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError
-from metis.experiments.site import build_silo
+from metis.experiments.silo import build_silo
 from metis.runs.storage import load_model
 
 TRAINER = [sys.executable, "-m", "metis.cli.trainer"]

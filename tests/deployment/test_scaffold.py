@@ -18,7 +18,7 @@ from metis.deployment.wire.models import read_model, write_model
 from metis.experiments.build import build_federation
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import load_config
-from metis.experiments.site import build_silo
+from metis.experiments.silo import build_silo
 from metis.runs.storage import load_model
 
 # Two laws that have nothing in common; a batch is all that a site has, so that chance has no part in it.

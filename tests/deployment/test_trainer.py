@@ -25,7 +25,7 @@ from deployment.tiny import settings, write_site
 from metis.core.layers.compression import Compression
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import read_model, write_model
-from metis.experiments.site import build_silo
+from metis.experiments.silo import build_silo
 from metis.runs.storage import load_model
 
 TRAINER = [sys.executable, "-m", "metis.cli.trainer"]

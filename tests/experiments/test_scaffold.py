@@ -18,7 +18,7 @@ from metis.errors import ConfigError
 from metis.experiments.build import build_federation
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import resolve_config
-from metis.experiments.site import build_controller_side, build_silo
+from metis.experiments.silo import build_controller_side, build_silo
 from metis.planning.outlook import network_bytes
 
 ETA = 0.05

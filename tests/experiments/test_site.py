@@ -18,15 +18,8 @@ from metis.core.solvers import MomentumSGD
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
-from metis.experiments.site import (
-    SiteFunction,
-    build_controller_side,
-    build_silo,
-    load_site,
-    read_settings,
-    rehearsal,
-    settled,
-)
+from metis.experiments.silo import build_controller_side, build_silo, read_settings
+from metis.experiments.site import SiteFunction, load_site, rehearsal, settled
 from metis.learning import ArrayExamples, JoinedExamples
 from metis.runs.storage import load_model
 
@@ -99,13 +92,13 @@ def test_a_site_file_may_leave_out_all_but_network_and_training_data(tmp_path: P
     [
         ("", "site.py has no network; write: def network()"),
         ("def network(): ...", "site.py has no training_data; write: def training_data(site)"),
-        ("def network(): ...\ndef training_data(): ...", "site.py:2: training_data takes other arguments than Metis "
-         "gives it; write: def training_data(site)"),
-        ("def network(size): ...\ndef training_data(site): ...", "site.py:1: network takes other arguments than "
-         "Metis gives it; write: def network()"),
+        ("def network(): ...\ndef training_data(): ...", "site.py:2: training_data does not take the arguments "
+         "that Metis passes; write: def training_data(site)"),
+        ("def network(size): ...\ndef training_data(site): ...", "site.py:1: network does not take the arguments that "
+         "Metis passes; write: def network()"),
         ("import torch\nnetwork = torch.nn.Linear(1, 1)\ndef training_data(site): ...",
-         "site.py: network is no function; write: def network()"),
-        ("network = 3\ndef training_data(site): ...", "site.py: network is no function; write: def network()"),
+         "site.py: network is not a function; write: def network()"),
+        ("network = 3\ndef training_data(site): ...", "site.py: network is not a function; write: def network()"),
         ("\nx = = 3\n", "the site file cannot be used: site.py:2: SyntaxError: invalid syntax"),
         ("import sys\n\nraise OSError('no disk')\n", "the site file cannot be used: site.py:3: OSError: no disk"),
         ("import nosuchmodule\n", "the site file cannot be used: site.py:1: ModuleNotFoundError: No module named "
@@ -114,11 +107,11 @@ def test_a_site_file_may_leave_out_all_but_network_and_training_data(tmp_path: P
         (SITE + "task = 'ranking'", "site.py: task is 'ranking'; allowed: classification, regression"),
         (SITE + "metrics = [max]", "site.py: metrics must be a dictionary of names and functions, as in "
          'metrics = {"auc": auc} with def auc(outputs, targets)'),
-        (SITE + "metrics = {'loss': max}", "site.py: metrics has 'loss', which is always measured; write def loss "
-         "instead"),
-        (SITE + "metric = max", "site.py: metric is <built-in function max>; it must be a text"),
+        (SITE + "metrics = {'loss': max}", "site.py: metrics has 'loss', which is always measured; define the function "
+         "loss instead"),
+        (SITE + "metric = max", "site.py: metric is <built-in function max>; it must be a string"),
         (SITE + "higher_is_better = 1", "site.py: higher_is_better is 1; it must be True or False"),
-        (SITE + "def augment(inputs): ...", "augment takes other arguments than Metis gives it; write: def "
+        (SITE + "def augment(inputs): ...", "augment does not take the arguments that Metis passes; write: def "
          "augment(inputs, generator)"),
     ],
 )  # fmt: skip
@@ -170,8 +163,8 @@ def test_a_site_file_may_import_its_neighbours(tmp_path: Path) -> None:
     [
         ("return open('/nowhere/patients.csv')", r"site.py: training_data\('zurich'\) failed: site.py:\d+: "
          r"FileNotFoundError: .*patients.csv"),
-        ("return None", r"site.py: training_data\('zurich'\) gives None; it must give a pair of arrays"),
-        ("return np.zeros((0, 3)), np.zeros(0, int)", r"training_data\('zurich'\) gives no examples"),
+        ("return None", r"site.py: training_data\('zurich'\) returns None; it must return a pair of arrays"),
+        ("return np.zeros((0, 3)), np.zeros(0, int)", r"training_data\('zurich'\) returns no examples"),
         ("return np.zeros((5, 3)), np.zeros(4, int)", r"training_data\('zurich'\): there are 5 inputs but 4 targets"),
         ("return 3", r"training_data\('zurich'\): int is not a map-style dataset"),
     ],
@@ -255,7 +248,9 @@ def test_a_site_and_an_experiment_that_contradict_each_other_are_told(site: Path
     with pytest.raises(ConfigError, match=r"metric is 'mae'; site\.py measures accuracy, loss"):
         settled(experiment(site.parent, evaluation={"metric": "mae"}), load_site(site))
     site.write_text(SITE + "task = 'classification'")
-    with pytest.raises(ConfigError, match=r"says task = 'classification', the experiment says training\.task = 'regre"):
+    with pytest.raises(
+        ConfigError, match=r"has task = 'classification', but the experiment has training\.task = 'regre"
+    ):
         settled(experiment(site.parent, training={"task": "regression"}), load_site(site))
 
 
@@ -442,13 +437,13 @@ def test_the_settings_are_of_the_federation_but_files_and_processors_of_this_mac
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        (None, "the controller's settings are not understood: they must have the keys experiment and policy"),
+        (None, "the controller's settings are not valid: they must have the keys experiment and policy"),
         ({"experiment": {}}, "they must have the keys experiment and policy"),
         ({"experiment": [], "policy": 0}, "experiment must be a table"),
         ({"experiment": {}, "policy": 0}, "the controller's settings: learners: missing; .*; the controller's "
          "settings: policy: missing"),
-        ("two policies", "policy is 1, there are 1"),
-        ("no number", "policy is True, there are 1"),
+        ("two policies", "policy is 1, but there are 1"),
+        ("no number", "policy is True, but there are 1"),
         ("typo", "learners.0.batch_sise: unknown key; did you mean 'batch_size'?"),
     ],
 )  # fmt: skip
@@ -477,10 +472,10 @@ def test_a_learner_that_the_experiment_does_not_have_is_told(site: Path) -> None
         site.parent,
         learners=[*FEDERATION["learners"], {**FEDERATION["learners"][0], "name": "others", "names": ["budapest"]}],
     )
-    with pytest.raises(ConfigError, match="have no 'zurick'; did you mean 'zurich'"):
+    with pytest.raises(ConfigError, match="has no learner 'zurick'; did you mean 'zurich'"):
         build_silo(settings(two), site, "zurick", 0)
     tables = {key: value for key, value in FEDERATION.items() if key != "site"}
-    with pytest.raises(ConfigError, match="no learner 'basel' to hold a part of digits; its learners are clevel"):
+    with pytest.raises(ConfigError, match="no learner 'basel'; known are clevel"):
         build_silo(settings(resolve_config(tables, "x.toml")), None, "basel", 0)
 
 
@@ -488,7 +483,7 @@ def test_a_federation_of_site_files_needs_one_here(site: Path) -> None:
     """The controller's path means nothing on this machine and is never opened."""
     for build in (lambda: build_silo(settings(experiment(site.parent)), None, "zurich", 0),
                   lambda: build_controller_side(settings(experiment(site.parent)), None)):  # fmt: skip
-        with pytest.raises(ConfigError, match="bring their own network and data: give --site FILE"):
+        with pytest.raises(ConfigError, match="have their own network and data: give --site FILE"):
             build()
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from metis.deployment.trainer import process as trainer
 
 if TYPE_CHECKING:
-    from metis.experiments.site import Silo
+    from metis.experiments.silo import TrainingSilo
 
 
-def build(command: Mapping[str, Any]) -> Silo:
+def build(command: Mapping[str, Any]) -> TrainingSilo:
     """What the command `prepare` asks for: a learner's silo, or the controller's side if it names no learner."""
-    from metis.experiments.site import build_controller_side, build_silo
+    from metis.experiments.silo import build_controller_side, build_silo
 
     site = None if command["site"] is None else Path(command["site"])
     if command["name"] is None:

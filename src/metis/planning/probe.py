@@ -6,16 +6,12 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from metis.core.events import Budget, LearnerId
-from metis.core.model import Model
 from metis.core.timing import robust_time_per_batch
 from metis.errors import ConfigError, MetisError, told
-from metis.experiments.config.load import ExperimentConfig, did_you_mean, resolve_config
-
-if TYPE_CHECKING:
-    from metis.learning import Engine, Learner
+from metis.experiments.config.load import ExperimentConfig, resolve_config
 
 _WARM_UP = 3  # batches; the first one also fills the caches of the tensor library
 
@@ -65,10 +61,15 @@ def run_probe(
     config: ExperimentConfig, site: Path | None, name: LearnerId, batches: int, device: str | None = None
 ) -> Probe:
     """Train a few batches with the real network and data of this learner and time them."""
-    learner, engine, model = _learner_and_engine(config, site, name, device)
-    budget = Budget(batches + _WARM_UP)
+    from metis.experiments.silo import learner_silo
+
+    if site is None and config.site is not None:
+        site = Path(config.site.file)
+    silo = learner_silo(config, 0, site, name, 0, device)
+    assert silo.learner is not None
+    learner, model, budget = silo.learner, silo.initial_model(config.seed), Budget(batches + _WARM_UP)
     try:
-        trained = learner.train_while(engine, model, 0, budget, time.perf_counter)
+        trained = learner.train_while(silo.engine, model, 0, budget, time.perf_counter)
     except MetisError:
         raise
     except Exception as problem:  # in the user's network or data
@@ -87,34 +88,7 @@ def run_probe(
         fastest=min(timed[1:]),
         slowest=max(timed[1:]),
         batches=len(timed) - 1,
-        parameters=engine.layout.network.size,
+        parameters=silo.engine.layout.network.size,
         model_bytes=model.nbytes,
         device=device or config.training.device,
     )
-
-
-def _learner_and_engine(
-    config: ExperimentConfig, site: Path | None, name: LearnerId, device: str | None
-) -> tuple[Learner, Engine, Model]:
-    from metis.experiments.compose import policy_and_solver
-    from metis.experiments.setup import build_training_setup
-    from metis.experiments.site import build_silo
-    from metis.learning import Learner
-    from metis.learning.engine import trainable_of
-
-    if site is None and config.site is not None:
-        site = Path(config.site.file)
-    if site is not None:
-        document = config.model_copy(update={"policy": config.policy[:1]}).to_dict()
-        silo = build_silo({"experiment": document, "policy": 0}, site, name, 0, device)
-        assert silo.learner is not None
-        return silo.learner, silo.engine, silo.initial_model(silo.seed)
-    setup = build_training_setup(config)
-    assignments = {assignment.name: assignment for assignment in setup.assignments}
-    if name not in assignments:
-        raise ConfigError(f"the experiment has no learner '{name}'; {did_you_mean(name, assignments)}")
-    assignment, (policy, solver) = assignments[name], policy_and_solver(config.policy[0])
-    engine, size = setup.engine(config.training, device), assignment.group.batch_size
-    layers = policy.learner_layers
-    learner = Learner(name, 0, setup.train, assignment.indices, size, solver, config.seed, setup.augment, layers=layers)
-    return learner, engine, policy.extend_model(engine.initial_model(config.seed), trainable_of(engine))
