@@ -81,8 +81,8 @@ def make(folder: Path, examples: int, more: str = "", **changes: Any) -> tuple[P
     path = folder / "site.py"
     path.write_text(SITE.replace("EXAMPLES", str(examples)) + more)
     silo = build_silo(settings(path, **changes), path, "zurich", 1)
-    write_model(folder / "initial.model", silo.engine.initial_model(1990))
-    return path, folder / "initial.model", silo.engine.layout
+    write_model(folder / "initial.model", silo.initial_model(1990))
+    return path, folder / "initial.model", silo.layout
 
 
 # Batches of 10: 40 are even, of 33 the last one has 3, of 31 it has 1: fewer than processes.

@@ -150,14 +150,14 @@ def test_the_variate_outlives_the_process_and_a_task_that_is_given_again_starts_
     site = write_site(tmp_path)
     asked = settings(site, training={"solver": "scaffold", "learning_rate": 0.1})
     silo = build_silo(asked, site, "zurich", 1)
-    initial = silo.engine.initial_model(1990)
+    initial = silo.initial_model(1990)
     model = tmp_path / "initial.model"
     write_model(model, initial.with_vector(initial.vector + np.float32(0.01)))
 
     def prepared(folder: str) -> Trainer:
         trainer = Trainer()
         answer = trainer.prepare(
-            site, settings=asked, memory=str(tmp_path / folder), layout=silo.engine.layout.to_json()
+            site, settings=asked, memory=str(tmp_path / folder), layout=silo.layout.to_json()
         )
         assert "done" in answer, answer
         return trainer
@@ -176,14 +176,14 @@ def test_the_variate_outlives_the_process_and_a_task_that_is_given_again_starts_
     assert train(back, 2) == second == again
     measured = back.ask("evaluate", model=str(model))["done"]["metrics"]
     saved = back.ask(
-        "save", model=str(tmp_path / "2.model"), layout=silo.engine.layout.to_json(),
+        "save", model=str(tmp_path / "2.model"), layout=silo.layout.to_json(),
         out=str(tmp_path / "final.safetensors"), metadata={},
     )  # fmt: skip
     back.end()
 
-    community, local = (read_model(path, silo.engine.layout) for path in (model, tmp_path / "2.model"))
+    community, local = (read_model(path, silo.layout) for path in (model, tmp_path / "2.model"))
     assert silo.evaluation is not None
-    assert measured == pytest.approx(silo.engine.evaluate(community, silo.evaluation))
+    assert measured == pytest.approx(silo.engine.evaluate(community.network, silo.evaluation))
     assert saved == {"done": {}}
     assert load_model(tmp_path / "final.safetensors").sha256() == local.network.sha256()
     assert silo.learner is not None
