@@ -156,9 +156,7 @@ def test_the_variate_outlives_the_process_and_a_task_that_is_given_again_starts_
 
     def prepared(folder: str) -> Trainer:
         trainer = Trainer()
-        answer = trainer.prepare(
-            site, settings=asked, memory=str(tmp_path / folder), layout=silo.layout.to_json()
-        )
+        answer = trainer.prepare(site, settings=asked, memory=str(tmp_path / folder), layout=silo.layout.to_json())
         assert "done" in answer, answer
         return trainer
 
