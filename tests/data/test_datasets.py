@@ -402,8 +402,8 @@ def test_files_that_are_no_npz(tmp_path):
 
 
 def test_unknown_names_get_the_nearest_known_one():
-    """A typo is answered with a suggestion and the list."""
-    with pytest.raises(DataError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\? known: digits, cifar10"):
+    """A typo is answered with a suggestion."""
+    with pytest.raises(DataError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\?"):
         load_dataset("CIFAR-10")
 
 

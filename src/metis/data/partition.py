@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.data.rounding import Search, fit_to_sums, number_range, round_to_sums, rows_with_rest
 from metis.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -131,7 +131,7 @@ def non_iid(
     else:
         numbers = [int(number) for number in classes_per_learner]
     _check_numbers(sizes, counts, numbers)
-    allotment = _Search(np.asarray(sizes, np.int64), counts, np.asarray(numbers, np.int64), rng).run()
+    allotment = Search(np.asarray(sizes, np.int64), counts, np.asarray(numbers, np.int64), rng).run()
     return _deal(np.asarray(labels), classes, allotment, rng)
 
 
@@ -164,13 +164,13 @@ def dirichlet(
     # Beyond these limits the draws leave the floats (0 / 0, inf / inf), and the results no longer change.
     concentration = min(max(alpha, 1e-3), 1e6)
     shares = rng.dirichlet(np.full(len(counts), concentration), size=len(sizes))
-    rows, rest = _rows_with_rest(np.asarray(sizes, np.int64), counts)
+    rows, rest = rows_with_rest(np.asarray(sizes, np.int64), counts)
     # The fit below only scales, so a share of exactly 0 could leave a class without any taker.
     start = np.maximum(shares, 1e-9) * np.asarray(sizes)[:, None]
     if rest:
         start = np.vstack([start, counts / counts.sum() * rest])
     everywhere = np.ones(start.shape, np.bool_)
-    allotment = _round_to_sums(_fit_to_sums(start, rows, counts), everywhere, rows, counts).amounts
+    allotment = round_to_sums(fit_to_sums(start, rows, counts), everywhere, rows, counts).amounts
     return _deal(np.asarray(labels), classes, allotment[: len(sizes)], rng)
 
 
@@ -316,221 +316,12 @@ def _check_numbers(sizes: Sequence[int], counts: Counts, numbers: Sequence[int])
     slots = sum(numbers)
     if sum(sizes) == counts.sum() and slots < classes:
         raise DataError(
-            f"{learners} learners x {_range(numbers)} classes = {slots} places cannot hold all {classes} "
+            f"{learners} learners x {number_range(numbers)} classes = {slots} places cannot hold all {classes} "
             "classes; give the learners more classes or ask for fewer examples"
         )
     room = int(np.minimum(counts, learners).sum())
     if slots > room:
         raise DataError(
-            f"{learners} learners x {_range(numbers)} classes = {slots} places cannot all be filled: "
+            f"{learners} learners x {number_range(numbers)} classes = {slots} places cannot all be filled: "
             f"{int(counts.sum())} examples in {classes} classes fill at most {room}"
         )
-
-
-def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
-
-
-# --- allotments: whole numbers with given row and column sums -------------------------------------
-
-
-@dataclass
-class _Rounded:
-    """A whole-number allotment; if `missing` is not 0, the rows and columns that stand in its way."""
-
-    amounts: Counts
-    missing: int
-    short_rows: Mask
-    full_columns: Mask
-
-
-def _rows_with_rest(sizes: Counts, counts: Counts) -> tuple[Counts, int]:
-    """The sizes, and one more row for the examples that nobody asked for."""
-    rest = int(counts.sum() - sizes.sum())
-    return (np.append(sizes, rest) if rest else sizes), rest
-
-
-def _fit_to_sums(start: NDArray[np.float64], rows: Counts, columns: Counts, passes: int = 60) -> NDArray[np.float64]:
-    """Scale rows and columns in turn (iterative proportional fitting) until the sums are nearly as wanted.
-
-    The result never exceeds a wanted sum; what is missing is left to `_round_to_sums`.
-    """
-    amounts = start.astype(np.float64)
-    for _ in range(passes):
-        amounts *= _ratio(rows, amounts.sum(axis=1))[:, None]
-        amounts *= _ratio(columns, amounts.sum(axis=0))[None, :]
-        if np.all(np.abs(amounts.sum(axis=1) - rows) < 0.25):
-            break
-    amounts *= np.minimum(1.0, _ratio(rows, amounts.sum(axis=1)))[:, None]
-    return amounts
-
-
-def _ratio(wanted: Counts, present: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.divide(wanted, present, out=np.zeros(len(wanted)), where=present > 0)
-
-
-def _round_to_sums(fitted: NDArray[np.float64], allowed: Mask, rows: Counts, columns: Counts) -> _Rounded:
-    """Whole numbers near the fitted ones with exactly the wanted sums, as far as the allowed places permit.
-
-    A maximum flow from rows to columns, started at the fitted amounts, so it settles feasibility exactly.
-    """
-    amounts = np.where(allowed, np.floor(fitted), 0).astype(np.int64)
-    rows_missing, columns_missing = rows - amounts.sum(axis=1), columns - amounts.sum(axis=0)
-    fractions = np.where(allowed, fitted - amounts, -1.0)
-    for row in np.flatnonzero(rows_missing):
-        order = np.argsort(-fractions[row], kind="stable")
-        takers = order[allowed[row, order] & (columns_missing[order] > 0)][: rows_missing[row]]
-        amounts[row, takers] += 1
-        columns_missing[takers] -= 1
-        rows_missing[row] -= len(takers)
-    while True:
-        path, short_rows, full_columns = _augmenting_path(amounts, allowed, rows_missing, columns_missing)
-        if not path:
-            return _Rounded(amounts, int(rows_missing.sum()), short_rows, full_columns)
-        # Along a path the amounts alternately rise (row to column) and fall (column back to another row).
-        falls = [(row, path[k][1]) for k, (row, _) in enumerate(path[1:])]
-        first, last = path[0][0], path[-1][1]
-        limits = [rows_missing[first], columns_missing[last], *(amounts[place] for place in falls)]
-        step = int(min(limits))
-        for place in path:
-            amounts[place] += step
-        for place in falls:
-            amounts[place] -= step
-        rows_missing[first] -= step
-        columns_missing[last] -= step
-
-
-def _augmenting_path(
-    amounts: Counts, allowed: Mask, rows_missing: Counts, columns_missing: Counts
-) -> tuple[list[tuple[int, int]], Mask, Mask]:
-    """The (row, column) places of a shortest way from a short row to an open column, and what was seen."""
-    seen_rows, seen_columns = rows_missing > 0, np.zeros(len(columns_missing), np.bool_)
-    row_before = np.full(len(columns_missing), -1)
-    column_before = np.full(len(rows_missing), -1)
-    frontier = np.flatnonzero(seen_rows)
-    while len(frontier):
-        new_columns = np.flatnonzero(allowed[frontier].any(axis=0) & ~seen_columns)
-        if len(new_columns) == 0:
-            break
-        row_before[new_columns] = frontier[np.argmax(allowed[np.ix_(frontier, new_columns)], axis=0)]
-        seen_columns[new_columns] = True
-        ends = new_columns[columns_missing[new_columns] > 0]
-        if len(ends):
-            path: list[tuple[int, int]] = []
-            column = int(ends[0])
-            while column >= 0:
-                row = int(row_before[column])
-                path.append((row, column))
-                column = int(column_before[row])
-            return path[::-1], seen_rows, seen_columns
-        lenders = amounts[:, new_columns] > 0
-        new_rows = np.flatnonzero(lenders.any(axis=1) & ~seen_rows)
-        column_before[new_rows] = new_columns[np.argmax(lenders[new_rows], axis=1)]
-        seen_rows[new_rows] = True
-        frontier = new_rows
-    return [], seen_rows, seen_columns
-
-
-class _Search:
-    """Find which classes each learner holds, and how many of each.
-
-    To decide this exactly is as hard as bin packing, so: deal the classes out greedily, settle the amounts
-    by a maximum flow, and as long as some examples find no place, exchange a class of a learner in the way.
-    """
-
-    def __init__(self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator) -> None:
-        self.sizes, self.counts, self.numbers, self.rng = sizes, counts, numbers, rng
-        self.rows, self.rest = _rows_with_rest(sizes, counts)
-        # Bounded by work and not by time, so that the same seed gives the same partition on any machine.
-        self.flows = min(1000, max(50, 400_000 // (len(sizes) * len(counts))))
-
-    def run(self) -> Counts:
-        """The allotment, or a DataError if none was found."""
-        attempts = 0
-        while self.flows > 0:
-            # The first deal is nearly always right. Every other one strays further from it, for tight cases.
-            straying = attempts / 4 if attempts % 2 else 0.0
-            attempts += 1
-            held = self._deal_classes(straying)
-            best = self._amounts(held, passes=2)
-            idle_timeout = 2 * sum(held.shape)
-            while best.missing and idle_timeout > 0 and self.flows > 0:
-                exchanged = self._exchange(held, best, 0.5 if straying else 0.1)
-                if exchanged is None:
-                    break
-                trial = self._amounts(exchanged, passes=2)
-                idle_timeout = idle_timeout - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
-                if trial.missing <= best.missing:
-                    held, best = exchanged, trial
-            if not best.missing:
-                # Two passes show what is possible; more make a learner's classes about equally large.
-                return self._amounts(held, passes=60).amounts[: len(self.sizes)]
-        learners, classes, places = len(self.sizes), len(self.counts), int(self.numbers.sum())
-        # Fewer places than this leave learners and classes in groups, each of which must add up by itself.
-        usual = learners + classes - 1
-        hint = f": {places} places, where {usual} are needed unless sizes happen to match"
-        raise DataError(
-            f"found no way to divide {int(self.sizes.sum())} of {int(self.counts.sum())} examples in "
-            f"{classes} classes among {learners} learners x {_range(self.numbers.tolist())} classes"
-            f"{hint if places < usual else ''}; give the learners more classes or other sizes"
-        )
-
-    def _deal_classes(self, straying: float) -> Mask:
-        """The larger learners choose first, each the classes that have most left; near-ties by chance."""
-        held = np.zeros((len(self.sizes), len(self.counts)), np.bool_)
-        left = self.counts.astype(np.float64)
-        holders = np.zeros(len(self.counts), np.int64)
-        for learner in np.argsort(-self.sizes, kind="stable"):
-            number = self.numbers[learner]
-            # A class with as many holders as examples is closed, even if nobody took its last example yet.
-            appeal = left * (1 + (1e-3 + straying) * self.rng.random(len(left))) + 1e-6 * self.rng.random(len(left))
-            appeal[holders >= self.counts] = -1.0
-            chosen = np.argsort(-appeal, kind="stable")[:number]
-            held[learner, chosen] = True
-            holders[chosen] += 1
-            left[chosen] -= _level(left[chosen], self.sizes[learner])
-        return held
-
-    def _amounts(self, held: Mask, passes: int) -> _Rounded:
-        self.flows -= 1
-        # Everyone gets one example of each class it holds in advance; the flow settles the rest.
-        columns = self.counts - held.sum(axis=0)
-        rows = self.rows.copy()
-        rows[: len(held)] -= self.numbers
-        allowed = np.vstack([held, np.ones((1, held.shape[1]), np.bool_)]) if self.rest else held
-        if columns.min() < 0:
-            # More holders than examples: not even one for each; the holders must move elsewhere first.
-            everyone = np.ones(len(rows), np.bool_)
-            return _Rounded(np.zeros_like(allowed, np.int64), int(self.rows.sum()), everyone, columns < 0)
-        fitted = _fit_to_sums(allowed.astype(np.float64), rows, columns, passes)
-        rounded = _round_to_sums(fitted, allowed, rows, columns)
-        rounded.amounts[: len(held)] += held
-        return rounded
-
-    def _exchange(self, held: Mask, rounded: _Rounded, straying: float) -> Mask | None:
-        """One learner in the way gives up a class that is full and takes one that is not."""
-        take = ~held & ~rounded.full_columns & (held.sum(axis=0) < self.counts)
-        give = held & rounded.full_columns
-        able = give.any(axis=1) & take.any(axis=1)
-        # Those who lack examples are in the way, but sometimes those who hold a class that others need.
-        short = able & rounded.short_rows[: len(held)]
-        if short.any() and self.rng.random() >= straying:
-            able = short
-        if not able.any():
-            return None
-        learner = int(self.rng.choice(np.flatnonzero(able)))
-        exchanged: Mask = held.copy()
-        exchanged[learner, self.rng.choice(np.flatnonzero(give[learner]))] = False
-        exchanged[learner, self.rng.choice(np.flatnonzero(take[learner]))] = True
-        return exchanged
-
-
-def _level(left: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """How much to take from each class so that the takes are equal where the classes allow it."""
-    taken = np.zeros_like(left)
-    missing = float(size)
-    for place, k in enumerate(np.argsort(left, kind="stable")):
-        taken[k] = min(left[k], missing / (len(left) - place))
-        missing -= taken[k]
-    return taken
