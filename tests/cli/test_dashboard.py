@@ -156,7 +156,7 @@ def test_the_address_of_a_dashboard_that_is_served_elsewhere(workplace: Path) ->
             assert metis("dashboard", place, "--token-file", "token").stdout.strip() == url
         refused = metis("dashboard", address)
         assert refused.exit_code == 2
-        assert "lets nobody in without a token: give its token with --token-file" in refused.stderr
+        assert "requires a token: give its token with --token-file" in refused.stderr
         assert "the token is not the one that it has" in metis("dashboard", address, "--token-file", "other").stderr
 
 
@@ -166,7 +166,7 @@ def test_something_else_that_is_served_is_not_taken_for_a_dashboard(workplace: P
         result = metis("dashboard", f"127.0.0.1:{server.server_port}")
         server.shutdown()
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == f"error: http://127.0.0.1:{server.server_port}/ is no dashboard of Metis"
+    assert result.stderr.splitlines()[-1] == f"error: http://127.0.0.1:{server.server_port}/ is not a Metis dashboard"
 
 
 def test_elsewhere_it_makes_a_token_and_prints_it_once(workplace: Path) -> None:

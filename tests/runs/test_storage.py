@@ -85,7 +85,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     content[-1] ^= 4
     path.write_bytes(content)
 
-    with pytest.raises(DataError, match="is damaged: its numbers are not those that were written"):
+    with pytest.raises(DataError, match="is damaged: its numbers do not match their digest"):
         load_model(path)
 
 

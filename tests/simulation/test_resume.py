@@ -249,7 +249,10 @@ def go_on(out: Path) -> metis.Run:
         (lambda content: content[: len(content) // 2], "cannot be read as a safetensors file"),
         (lambda content: b"", "cannot be read as a safetensors file"),
         (lambda content: b"not a checkpoint" * 20, "cannot be read as a safetensors file"),
-        (lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:], "is damaged: its numbers are not"),
+        (
+            lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],
+            "is damaged: its numbers do not match",
+        ),
     ],
     ids=["cut", "empty", "garbage", "flipped bit"],
 )

@@ -359,7 +359,7 @@ def wide(run: Run) -> bool:
 
 
 def smoothed(runs: Sequence[Run]) -> bool:
-    """Whether a curve has so many points that its running median is drawn over them."""
+    """Whether a curve has enough points for a running median drawn over them."""
     return any(sum(map(math.isfinite, run.metric_values)) > SMOOTH_FROM for run in runs)
 
 

@@ -20,7 +20,7 @@ _FORMAT = "2"  # 2: the identity of a policy is that of its layers
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The arrays of a simulator after so many events, and how long it had taken."""
+    """The arrays of a simulator after a number of events, and the time it had taken."""
 
     arrays: Mapping[str, NDArray[Any]]
     events: int

@@ -30,12 +30,12 @@ class DiskStore:
         self._folder = folder
 
     def _path(self, learner: LearnerId) -> Path:
-        # Readable, but no name is too long for a file, and two that differ in case only stay apart.
+        # Readable, but never too long for a file name, and distinct for names that differ only in case.
         digest = hashlib.sha256(learner.encode("utf-8", "surrogatepass")).hexdigest()
         return self._folder / f"{quote(learner, safe='', errors='replace')[:40]}-{digest[:32]}.f32"
 
     def put(self, learner: LearnerId, vector: Vector) -> None:
-        # A new file under the same name: an old mapping that somebody still reads stays intact.
+        # A new file under the same name: an old mapping that is still being read stays intact.
         with replacing(self._path(learner)) as new:
             vector.tofile(new)
 
@@ -67,7 +67,7 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{path} cannot be read as a safetensors file: {problem}") from problem
     if metadata.pop(_DIGEST, None) not in (None, _digest(arrays)):  # None: written by another program
-        raise DataError(f"{path} is damaged: its numbers are not those that were written")
+        raise DataError(f"{path} is damaged: its numbers do not match their digest")
     return arrays, metadata
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from metis.deployment.controller.announcement import announce
 from metis.reporting.dashboard import follow
-from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
+from metis.reporting.dashboard.follow import Restarted, RunFolder, Tail, runs_in, setting_of, setting_version
 from reporting.dashboard.pages import joined, rounds, write_run, written_setting
 
 
@@ -145,13 +145,13 @@ def test_a_line_without_an_end_is_refused(path: Path, monkeypatch: pytest.Monkey
 
 
 def named(folder: Path) -> list[str]:
-    return [place.name for place in places(folder)]
+    return [place.name for place in runs_in(folder)]
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:
     write_run(tmp_path / "first", joined())
 
-    assert places(tmp_path / "first") == [Place("first", tmp_path / "first")]
+    assert runs_in(tmp_path / "first") == [RunFolder("first", tmp_path / "first")]
 
 
 def test_a_comparison_in_its_order_with_what_has_not_begun(tmp_path: Path) -> None:
@@ -185,18 +185,18 @@ def test_the_state_folder_of_a_controller(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     (state / "controller.db").touch()
-    place = Place("state", state / "run", state)
-    assert places(state) == [place]
+    place = RunFolder("state", state / "run", state)
+    assert runs_in(state) == [place]
     assert not place.alive
 
     write_run(state / "run", joined())
-    assert places(state) == [place]
-    assert places(state / "run") == [Place("run", state / "run", state)]
+    assert runs_in(state) == [place]
+    assert runs_in(state / "run") == [RunFolder("run", state / "run", state)]
 
 
 def test_a_controller_is_alive_while_its_process_is(tmp_path: Path) -> None:
     """One that was killed leaves its announcement behind."""
-    place = Place("run", tmp_path / "run", tmp_path)
+    place = RunFolder("run", tmp_path / "run", tmp_path)
     announce(tmp_path, listen="127.0.0.1:1", http=None, run="r")
     assert place.alive
 

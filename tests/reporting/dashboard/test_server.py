@@ -264,7 +264,7 @@ def test_after_a_lost_connection_only_what_was_missed_is_sent(served: DashboardS
 
 def test_whoever_cannot_follow_must_begin_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that does not read takes no more than so much memory of the server: its stream ends."""
-    monkeypatch.setattr(server_module, "_MOST_WAITING", 12)
+    monkeypatch.setattr(server_module, "_MAX_WAITING", 12)
 
     async def play() -> tuple[int, list[bytes]]:
         hub = Hub(folder)
@@ -288,7 +288,7 @@ def test_whoever_cannot_follow_must_begin_anew(folder: Path, monkeypatch: pytest
 
 
 def test_there_is_room_for_so_many_pages_only(served: DashboardServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr(server_module, "_MAX_CLIENTS", 2)
     pages = [Listener(served.url) for _ in range(2)]
     for page in pages:
         page.next()

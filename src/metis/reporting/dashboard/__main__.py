@@ -1,4 +1,4 @@
-"""`python -m metis.reporting.dashboard FOLDER DESCRIPTOR`: the dashboard beside a run, ended by the end of stdin."""
+"""`python -m metis.reporting.dashboard FOLDER DESCRIPTOR`: a dashboard in the background, ended with stdin."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Following runs from outside: which ones a folder holds, and the lines that they have written since last time."""
+"""Following runs from another process: which runs a folder contains, and the lines they have written since."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from metis.runs.setting import SETTING, Setting
 from metis.runs.trace import EVENTS
 
 COMPARISON = "comparison.json"
-MOST_RUNS = 24
+MAX_RUNS = 24
 _DEPTH = 3  # folders below the given one in which runs are looked for
-_MARK = 64  # bytes before the place of reading that must still be the same
+_MARK = 64  # bytes before the reading position that must still be the same
 _LONGEST_LINE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFolder:
     """Where a run is, or will be."""
 
-    name: str  # unique among the places of a folder
+    name: str  # unique among the runs of a folder
     folder: Path
     state: Path | None = None  # the state folder of a controller, if it is a real federation
 
     @property
     def alive(self) -> bool:
-        """Whether a controller of this run is at work, so that the clock of the run is the wall's."""
+        """Whether a controller of this run is running, so that its time is the wall clock's."""
         said = None if self.state is None else find(self.state)
         return said is not None and not said.gone
 
 
-def places(folder: Path) -> list[Place]:
+def runs_in(folder: Path) -> list[RunFolder]:
     """The runs in a folder: its own, a deployment's, those that a comparison plans, or else all below it."""
     if (folder / EVENTS).is_file():
-        return [_place(folder.resolve().name, folder)]
+        return [_run_folder(folder.resolve().name, folder)]
     if (folder / "controller.db").is_file():
-        return [Place(folder.resolve().name, folder / "run", folder)]
+        return [RunFolder(folder.resolve().name, folder / "run", folder)]
     try:
         planned = json.loads((folder / COMPARISON).read_text("utf-8"))["runs"]
-        return [_place(str(name), folder / str(name)) for name in planned][:MOST_RUNS]
+        return [_run_folder(str(name), folder / str(name)) for name in planned][:MAX_RUNS]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     found = [file.parent for depth in range(1, _DEPTH + 1) for file in folder.glob("*/" * depth + EVENTS)]
-    return [_place(path.relative_to(folder).as_posix(), path) for path in sorted(found)][:MOST_RUNS]
+    return [_run_folder(path.relative_to(folder).as_posix(), path) for path in sorted(found)][:MAX_RUNS]
 
 
-def _place(name: str, folder: Path) -> Place:
+def _run_folder(name: str, folder: Path) -> RunFolder:
     above = folder.resolve().parent
-    return Place(name, folder, above if (above / "controller.db").is_file() else None)
+    return RunFolder(name, folder, above if (above / "controller.db").is_file() else None)
 
 
 def setting_of(folder: Path) -> Setting:
-    """What the events are folded with; where it is not written down, powers and the size of a model are not known."""
+    """The setting of a run; where it was not written, powers and the size of a model are unknown."""
     for name in (SETTING, SUMMARY):
         try:
             return Setting.from_summary(json.loads((folder / name).read_text("utf-8")))
@@ -64,7 +64,7 @@ def setting_of(folder: Path) -> Setting:
 
 
 def setting_version(folder: Path) -> tuple[int, int]:
-    """Another value whenever the setting was written anew; the summary counts only where there is no setting."""
+    """A value that changes whenever the setting is written again; the summary counts only without a setting."""
     for name in (SETTING, SUMMARY):
         try:
             status = (folder / name).stat()
@@ -75,15 +75,15 @@ def setting_version(folder: Path) -> tuple[int, int]:
 
 
 class Restarted(Exception):
-    """The file is another one than before, or was cut: what was read of it is void."""
+    """The file was replaced or truncated: what was read from it is void."""
 
 
 class Tail:
-    """The lines of a file that grows; half a line is left until its end is written."""
+    """The lines of a growing file; an incomplete line is left until it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.changed_at = 0.0  # wall clock of the latest writing
+        self.changed_at = 0.0  # wall clock of the latest write
         self._reset()
 
     def _reset(self) -> None:
@@ -94,11 +94,11 @@ class Tail:
 
     @property
     def behind(self) -> int:
-        """Bytes that were there last time and are not read yet, half a line included."""
+        """Bytes that were there last time and are not read yet, including an incomplete line."""
         return self._size - self._offset
 
     def read(self, most: int = 1 << 16) -> list[bytes]:
-        """The next whole lines, about so many bytes of them; `Restarted` once if the file is not the old one."""
+        """The next complete lines, up to about this many bytes; raises `Restarted` once if the file was replaced."""
         try:
             status = self.path.stat()
         except OSError:
@@ -112,7 +112,7 @@ class Tail:
         if self._size == self._offset:
             return []
         with self.path.open("rb") as file:
-            # Cut and written anew beyond the old length between two looks: then these bytes are others.
+            # If the file was truncated and grew beyond its old length since, these bytes differ.
             file.seek(self._offset - len(self._mark))
             if file.read(len(self._mark)) != self._mark:
                 self._restart()

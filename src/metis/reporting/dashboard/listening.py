@@ -1,4 +1,4 @@
-"""Where the dashboard is found: sockets and addresses, and the process that serves it beside a run."""
+"""Sockets and addresses of the dashboard, and the process that serves it in the background of a run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def visit(url: str, token: str | None) -> str:
         with refusal:
             if refusal.code in (401, 403):
                 how = "give its token with --token-file" if token is None else "the token is not the one that it has"
-                raise ConfigError(f"the dashboard at {url} lets nobody in without a token: {how}") from None
-            raise ConfigError(f"{url} is no dashboard of Metis: it answers {refusal.code}") from None
+                raise ConfigError(f"the dashboard at {url} requires a token: {how}") from None
+            raise ConfigError(f"{url} is not a Metis dashboard: it answers {refusal.code}") from None
     except (OSError, http.client.HTTPException) as problem:
         reason = getattr(problem, "reason", problem)
         raise ConfigError(
@@ -54,12 +54,12 @@ def visit(url: str, token: str | None) -> str:
             "dashboard DIR --listen HOST:PORT, or without it here ssh -L 8484:127.0.0.1:8484 HOST"
         ) from None
     if b"<title>Metis dashboard</title>" not in page:
-        raise ConfigError(f"{url} is no dashboard of Metis")
+        raise ConfigError(f"{url} is not a Metis dashboard")
     return address
 
 
 class DashboardProcess:
-    """The same in a process of its own and of low priority, so that a run beside it loses nothing to it.
+    """The dashboard in a process of its own with low priority, so that it does not slow down the run.
 
     The process ends with this one, however that ends; pages that are open keep the final state.
     """
@@ -102,8 +102,8 @@ class DashboardProcess:
     def _complaint(self) -> str | None:
         with self._errors as file:
             file.seek(0)
-            said = file.read().decode("utf-8", "replace").strip().splitlines()
-        return None if self._process.returncode == 0 else (said[-1] if said else "it was killed")
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+        return None if self._process.returncode == 0 else (lines[-1] if lines else "it was killed")
 
 
 _ENDING: set[DashboardProcess] = set()

@@ -3,7 +3,7 @@
     /              the page                 /assets/NAME   style, script, uPlot
     /events        server-sent events: a snapshot, then what is new, at most twice a second
 
-On loopback everybody on this machine may look; elsewhere nobody may without the token, neither page nor stream.
+On loopback everyone on this machine has access; from elsewhere both page and stream require the token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from metis.errors import ConfigError
 from metis.net import header_is_loopback, is_served_locally
-from metis.reporting.dashboard.follow import Place, Restarted, Tail, places, setting_of, setting_version
+from metis.reporting.dashboard.follow import Restarted, RunFolder, Tail, runs_in, setting_of, setting_version
 from metis.reporting.dashboard.listening import address_of
 from metis.reporting.dashboard.series import KINDS
 from metis.reporting.dashboard.view import COLUMNS, STATES, Increment, RunView
@@ -50,9 +50,9 @@ _SLICE = 0.05  # seconds of folding after which readers get their turn
 _SEARCH = 2.0  # seconds between two searches for new runs
 _KEEP_ALIVE = 15.0
 _LINGER = 30.0  # seconds for which increments are kept for a page that lost its connection
-_AT_LEAST = 2.0  # seconds that a dashboard beside a run is there
-_MOST_CLIENTS = 32
-_MOST_WAITING = 120  # increments that a slow page may fall behind before it must begin anew
+_MIN_SECONDS = 2.0  # that a dashboard in the background of a run stays up
+_MAX_CLIENTS = 32
+_MAX_WAITING = 120  # increments that a slow page may fall behind before it must start again
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -69,22 +69,22 @@ _SECURITY = {
 class _Followed:
     """One run on its way."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.tail = Tail(place.folder / EVENTS)
+    def __init__(self, source: RunFolder) -> None:
+        self.source = source
+        self.tail = Tail(source.folder / EVENTS)
         self.fresh = True  # whether pages must forget what they know of it
         self._begin()
 
     def _begin(self) -> None:
-        self._setting_version = setting_version(self.place.folder)
-        self.view = RunView(setting_of(self.place.folder))
+        self._setting_version = setting_version(self.source.folder)
+        self.view = RunView(setting_of(self.source.folder))
         self.fresh = True
 
     def read(self) -> bool:
         """Fold the next lines; whether there are more to read at once."""
         try:
-            if setting_version(self.place.folder) != self._setting_version:
-                self.tail = Tail(self.place.folder / EVENTS)
+            if setting_version(self.source.folder) != self._setting_version:
+                self.tail = Tail(self.source.folder / EVENTS)
                 self._begin()
             lines = self.tail.read()
             self.view.feed(lines)
@@ -100,13 +100,13 @@ class _Followed:
     def now(self) -> float | None:
         """The second of the run: of a real federation it goes on between two events."""
         view = self.view
-        if view.events and view.finish_reason is None and self.place.alive:
+        if view.events and view.finish_reason is None and self.source.alive:
             return view.now + max(0.0, time.time() - self.tail.changed_at)
         return None
 
 
 class Hub:
-    """Follows the runs of a folder, and tells everybody who listens what is new."""
+    """Follows the runs of a folder, and sends every open page what is new."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Hub:
         self._searched_at = -_SEARCH
         self._boot = secrets.token_hex(4)
         self._number = 0
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_MOST_WAITING)
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_MAX_WAITING)
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._left_at = -_LINGER
         self._ended = False
@@ -135,11 +135,11 @@ class Hub:
         if time.monotonic() - self._searched_at < _SEARCH:
             return
         self._searched_at = time.monotonic()
-        found = {place.name: place for place in places(self.folder)}
-        for name, place in found.items():
-            if name not in self._runs or self._runs[name].place != place:
-                self._runs[name] = _Followed(place)
-        # A run that is gone stays on the page: somebody may be looking at it.
+        found = {source.name: source for source in runs_in(self.folder)}
+        for name, source in found.items():
+            if name not in self._runs or self._runs[name].source != source:
+                self._runs[name] = _Followed(source)
+        # A deleted run stays on the page: someone may be looking at it.
         self._order = [*found, *(name for name in self._order if name not in found)]
 
     async def follow(self) -> None:
@@ -160,20 +160,20 @@ class Hub:
     def tell(self) -> None:
         """Send everybody what is new."""
         news = []
-        for place, name in enumerate(self._order):
+        for index, name in enumerate(self._order):
             run = self._runs[name]
             now = run.now
             if run.view.changed or run.fresh or now is not None:
-                told = run.view.increment(now)
-                news.append(self._entry(run, place, told, fresh=run.fresh))
+                increment = run.view.increment(now)
+                news.append(self._entry(run, index, increment, fresh=run.fresh))
                 run.fresh = False
         if news:
             self._broadcast({"runs": news})
 
-    def _entry(self, run: _Followed, place: int, told: Increment, *, fresh: bool) -> Increment:
-        entry: Increment = {"id": run.place.name, **told}
+    def _entry(self, run: _Followed, index: int, increment: Increment, *, fresh: bool) -> Increment:
+        entry: Increment = {"id": run.source.name, **increment}
         if fresh:
-            entry |= {"reset": True, "place": place, "real": run.place.state is not None}
+            entry |= {"reset": True, "place": index, "real": run.source.state is not None}
         entry["age"] = round(max(0.0, time.time() - run.tail.changed_at), 1) if run.tail.changed_at else None
         return entry
 
@@ -182,7 +182,7 @@ class Hub:
         data = self._framed(message)
         self._recent.append((self._number, data))
         for queue in list(self._listeners):
-            if queue.qsize() >= _MOST_WAITING:
+            if queue.qsize() >= _MAX_WAITING:
                 # It cannot follow; when it connects again it gets a snapshot.
                 self._listeners.discard(queue)
                 while not queue.empty():
@@ -225,7 +225,7 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        return len(self._listeners) >= _MOST_CLIENTS
+        return len(self._listeners) >= _MAX_CLIENTS
 
     def _missed(self, last_id: str) -> list[bytes] | None:
         boot, _, number = last_id.partition(".")
@@ -245,10 +245,10 @@ class Hub:
             "runs": self._order,
         }
         yield self._framed(hello, "hello")
-        for place, name in enumerate(self._order):
+        for index, name in enumerate(self._order):
             run = self._runs[name]
             for number, part in enumerate(run.view.snapshot(run.now)):
-                yield self._framed({"runs": [self._entry(run, place, part, fresh=number == 0)]})
+                yield self._framed({"runs": [self._entry(run, index, part, fresh=number == 0)]})
 
     def end(self) -> None:
         """Read what is left, say farewell and close all streams; pages keep what they show."""
@@ -337,7 +337,7 @@ def _application(hub: Hub, guard: dict[str, Any]) -> ASGIApp:
 
     async def events(request: Request) -> Response:
         if hub.full:
-            return _text(503, f"{_MOST_CLIENTS} pages are looking already", **{"Retry-After": "10"})
+            return _text(503, f"{_MAX_CLIENTS} pages are already connected", **{"Retry-After": "10"})
         stream = hub.listen(request.headers.get("last-event-id", ""))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -373,11 +373,11 @@ class DashboardServer:
             http="h11",
             ws="none",
             lifespan="on",
-            log_config=None,  # whoever looks is not news, and an address may hold the token
+            log_config=None,  # visitors are not worth logging, and an address may contain the token
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=1,
-            limit_concurrency=4 * _MOST_CLIENTS,
+            limit_concurrency=4 * _MAX_CLIENTS,
         )
         self._server = uvicorn.Server(config)
         self._bound = bound
@@ -424,5 +424,5 @@ def serve_until_stdin_ends(folder: Path, descriptor: int) -> None:
         begun = time.monotonic()
         while os.read(0, 4096):
             pass
-        # The run was over before we were there: whoever knocks already gets to see it.
-        time.sleep(max(0.0, begun + _AT_LEAST - time.monotonic()))
+        # The run was over before the dashboard was up: a page that is already connecting still gets it.
+        time.sleep(max(0.0, begun + _MIN_SECONDS - time.monotonic()))

@@ -33,7 +33,7 @@ const seconds = (value) => {
   return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 };
 const percent = (share) => `${share >= 0.0995 || share === 0 ? Math.round(100 * share) : (100 * share).toFixed(1)} %`;
-const metricText = (value) => (value === null ? "no number" : value === undefined ? "–" : Math.abs(value) < 10 ? value.toFixed(3) : number(value));
+const metricText = (value) => (value === null ? "not a number" : value === undefined ? "–" : Math.abs(value) < 10 ? value.toFixed(3) : number(value));
 
 // --- what is known -------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Run {
 
   summary() {
     const shares = this.shares();
-    if (!shares) return "no learner has begun";
+    if (!shares) return "no learner has started";
     const said = [`training ${percent(shares[0])}`, `idle ${percent(shares[2])}`];
     if (shares[1] > 0.0005) said.push(`transfer ${percent(shares[1])}`);
     if (shares[3] > 0.0005) said.push(`away ${percent(shares[3])}`);
@@ -186,7 +186,7 @@ function listen() {
   source.addEventListener("open", () => connection("live", "live"));
   source.addEventListener("error", () => {
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
-    connection("lost", "connection lost, trying again; this is the latest that is known");
+    connection("lost", "connection lost, trying again; this is the latest known state");
   });
   source.addEventListener("hello", (event) => {
     const hello = JSON.parse(event.data);
@@ -273,7 +273,7 @@ function drawProblems() {
   if (text === problemsShown) return; // an unchanged region must not be read out again
   problemsShown = text;
   if (!lines.length) {
-    const fine = element("p", runs.size ? "Nothing is wrong." : "No run yet: waiting for the first event.", "fine");
+    const fine = element("p", runs.size ? "No problems." : "No run yet: waiting for the first event.", "fine");
     $("problems").replaceChildren(fine);
     return;
   }
@@ -762,7 +762,7 @@ function telling(run, index, moment) {
     }
   });
   Object.assign(span, saved);
-  return said || `${name}: nothing yet at ${seconds(moment)}`;
+  return said || `${name}: no data yet at ${seconds(moment)}`;
 }
 
 function choose(run, step) {
@@ -875,7 +875,7 @@ class Chart {
     this.place = $(id);
     this.xLabel = xLabel;
     this.points = points; // of a run: [[x...], [y...]]
-    this.text = text; // of a run: what a reader who cannot see it is told
+    this.text = text; // of a run: a description for readers who cannot see it
     this.key = "";
     this.place.setAttribute("role", "img");
     new ResizeObserver(() => {
@@ -947,7 +947,7 @@ class Chart {
 }
 
 const metricPoints = (column) => (run) => {
-  // Points that share their place would be drawn over each other; the last one counts.
+  // Points at the same position would be drawn over each other; the last one counts.
   const xs = [], ys = [];
   for (const point of run.history) {
     if (xs.length && xs[xs.length - 1] === point[column]) { xs.pop(); ys.pop(); }
@@ -966,7 +966,7 @@ const energyPoints = (kind) => (run) => {
 };
 const metricWords = (run) => {
   const last = run.history[run.history.length - 1];
-  return last ? `${run.label}: ${run.head.metric} ${metricText(last[3])} at ${seconds(last[0])} after ${number(last[1])} update requests` : `${run.label}: not measured yet`;
+  return last ? `${run.label}: ${run.head.metric} ${metricText(last[3])} at ${seconds(last[0])} after ${number(last[1])} update requests` : `${run.label}: not evaluated yet`;
 };
 const energyWords = (kind) => (run) => `${run.label}: ${number(run.totals?.energy[kind])} ${run.head.unit} at ${seconds(run.now)}`;
 const charts = [];
