@@ -287,7 +287,7 @@ def test_many_of_one_kind_are_one_sentence() -> None:
     page = page_of(folded(written_setting(names), events))
 
     assert page.told == [
-        "The latest updates of 9 learners ('site-0', 'site-1', 'site-2' and 6 more) were refused; "
+        "The latest updates from 9 learners ('site-0', 'site-1', 'site-2' and 6 more) were refused; "
         "the table of learners counts them."
     ]  # fmt: skip
     nobody = page_of(folded(written_setting(names), []))
@@ -308,7 +308,7 @@ def test_a_metric_that_is_no_number() -> None:
 
 def test_a_run_that_ran_out_of_learners() -> None:
     assert told([*joined(), (3.0, Finish("no learner is left"))]) == [
-        "It ended before its budget was spent: no learner is left."
+        "It ended before its budget was used up: no learner is left."
     ]
 
 
