@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from metis.learning.scaffold import ControlledEngine
-from metis.learning.solvers import with_proximal_term, with_rate
 from numpy.typing import NDArray
 from torch import nn
 
-from metis.core.layers.compression import Compression
+from metis.core.layers import Compression, ControlVariates
 from metis.core.model import Model
-from metis.core.solvers import MomentumSGD, Scaffold
+from metis.core.policies import sync_fedavg
+from metis.core.solvers import FedProx, MomentumSGD, Scaffold, Solver, SolverFacts, VanillaSGD
 from metis.errors import ConfigError, Diverged
-from metis.learning import ArrayExamples, Learner, TorchEngine, accumulation, engine_for
+from metis.learning import ArrayExamples, Learner, TorchEngine
+from metis.learning.engine import trainable_of
 
 CURVATURE = np.array([1.0, 0.5, 2.0, 0.1])
 MINIMUM = np.array([1.0, -2.0, 0.0, 3.0])
@@ -81,11 +80,11 @@ class TestEquations:
 def test_rate_proximal_term_and_accumulation() -> None:
     """What schedules, FedAsync and normalised averaging make of it."""
     solver = Scaffold(ETA, GAMMA, DECAY)
-    assert with_rate(solver, 0.5) == Scaffold(ETA / 2, GAMMA, DECAY)
-    assert with_proximal_term(solver, MU) == Scaffold(ETA, GAMMA, DECAY, MU)
-    assert accumulation(solver) == (GAMMA, 0.0)
-    assert accumulation(with_proximal_term(solver, MU)) == (GAMMA, ETA * MU)
-    with pytest.raises(ConfigError, match=r"momentum of Scaffold is 1\.0; it must be at least 0 and below 1"):
+    assert solver.with_rate(0.5) == Scaffold(ETA / 2, GAMMA, DECAY)
+    assert solver.with_pull(MU) == Scaffold(ETA, GAMMA, DECAY, MU)
+    assert solver.facts == SolverFacts(GAMMA, 0.0)
+    assert solver.with_pull(MU).facts == SolverFacts(GAMMA, ETA * MU)
+    with pytest.raises(ConfigError, match=r"momentum of Scaffold is 1\.0; it must be at least 0 and less than 1"):
         Scaffold(ETA, 1.0)
 
 
@@ -104,59 +103,56 @@ def examples() -> ArrayExamples:
     return ArrayExamples(inputs, (inputs.sum(axis=1) > 0).astype(np.int64))
 
 
-def learner(solver: Any, index: int = 0, **options: Any) -> Learner:
+def learner(solver: Solver, index: int = 0, **options: Any) -> Learner:
+    """With the layers that its solver brings, unless it is given others."""
+    options = {"layers": solver.layers, **options}
     return Learner(f"l{index}", index, examples(), np.arange(20 * index, 20 * index + 20), 5, solver, **options)
 
 
+def initial_model(engine: TorchEngine) -> Model:
+    """As it travels: the network and, behind it, the server's control variate."""
+    return sync_fedavg().with_layers(ControlVariates()).extend_model(engine.initial_model(7), trainable_of(engine))
+
+
 @pytest.fixture
-def engine() -> ControlledEngine:
-    return ControlledEngine(TorchEngine(network))
+def engine() -> TorchEngine:
+    return TorchEngine(network)
 
 
-def test_only_scaffold_needs_another_engine() -> None:
-    plain = TorchEngine(network)
-    assert engine_for(plain, MomentumSGD(ETA, GAMMA)) is plain
-    assert isinstance(engine_for(plain, Scaffold(ETA)), ControlledEngine)
+def test_only_scaffold_brings_control_variates() -> None:
+    assert sync_fedavg().for_solver(Scaffold(ETA))[0].layers == (ControlVariates(),)
+    for solver in (VanillaSGD(ETA), MomentumSGD(ETA, GAMMA), FedProx(ETA)):
+        assert sync_fedavg().for_solver(solver)[0].layers == ()
 
 
-def test_layout_and_initial_model(engine: ControlledEngine) -> None:
+def test_layout_and_initial_model(engine: TorchEngine) -> None:
     """Zero at first, one for each tensor that a solver changes: not for statistics of BatchNorm or frozen ones."""
-    controls = [spec.name for spec in engine.layout.tensors if spec.role == "control"]
+    initial = initial_model(engine)
+    controls = [spec.name for spec in initial.layout.tensors if spec.role == "control"]
     assert controls == ["control:0.weight", "control:1.weight", "control:1.bias", "control:3.weight", "control:3.bias"]
-    initial = engine.initial_model(7)
-    assert initial.layout is engine.layout
-    assert initial.network.sha256() == TorchEngine(network).initial_model(7).sha256()
+    assert initial.network.sha256() == engine.initial_model(7).sha256()
     assert not initial.control.any()
-    assert pickle.loads(pickle.dumps(engine)).layout == engine.layout
 
 
-def test_it_measures_and_is_asked_as_the_engine_inside(engine: ControlledEngine) -> None:
-    inside, model = TorchEngine(network), engine.initial_model(7)
-    model = model.with_vector(model.vector + np.float32(0.1))
-    assert engine.evaluate(model, examples()) == inside.evaluate(model.network, examples())
-    assert (engine.metrics, engine.device) == (inside.metrics, inside.device)
-    assert not hasattr(engine, "nonsense")
-
-
-def test_the_first_task_is_plain_sgd_and_leaves_the_mean_gradient(engine: ControlledEngine) -> None:
+def test_the_first_task_is_plain_sgd_and_leaves_the_mean_gradient(engine: TorchEngine) -> None:
     """Without variates there is nothing to correct: the same bits as the solver without them."""
-    start = engine.initial_model(7)
+    start = initial_model(engine)
     trained = learner(Scaffold(ETA, GAMMA)).train(engine, start, 0, 6)
-    plain = learner(MomentumSGD(ETA, GAMMA)).train(TorchEngine(network), start.network, 0, 6)
+    plain = learner(MomentumSGD(ETA, GAMMA)).train(engine, start.network, 0, 6)
     assert trained.model.network.sha256() == plain.model.sha256()
     assert trained.memory["control"].tobytes() == trained.model.control.tobytes()
     vanilla = learner(Scaffold(ETA)).train(engine, start, 0, 6).model
-    way = start.vector[: len(vanilla.control)] - vanilla.vector[: len(vanilla.control)]
-    assert vanilla.control == pytest.approx(way / (6 * ETA), abs=1e-5)
+    delta = start.vector[: len(vanilla.control)] - vanilla.vector[: len(vanilla.control)]
+    assert vanilla.control == pytest.approx(delta / (6 * ETA), abs=1e-5)
 
 
-def test_rounds_of_two_learners_against_an_independent_scaffold(engine: ControlledEngine) -> None:
-    """Three rounds with torch's own autograd and SGD, option II and plain averages, all written out anew."""
-    solver, inside = Scaffold(ETA), TorchEngine(network)
-    model = engine.initial_model(7)
+def test_rounds_of_two_learners_against_an_independent_scaffold(engine: TorchEngine) -> None:
+    """Three rounds with torch's own autograd and SGD, option II and plain averages, all written out again."""
+    solver = Scaffold(ETA)
+    model = initial_model(engine)
     memories: list[dict[str, Any]] = [{}, {}]
     module = network()
-    module.load_state_dict(inside.load(model.network).state_dict())
+    module.load_state_dict(engine.load(model.network).state_dict())
     trained_names = [name for name, p in module.named_parameters() if p.requires_grad]
     zero = {name: torch.zeros_like(p) for name, p in module.named_parameters() if p.requires_grad}
     server, own = dict(zero), [dict(zero), dict(zero)]
@@ -201,8 +197,8 @@ def test_rounds_of_two_learners_against_an_independent_scaffold(engine: Controll
     assert any(np.abs(server[name].numpy()).max() > 1e-2 for name in trained_names), "or it would say little"
 
 
-def test_a_learner_that_lost_its_memory_starts_at_zero(engine: ControlledEngine) -> None:
-    start = engine.initial_model(7)
+def test_a_learner_that_lost_its_memory_starts_at_zero(engine: TorchEngine) -> None:
+    start = initial_model(engine)
     start = Model(start.layout, start.vector + np.float32(0.01), start.counters)
     lost = learner(Scaffold(ETA)).train(engine, start, 3, 4, None)
     zero = learner(Scaffold(ETA)).train(engine, start, 3, 4, {"control": np.zeros_like(start.control)})
@@ -210,19 +206,19 @@ def test_a_learner_that_lost_its_memory_starts_at_zero(engine: ControlledEngine)
     assert lost.model.sha256() == zero.model.sha256() != other.model.sha256()
 
 
-def test_all_learners_or_none(engine: ControlledEngine) -> None:
+def test_all_learners_or_none(engine: TorchEngine) -> None:
     sentence = "MomentumSGD was given a model with control variates; either all learners of a federation train with"
     with pytest.raises(ConfigError, match=sentence):
-        learner(MomentumSGD(ETA, GAMMA)).train(engine, engine.initial_model(1), 0, 2)
+        learner(MomentumSGD(ETA, GAMMA), layers=(ControlVariates(),)).train(engine, initial_model(engine), 0, 2)
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8", "top_k"])
-def test_what_arrives_compressed_is_the_learners_own_variate(engine: ControlledEngine, kind: Any) -> None:
+def test_what_arrives_compressed_is_the_learners_own_variate(engine: TorchEngine, kind: Any) -> None:
     """So that learner and controller never mean different ones; what is left out of the network waits as ever."""
     compression = Compression(kind, 0.2 if kind == "top_k" else None)
-    start = engine.initial_model(7)
+    start = initial_model(engine)
     exact = learner(Scaffold(ETA)).train(engine, start, 0, 6)
-    made = learner(Scaffold(ETA), compression=compression).train(engine, start, 0, 6)
+    made = learner(Scaffold(ETA), layers=(ControlVariates(), compression)).train(engine, start, 0, 6)
     assert made.memory["control"].tobytes() == made.model.control.tobytes()
     assert made.model.control.tobytes() != exact.model.control.tobytes()
     size = start.layout.network.size
@@ -232,16 +228,16 @@ def test_what_arrives_compressed_is_the_learners_own_variate(engine: ControlledE
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_precisions(dtype: str) -> None:
     """The variate stays near the mean gradient in 16 bits too, where differences of weights would be all rounding."""
-    engine, reference = (ControlledEngine(TorchEngine(network, dtype=each)) for each in (dtype, "float32"))
-    start = reference.initial_model(7)
+    engine, reference = (TorchEngine(network, dtype=each) for each in (dtype, "float32"))
+    start = initial_model(reference)
     exact = learner(Scaffold(1e-3)).train(reference, start, 0, 4).model.control
-    start = Model(engine.layout, start.vector, start.counters)
+    start = Model(initial_model(engine).layout, start.vector, start.counters)
     made = learner(Scaffold(1e-3)).train(engine, start, 0, 4).model.control
     assert made == pytest.approx(exact, abs=1e-6 if dtype == "float64" else 0.02)
 
 
-def test_numbers_that_are_not_finite_are_a_divergence(engine: ControlledEngine) -> None:
-    start = engine.initial_model(7)
+def test_numbers_that_are_not_finite_are_a_divergence(engine: TorchEngine) -> None:
+    start = initial_model(engine)
     wild = {"control": np.full(start.control.shape, 3e38, np.float32)}
     with pytest.raises(Diverged, match="diverged in task 0"):
         learner(Scaffold(10.0)).train(engine, start, 0, 3, wild)
