@@ -97,8 +97,9 @@ class Play:
         self.actors |= {name: Actor(name, time) for name, time in times.items()}
         self.now = 0.0
         self.log: list[tuple[float, Event | Action]] = []
+        initial_model = policy.extend_model(model(), LAYOUT.size)
         self.controller = Controller(
-            policy, model(), stop=stop, learners_expected=learners_expected or len(self.actors)
+            policy, initial_model, stop=stop, learners_expected=learners_expected or len(self.actors)
         )
         self.ledger = CostLedger(powers or {}, model().nbytes, policy.fills_the_period)
         self._agenda: Agenda[Event] = Agenda()

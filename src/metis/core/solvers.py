@@ -116,7 +116,8 @@ class Pulled(Solver):
 
     @property
     def facts(self) -> SolverFacts:
-        return replace(self.inside.facts, pull=self.proximal_term * float(getattr(self.inside, "learning_rate", 0.0)))
+        facts, rate = self.inside.facts, float(getattr(self.inside, "learning_rate", 0.0))
+        return replace(facts, pull=facts.pull + self.proximal_term * rate)
 
     def with_rate(self, factor: float) -> Solver:
         return replace(self, inside=self.inside.with_rate(factor))

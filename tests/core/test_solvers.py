@@ -1,12 +1,16 @@
-"""The update rules against the paper's equations, written out, on f(w) = sum a (w - b)^2 / 2."""
+"""The update rules against the paper's equations, written out, on f(w) = sum a (w - b)^2 / 2; what all promise."""
 
+from __future__ import annotations
+
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from metis.core.solvers import FedProx, MomentumSGD, Solver, VanillaSGD
+from metis.core.layers.fednova import accumulated_steps
+from metis.core.solvers import SOLVERS, FedProx, MomentumSGD, Pulled, Scaffold, Solver, SolverFacts, VanillaSGD
 from metis.errors import ConfigError
 
 CURVATURE = np.array([1.0, 0.5, 2.0, 0.1])
@@ -114,3 +118,86 @@ def test_impossible_hyperparameters_are_refused(build: Any, sentence: str) -> No
     """The sentence names the solver, the argument, its value and what is allowed."""
     with pytest.raises(ConfigError, match=sentence):
         build()
+
+
+# --- what every solver promises -----------------------------------------------------------------
+
+# One of each, without weight decay and with momentum where there is one.
+EXAMPLES: dict[str, Solver] = {
+    "vanilla": VanillaSGD(ETA),
+    "momentum": MomentumSGD(ETA, GAMMA),
+    "fedprox": FedProx(ETA, MU, GAMMA),
+    "scaffold": Scaffold(ETA, GAMMA),
+}
+every_solver = pytest.mark.parametrize("solver", EXAMPLES.values(), ids=EXAMPLES)
+GRADIENT = np.array([1.0, -0.5, 0.25, 2.0])
+
+
+def after(solver: Solver, steps: int, gradient: Any = GRADIENT, start: Any = START) -> Any:
+    """The weights after some steps along the same gradient, toward the community model at START."""
+    weights = start.copy()
+    memory = solver.start(weights)
+    for _ in range(steps):
+        solver.step(weights, gradient.copy(), memory, START.copy())
+    return weights
+
+
+def test_every_solver_has_an_example() -> None:
+    own = {name for name, solver in SOLVERS.items() if solver.__module__.startswith("metis.")}
+    assert own == set(EXAMPLES), "add one to EXAMPLES in tests/core/test_solvers.py"
+
+
+@every_solver
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_numpy_and_torch_take_the_same_steps(solver: Any, decay: float) -> None:
+    for each in (dataclasses.replace(solver, weight_decay=decay), solver.with_pull(MU)):
+        assert run(each, "numpy", 6) == pytest.approx(run(each, "torch", 6), rel=1e-12)
+
+
+@every_solver
+def test_a_factor_of_the_rate_scales_a_step(solver: Solver) -> None:
+    for each in (solver, solver.with_pull(MU)):
+        assert after(each.with_rate(0.25), 1) - START == pytest.approx(0.25 * (after(each, 1) - START), rel=1e-12)
+
+
+@every_solver
+def test_a_pull_holds_local_training_near_the_community_model(solver: Solver) -> None:
+    """Where it ends, gradient and pull cancel; pulls add up."""
+    pulled = solver.with_pull(MU)
+    own = solver.facts.pull / ETA
+    assert after(pulled, 2000) == pytest.approx(START - GRADIENT / (MU + own), rel=1e-9)
+    aside = after(pulled, 1, 0 * GRADIENT, START + 1)
+    assert aside == pytest.approx(START + 1 - ETA * (MU + own), rel=1e-12)
+    assert after(solver.with_pull(MU / 2).with_pull(MU / 2), 9) == pytest.approx(after(pulled, 9), rel=1e-12)
+    assert (pulled.keeps_memory, pulled.layers) == (solver.keeps_memory, solver.layers)
+
+
+@every_solver
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_facts_say_how_far_steps_along_one_gradient_lead(solver: Solver, steps: int) -> None:
+    """Normalised averaging and adaptive periods rely on it."""
+    for each in (solver, solver.with_pull(MU), Pulled(solver, MU)):
+        length = accumulated_steps(steps, each.facts.momentum, each.facts.pull)
+        assert START - after(each, steps) == pytest.approx(ETA * length * GRADIENT, rel=1e-9)
+
+
+@pytest.mark.parametrize("kept", [MomentumSGD(ETA, GAMMA, keep_momentum=True), FedProx(ETA, MU, GAMMA, True)])
+def test_momentum_that_is_kept_does_not_build_up_in_a_task(kept: Solver) -> None:
+    assert kept.facts.momentum == 0
+    assert kept.with_pull(MU).facts.momentum == 0
+
+
+def test_a_solver_without_a_learning_rate_has_no_schedule() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Sign(Solver):
+        """A rule of a user's own."""
+
+        size: float = 0.5
+
+        def step(self, weights: Any, gradient: Any, memory: Any, community: Any) -> None:
+            weights -= self.size * np.sign(gradient)
+
+    with pytest.raises(ConfigError, match="Sign has no learning_rate, so no schedule can change it"):
+        Sign().with_rate(0.5)
+    assert Sign().facts == SolverFacts()
+    assert after(Sign().with_pull(8.0), 1, GRADIENT, START - 1) == pytest.approx(START - 1 + 0.5)

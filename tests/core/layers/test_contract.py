@@ -1,0 +1,195 @@
+"""What every layer promises, on top of every policy: it composes and survives, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from core.play import LAYOUT, Actor, Play, community_snapshot, model, snapshot
+from metis.core.controller import Controller
+from metis.core.events import Event, UpdateRequest
+from metis.core.layers import (
+    LAYERS,
+    AdaptivePeriod,
+    Cap,
+    Compression,
+    ControlVariates,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedNova,
+    FedYogi,
+    Layer,
+    Memory,
+    Outgoing,
+    ProximalPull,
+    Sample,
+    ScheduledLambda,
+    ScheduledRate,
+    Work,
+)
+from metis.core.mixing import MemoryStore
+from metis.core.model import Model
+from metis.core.policies import POLICIES, semisync_fedavg
+from metis.core.policy import Policy
+from metis.core.schedules import Schedule
+from metis.core.solvers import MomentumSGD, Scaffold, Solver
+from metis.errors import ArgumentError
+
+EXAMPLES: tuple[Layer, ...] = (
+    ProximalPull(0.1),
+    ScheduledLambda(Schedule(2, 1, 3)),
+    Cap(0.5),
+    Sample(learners=2),
+    FedNova(2.0),
+    AdaptivePeriod(gain=2.0),
+    FedAvgM(momentum=0.5),
+    FedAdagrad(),
+    FedAdam(),
+    FedYogi(rate=Schedule(1, 0.5, 3)),
+    ScheduledRate(Schedule(1, 0.1, 4)),
+    ControlVariates(),
+    Compression("int8"),
+)
+every_layer = pytest.mark.parametrize("layer", EXAMPLES, ids=lambda layer: type(layer).__name__)
+every_policy = pytest.mark.parametrize("policy", [make() for make in POLICIES.values()], ids=lambda each: each.name)
+
+
+def test_every_layer_has_an_example() -> None:
+    classes = {each for kind in LAYERS.values() for each in kind.classes.values() if each.__module__[:6] == "metis."}
+    missing = sorted(each.__name__ for each in classes - {type(layer) for layer in EXAMPLES})
+    assert not missing, f"add {', '.join(missing)} to EXAMPLES in tests/core/layers/test_contract.py"
+
+
+def composed(policy: Policy, *layers: Layer) -> Policy | str:
+    """The policy with these layers, or why it cannot be."""
+    try:
+        return policy.with_layers(*layers)
+    except ArgumentError as refusal:
+        assert refusal.argument in {layer.key for layer in (*policy.layers, *layers)}
+        assert str(refusal).startswith(f"{refusal.argument} ")
+        return str(refusal)
+
+
+def solver_for(policy: Policy) -> Solver:
+    controlled = any(isinstance(layer, ControlVariates) for layer in policy.layers)
+    return Scaffold(0.1, 0.5) if controlled else MomentumSGD(0.1, 0.5)
+
+
+@every_layer
+@every_policy
+def test_a_layer_composes_or_is_refused_by_name(policy: Policy, layer: Layer) -> None:
+    """A refusal names layer and policy; what composes is labelled, counts as another policy, and fits any solver."""
+    made = composed(policy, layer)
+    if isinstance(made, str):
+        assert made.startswith(f"{layer.key} ") and (policy.name in made or "keep one of them" in made)
+        return
+    assert layer in made.layers
+    assert made.label == layer.relabel(policy.label)
+    assert made.identity != policy.identity
+    assert replace(made, label="mine").with_layers().label == "mine"
+    settled, solver = made.for_solver(solver_for(made))
+    assert [type(each) for each in settled.layers] == [type(each) for each in made.layers]
+    assert settled.for_solver(solver_for(made)) == (settled, solver), "once more changes nothing"
+    with pytest.raises(ArgumentError, match=f"^{layer.key} is given twice; keep one of them$"):
+        made.with_layers(layer)
+
+
+@every_layer
+@every_policy
+def test_a_run_with_a_layer_survives_leaving_and_a_restart(policy: Policy, layer: Layer) -> None:
+    """Somebody withdraws; a replay without weights and the saved arrays go on to the bit."""
+    made = composed(policy, layer)
+    if isinstance(made, str):
+        return
+    made, _ = made.for_solver(solver_for(made))
+    cast = (Actor("a", 0.03), Actor("bb", 0.1, transfer=0.2), Actor("ccc", 0.3, examples=900), Actor("dddd", 0.05))
+    play = Play(made, *cast).run_until(community_version=3)
+    play.withdraw("bb", play.now)
+    play.run_until(community_version=6)
+    assert play.version == 6
+    assert play.committed() and not play.refused()
+    assert all(np.isfinite(item.community_model.vector).all() for item in play.published())
+
+    twin = Controller(made, Model.empty(), learners_expected=len(cast))
+    twin.measures = {item.stamp.version: item.measure for item in play.published()}
+    retell(play, twin, 0, weights=False)
+    community = play.controller.community
+    saved = {name: array.copy() for name, array in community.arrays().items()}
+    twin.community.load_arrays(community.model, saved, MemoryStore())
+    for record in play.controller.roster:
+        twin.roster[record.learner].base_model = record.base_model
+    assert community_snapshot(twin) == community_snapshot(play.controller)
+    told = len(play.log)
+    play.run_until(community_version=9)
+    retell(play, twin, told, weights=True)
+    assert snapshot(twin) == snapshot(play.controller)
+
+
+def retell(play: Play, twin: Controller, start: int, *, weights: bool) -> None:
+    for at, item in play.log[start:]:
+        if isinstance(item, get_args(Event)):
+            given = isinstance(item, UpdateRequest) and not weights
+            twin.handle(replace(item, local_model=Model.empty()) if given else item, at)
+
+
+@every_layer
+def test_a_task_goes_through_a_layer_and_back(layer: Layer) -> None:
+    """What arrives has the layout of what was sent out, a payload says it to the bit, and bytes are as announced."""
+    made, solver = semisync_fedavg().with_layers(layer).for_solver(solver_for(Policy("", *_choices(), (layer,))))
+    base = made.extend_model(model(1, 2, 3), LAYOUT.size)
+    memory: Memory = {}
+    for _ in range(3):
+        works = [Work(base, solver, memory)]
+        for each in reversed(made.learner_layers):
+            works.append(each.prepare(works[-1]))
+        work = works[-1]
+        weights = work.base.vector.copy()
+        state = work.solver.start(weights)
+        work.solver.step(weights, np.array([0.5, -1, 2], np.float32), state, work.base.vector)
+        out = Outgoing(work.base.with_vector(weights), {})
+        for each in made.learner_layers:
+            prepared = works.pop()
+            out = each.encode(out, works[-1], prepared)
+        memory = out.memory
+        for each in made.learner_layers:
+            memory = each.sent(out.model, memory)
+        assert out.model.layout == base.layout
+        assert all(isinstance(array, np.ndarray) for array in memory.values())
+        if made.wire is None:
+            assert made.update_bytes(base.layout) is None and not out.payload
+        else:
+            assert made.update_bytes(base.layout) == len(out.payload)
+            assert made.wire.decode(out.payload, base).sha256() == out.model.sha256()
+        base = out.model
+
+
+def _choices() -> tuple[Any, Any, Any]:
+    policy = semisync_fedavg()
+    return policy.protocol, policy.contribution, policy.mixing
+
+
+@pytest.mark.parametrize(
+    "pair", list(itertools.combinations(EXAMPLES, 2)), ids=lambda pair: "-".join(type(each).__name__ for each in pair)
+)
+@every_policy
+def test_conflicts_are_symmetric_and_the_order_does_not_matter(policy: Policy, pair: tuple[Layer, Layer]) -> None:
+    """Put on at once, one after the other or the other way round: the same policy, or the same sentence."""
+    one, other = pair
+    made = composed(policy, one, other)
+    assert composed(policy, other, one) == made
+    for first, second in (pair, reversed(pair)):
+        alone = composed(policy, first)
+        if isinstance(alone, str):
+            assert isinstance(made, str), "what is refused alone is refused with others"
+            continue
+        both = composed(alone, second)
+        if isinstance(made, str):
+            assert isinstance(both, str)
+        else:
+            assert not isinstance(both, str)
+            assert (both.layers, both.identity) == (made.layers, made.identity)
