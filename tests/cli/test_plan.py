@@ -384,7 +384,7 @@ def test_a_probe_with_the_experiments_file_and_its_site(workplace: Path) -> None
     ("arguments", "sentence"),
     [
         ((), "give a FILE, or a site file with --site"),
-        (("semi.toml",), "give the name of the learner that this machine is: --name NAME"),
+        (("semi.toml",), "give the name of the learner that runs on this machine: --name NAME"),
         (("semi.toml", "--name", "fats-1"), "the experiment has no learner 'fats-1'; did you mean 'fast-1'?"),
     ],
 )

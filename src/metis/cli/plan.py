@@ -101,7 +101,8 @@ def plan(
 def probe(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The experiment; not needed with --site.")] = None,
     name: Annotated[
-        str | None, typer.Option("--name", "--learner", metavar="NAME", help="The learner that this machine is to be.")
+        str | None,
+        typer.Option("--name", "--learner", metavar="NAME", help="Name of the learner that runs on this machine."),
     ] = None,
     site: Annotated[
         Path | None, typer.Option("--site", metavar="FILE", help="The site file, if the experiment does not name one.")
@@ -129,7 +130,7 @@ def probe(
         name = "site"
         note(f"using the data that {site} has for '{name}'; choose another learner with --name")
     if name is None:
-        raise ConfigError("give the name of the learner that this machine is: --name NAME")
+        raise ConfigError("give the name of the learner that runs on this machine: --name NAME")
     if file is None:
         assert site is not None
         config = probe_config(site, name, batch_size or 32)

@@ -33,7 +33,8 @@ def reproduce(
         "runs/paper"
     ),
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Runs at the same time; by default one per processor.")
+        int | None,
+        typer.Option("--workers", min=1, help="Number of runs at the same time; by default one per processor."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing; print what every run schedules, round by round.")
@@ -43,9 +44,7 @@ def reproduce(
         typer.Option("--rounds", min=1, help="With --dry-run: number of rounds, instead of the published number."),
     ] = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
-    force: Annotated[
-        bool, typer.Option("--force", help="Run again what DIR has with other settings, instead of refusing.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run again what was run with other settings.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Reproduce tables and figures of the paper, with the published numbers next to ours.

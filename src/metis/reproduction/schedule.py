@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from metis.core.controller import Controller
@@ -31,8 +31,7 @@ def dry_run(
     policy = build_policy(config.policy[0])
     assignments = dry_assignments(config) if assignments is None else assignments
     if stop is None:
-        given = build_stop(config)
-        stop = StopRule(given.rounds, given.seconds, given.update_requests, steps=given.steps)
+        stop = replace(build_stop(config), target=None)
     metric = config.evaluation.metric or "accuracy"
     higher = METRICS[task_of(config)][metric]
     target = config.evaluation.target
