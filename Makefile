@@ -70,6 +70,7 @@ check: $(STAMP)  ## formatting, lint and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 format: $(STAMP)  ## format and mend what lint can mend
 	$(BIN)/ruff format .

@@ -183,7 +183,7 @@ def test_non_iid_contract(case, x):
     labels, sizes = case
     try:
         numbers = classes_per_learner(sizes, np.bincount(labels).tolist(), x)
-        parts = assert_contract(lambda *arguments: non_iid(*arguments[:2], x, arguments[2]), labels, sizes)
+        parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     except DataError as error:
         assert any(character.isdigit() for character in str(error))
         return
@@ -261,7 +261,7 @@ def test_iid_takes_regression_targets():
 def test_power_law_heads_hold_the_papers_numbers_of_classes(labels, x, published):
     """Ten power law learners under Non-IID(x) hold exactly the published numbers of classes (Sec. 6)."""
     sizes = power_law_sizes(len(labels), 10)
-    parts = assert_contract(lambda *arguments: non_iid(*arguments[:2], x, arguments[2]), labels, sizes)
+    parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     assert (describe(parts, labels) > 0).sum(axis=1).tolist() == published
     assert classes_per_learner(sizes, np.bincount(labels).tolist(), x) == published
 
@@ -271,7 +271,7 @@ def test_power_law_heads_hold_the_papers_numbers_of_classes(labels, x, published
 def test_uniform_and_skewed_learners_hold_exactly_x_classes(sizes_of, labels, x):
     """Only the head of a power law holds more classes than asked."""
     sizes = sizes_of(len(labels), 10)
-    parts = assert_contract(lambda *arguments: non_iid(*arguments[:2], x, arguments[2]), labels, sizes)
+    parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     assert (describe(parts, labels) > 0).sum(axis=1).tolist() == [x] * 10
 
 
@@ -446,6 +446,6 @@ def test_the_bundled_digits_divide(sizes_of, x):
     """The demonstration's data: classes of unequal size, 1,437 examples."""
     labels = load_dataset("digits").y_train
     sizes = sizes_of(len(labels), 10)
-    parts = assert_contract(lambda *arguments: non_iid(*arguments[:2], x, arguments[2]), labels, sizes)
+    parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     numbers = classes_per_learner(sizes, np.bincount(labels).tolist(), x)
     assert (describe(parts, labels) > 0).sum(axis=1).tolist() == numbers

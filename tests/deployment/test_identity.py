@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import socket
 import ssl
 from collections.abc import Callable
 from datetime import timedelta
@@ -249,7 +250,7 @@ def _shown(port: int, kit: Kit) -> int:
     """Serial of the certificate that a server shows now."""
     context = ssl.create_default_context(cafile=kit.folder / "ca.pem")
     context.load_cert_chain(kit.folder / "certificate.pem", kit.folder / "key.pem")
-    with ssl.create_connection(("127.0.0.1", port), timeout=600) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as plain:
         with context.wrap_socket(plain, server_hostname="localhost") as secure:
             assert secure.version() == "TLSv1.3"
             return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number

@@ -54,7 +54,7 @@ def test_a_comparison_shows_every_policy_against_the_first(runs: list[Run], tmp_
     assert repr(comparison) == "<Comparison of Sync, SemiSync (λ=2)>"
     for draw in (comparison.plot, comparison.plot_timelines):
         figure = draw(tmp_path / "figure.png")
-        assert figure._repr_png_().startswith(b"\x89PNG")
+        assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_what_has_no_evaluation_or_missed_its_target_still_shows(written_run: Callable[..., Run]) -> None:

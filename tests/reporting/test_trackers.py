@@ -381,7 +381,7 @@ def test_wandb_writes_files_where_there_is_no_key(
         play(runs[0], tracking)
     assert said == []
 
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     until = time.monotonic() + 60

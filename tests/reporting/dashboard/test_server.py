@@ -279,7 +279,7 @@ def test_whoever_cannot_follow_must_begin_anew(folder: Path, monkeypatch: pytest
             await anext(reading)
         left = len(hub._listeners)
         rest = [data async for data in idle]
-        await reading.aclose()
+        await reading.aclose()  # type: ignore[attr-defined]
         return left, rest
 
     left, rest = asyncio.run(play())

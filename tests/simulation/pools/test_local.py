@@ -156,7 +156,7 @@ def test_what_is_waited_for_goes_first() -> None:
         last = pool.train(99.0, 99, lambda: model(1.0), 99, 0, None)
 
         assert last.result()[0] == 99
-        assert sum(job.state == "queued" for job in others) > 20
+        assert sum(job.state == "queued" for job in others) > 20  # type: ignore[attr-defined]
         assert [ticket.result()[0] for ticket in others] == list(range(30))
 
 
@@ -171,7 +171,7 @@ def test_at_most_two_results_a_worker_are_made_ahead() -> None:
     with never_hangs(), closing(ProcessPool(Office(), 2)) as pool:  # type: ignore[arg-type]
         tickets = [pool.train(float(n), n, lambda n=n: fetch(n), n, 0, None) for n in range(100)]
         with pool._changed:
-            pool._changed.wait_for(lambda: sum(ticket.state == "done" for ticket in tickets) == 4, timeout=600)
+            pool._changed.wait_for(lambda: sum(ticket.state == "done" for ticket in tickets) == 4, timeout=600)  # type: ignore[attr-defined]
         time.sleep(0.05)
 
         assert sorted(fetched) == [0, 1, 2, 3]
