@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metis.files import LockHeld, durable_file, locked, replacing, sync, take_lock, write_durable, write_text
+from metis.errors import LockHeld
+from metis.files import durable_file, locked, replacing, sync, take_lock, write_durable, write_text
 
 
 def names_in(folder: Path) -> list[str]:

@@ -4,8 +4,12 @@ MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
 │   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
 │   ├── DataError          a data set that is missing, damaged or cannot be divided as asked
+│   ├── LockHeld           a file or folder that another process uses
+│   ├── StateError         a controller's state folder that cannot be used
 │   └── Unreachable        a controller that does not answer now, but may later
+├── DiskFull               the disk's: nothing has changed, and the same call works when there is space again
 ├── LearnerError           a learner's: the federation goes on without its update
+│   ├── DuplicateUpdate    a task that was answered already
 │   ├── UnexpectedEvent    an event that cannot happen now, such as an answer to no open task; it changed nothing
 │   ├── Diverged           local training left the finite numbers
 │   ├── ChildFailed        a site's code or data failed in the training process
@@ -17,6 +21,7 @@ MetisError
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 _LONGEST = 600  # torch appends pages of advice to some of its messages
 
@@ -41,6 +46,18 @@ class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
 
 
+class LockHeld(ConfigError):
+    """Another process holds the lock."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(f"{path} is locked by another process{f' ({holder})' if holder else ''}")
+        self.holder = holder  # "process id 123 on HOST", or empty if it left no note
+
+
+class StateError(ConfigError):
+    """A state folder cannot be used: another controller uses it, another version made it, or it is damaged."""
+
+
 class Unreachable(ConfigError):
     """The controller does not answer now, but may later: every problem except those of certificates."""
 
@@ -49,8 +66,20 @@ class Unreachable(ConfigError):
         self.unknown_name = unknown_name  # a typing error, or a network that is down
 
 
+class DiskFull(MetisError):
+    """The disk is full; nothing has changed, and the same call works when there is space again."""
+
+
 class LearnerError(MetisError):
     """A learner did something that the federation survives."""
+
+
+class DuplicateUpdate(LearnerError):
+    """A task was answered already, by the journal's entry that this carries."""
+
+    def __init__(self, entry: Any) -> None:
+        super().__init__(f"task {entry.update} was already answered by entry {entry.seq} of the journal")
+        self.entry = entry
 
 
 class UnexpectedEvent(LearnerError):

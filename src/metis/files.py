@@ -11,17 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from metis.errors import ConfigError
+from metis.errors import LockHeld
 
 _NOTE_BYTES = 300  # of a lock file; a fixed size, so that a shorter note leaves nothing of a longer one
-
-
-class LockHeld(ConfigError):
-    """Another process holds the lock."""
-
-    def __init__(self, path: Path, holder: str) -> None:
-        super().__init__(f"{path} is locked by another process{f' ({holder})' if holder else ''}")
-        self.holder = holder  # "process id 123 on HOST", or empty if it left no note
 
 
 def sync(path: Path) -> None:

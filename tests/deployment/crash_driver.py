@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metis.deployment.controller.disk import DiskFull, StateError
 from metis.deployment.controller.state import Durability, State
+from metis.errors import DiskFull, StateError
 from metis.runs.storage import save_arrays  # noqa: F401  (so that no module is opened after the folder was)
 
 LEARNERS = 3

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Literal
 
 from metis.deployment.controller.disk import EXIT_DISK_FAILED
-from metis.deployment.controller.state import DuplicateUpdate, State
-from metis.errors import MetisError
+from metis.deployment.controller.state import State
+from metis.errors import DuplicateUpdate, MetisError
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
 SOURCE = Path(__file__).parents[2] / "src"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metis.deployment.controller.disk import DiskFull, StateError
 from metis.deployment.controller.state import State
+from metis.errors import DiskFull, StateError
 
 
 def until_full(work: Callable[[int], None], first: int, most: int = 5000) -> int:

@@ -31,11 +31,11 @@ from metis.core.policy import Policy
 from metis.core.schedules import Schedule
 from metis.core.solvers import Scaffold
 from metis.core.stop import StopRule
-from metis.deployment.controller.disk import StateError
 from metis.deployment.controller.durable import DurableController
-from metis.deployment.controller.state import DuplicateUpdate, State
+from metis.deployment.controller.state import State
 from metis.deployment.wire.model_mac import checker
 from metis.deployment.wire.models import model_parts
+from metis.errors import DuplicateUpdate, StateError
 from metis.runs.trace import to_line
 
 NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deployment.test_durable import POLICIES, Twin, course, same
-from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.state import Entry, State
+from metis.errors import DiskFull
 
 
 @pytest.mark.parametrize("name", POLICIES)

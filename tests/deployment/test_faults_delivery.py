@@ -47,11 +47,11 @@ from metis.core import policies
 from metis.core.events import CommunityPublished, LearnerSetAside, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
 from metis.deployment.controller.blobs import Blobs
-from metis.deployment.controller.disk import StateError
 from metis.deployment.controller.upload import in_thread
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.model_mac import checker
 from metis.deployment.wire.transfer import ended
+from metis.errors import StateError
 
 TESTS = Path(__file__).parents[1]
 _CODE = grpc.StatusCode

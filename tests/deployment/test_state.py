@@ -22,9 +22,8 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from metis.deployment.controller.blobs import BlobMismatch
-from metis.deployment.controller.disk import StateError
-from metis.deployment.controller.state import DuplicateUpdate, Entry, State
-from metis.errors import DataError
+from metis.deployment.controller.state import Entry, State
+from metis.errors import DataError, DuplicateUpdate, StateError
 
 SOURCE = Path(__file__).parents[2] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}

@@ -12,7 +12,8 @@ import metis
 from metis.core.contribution import dataset_size
 from metis.core.layers import LAYERS, Layer
 from metis.core.mixing import FullPass
-from metis.core.policies import POLICIES, Policy
+from metis.core.policies import POLICIES
+from metis.core.policy import Policy
 from metis.core.protocols import Synchronous
 from metis.core.schedules import Moment
 from metis.core.solvers import SOLVERS, Array, LearningRate, Solver

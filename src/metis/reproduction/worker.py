@@ -12,12 +12,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from metis.errors import ConfigError, InternalError, MetisError
+from metis.errors import ConfigError, InternalError, LockHeld, MetisError
 from metis.experiments.build import build_federation, build_stop
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import Division, divide
-from metis.files import LockHeld, locked
+from metis.files import locked
 from metis.runs.checkpoint import CHECKPOINT
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run

@@ -9,7 +9,8 @@ from typing import Annotated
 from metis.core.contribution import version_staleness
 from metis.core.events import Budget, LearnerId, RoundMeasure
 from metis.core.mixing import CachedAverage
-from metis.core.policies import POLICIES, Policy
+from metis.core.policies import POLICIES
+from metis.core.policy import Policy
 from metis.core.protocols import BaseProtocol
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment

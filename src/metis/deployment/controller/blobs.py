@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from metis.deployment.controller.disk import DiskFull, end_process, writing
+from metis.deployment.controller.disk import end_process, writing
 from metis.deployment.wire.transfer import in_background
-from metis.errors import DataError
+from metis.errors import DataError, DiskFull
 from metis.files import sync
 
 _MANY = 4 << 20  # bytes that are worth a second thread

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from metis.deployment.controller.disk import RESTORE, DiskFull, StateError, writing
+from metis.deployment.controller.disk import RESTORE, writing
+from metis.errors import DiskFull, StateError
 
 _FORMAT = 1
 _APPLICATION = 0x4D657469  # "Meti"

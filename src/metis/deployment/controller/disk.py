@@ -10,19 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from metis.errors import ConfigError, MetisError
+from metis.errors import DiskFull, StateError
 
 EXIT_DISK_FAILED = 74  # EX_IOERR
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 RESTORE = "restore the folder from a copy, or begin a new run in another folder"
-
-
-class StateError(ConfigError):
-    """A state folder cannot be used: another controller uses it, another version made it, or it is damaged."""
-
-
-class DiskFull(MetisError):
-    """The disk is full; nothing has changed, and the same call works when there is space again."""
 
 
 def end_process(path: Path, problem: object) -> NoReturn:

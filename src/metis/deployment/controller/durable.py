@@ -31,11 +31,11 @@ from metis.core.events import (
 )
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
-from metis.deployment.controller.disk import RESTORE, DiskFull, StateError
+from metis.deployment.controller.disk import RESTORE
 from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.wire.model_mac import new_model_mac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
-from metis.errors import DataError, LearnerError
+from metis.errors import DataError, DiskFull, LearnerError, StateError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
 Record = Callable[[float, Event | Action], None]

@@ -10,12 +10,12 @@ import grpc
 
 from metis.core.events import Evaluated, LearnerId
 from metis.core.schedules import Cadence
-from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, Report
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.wire import wire_pb2 as pb
+from metis.errors import DiskFull
 
 _LARGEST_METRIC = 1e100
 _MAX_METRICS = 50

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 from metis.core.layers import Layer
 from metis.core.model import Layout
 from metis.deployment.controller.blobs import BlobMismatch
-from metis.deployment.controller.disk import DiskFull
 from metis.deployment.controller.session import Context, Refused, Session, address_of
 from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import Updates, UploadReceiver, first_message
@@ -29,6 +28,7 @@ from metis.deployment.wire.chunks import CHUNK, SMALLEST_CHUNK, ChunkSize, Piece
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
+from metis.errors import DiskFull
 
 _T = TypeVar("_T")
 

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from metis.deployment.controller.blobs import Blobs, Digest, Incoming
 from metis.deployment.controller.database import Database, row_checksum
-from metis.deployment.controller.disk import RESTORE, DiskFull, StateError, writing
-from metis.errors import DataError, LearnerError
-from metis.files import LockHeld, sync, take_lock
+from metis.deployment.controller.disk import RESTORE, writing
+from metis.errors import DataError, DiskFull, DuplicateUpdate, LockHeld, StateError
+from metis.files import sync, take_lock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
 Durability: TypeAlias = Literal["power", "process"]  # what an acknowledged update survives the sudden end of
 
 _PAGE = 256  # entries read at once
-
-
-class DuplicateUpdate(LearnerError):
-    """This task was already answered, by the entry that this carries."""
-
-    def __init__(self, entry: Entry) -> None:
-        super().__init__(f"task {entry.update} was already answered by entry {entry.seq} of the journal")
-        self.entry = entry
 
 
 @dataclass(frozen=True, slots=True)

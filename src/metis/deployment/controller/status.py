@@ -77,8 +77,8 @@ def recall(folder: Path) -> Document:
     SQLite would create files next to a journal that it only reads, and would keep a controller from starting; so it
     reads a copy.
     """
-    from metis.deployment.controller.disk import StateError
     from metis.deployment.controller.state import State
+    from metis.errors import StateError
 
     with tempfile.TemporaryDirectory(prefix="metis-status-") as temporary:
         copy = Path(temporary)

@@ -18,11 +18,11 @@ from typing import Protocol, TypeVar
 
 from metis.core.controller import Controller
 from metis.core.events import Action, Event, LearnerId, LocalTask, SendTask
-from metis.deployment.controller.disk import EXHAUSTED, DiskFull
+from metis.deployment.controller.disk import EXHAUSTED
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
-from metis.errors import DataError
+from metis.errors import DataError, DiskFull
 from metis.runs.trace import to_line
 
 _T = TypeVar("_T")

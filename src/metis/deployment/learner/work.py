@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from metis.deployment.wire.model_mac import checker
-from metis.errors import ConfigError
-from metis.files import LockHeld, sync, sync_file, take_lock, write_durable
+from metis.errors import ConfigError, LockHeld
+from metis.files import sync, sync_file, take_lock, write_durable
 
 _PIECE = 1 << 20
 
