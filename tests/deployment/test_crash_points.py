@@ -37,7 +37,7 @@ def test_a_failing_disk_ends_the_process(tmp_path: Path) -> None:
         done = run_driver(folder, "-o", "/dev/null", "-e", f"inject={call}:error=EIO:when={number}")
         assert done.returncode == EXIT_DISK_FAILED
         assert re.match(rf"{folder}/{file}.*(I/O|Input/output) error; ", done.stderr)
-        assert re.search("restart with the same command when the disk is well.\n$", done.stderr)
+        assert re.search("when the disk works again, restart with the same command.\n$", done.stderr)
         with State.open(folder) as state:
             assert state.epoch == 2
 
