@@ -44,6 +44,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.layers.adaptive_period import AdaptivePeriod
+from metis.core.layers.cap import Cap
 from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.layers.server_optimizers import FedAvgM
 from metis.core.layers.wrapper import Wrapper
@@ -152,6 +153,8 @@ class Federation(RuleBasedStateMachine):
         self.differences: list[np.ndarray] = []
         self.current = self.vector  # as published
         self.server_momentum = np.zeros(3)
+        self.cap = next((layer.local_epochs for layer in self.policy.layers if isinstance(layer, Cap)), None)
+        self.optimized = any(isinstance(layer, FedAvgM) for layer in self.policy.layers)
         self.round_tasks: set[int] = set()  # of the tasks sent together last
         self.tasks_sent = 0
         self.requests = 0
@@ -479,12 +482,12 @@ class Federation(RuleBasedStateMachine):
             expected = self.vector
         else:
             expected = self.vector
-        if self.policy.server is not None:
+        if self.optimized:
             self.server_momentum = 0.8 * self.server_momentum + expected - self.current
             expected = self.current + 0.5 * self.server_momentum
         np.testing.assert_allclose(action.community_model.vector, expected, rtol=1e-5, atol=1e-5)
         self.current = action.community_model.vector.astype(np.float64)
-        if self.policy.server is not None:
+        if self.optimized:
             self.vector = self.current
 
     def check_i10_budgets(self, sent: list[SendTask]) -> None:
@@ -515,7 +518,7 @@ class Federation(RuleBasedStateMachine):
                 assert budget.seconds == period
                 assert budget.steps is not None
                 if period / time < 2**50:  # beyond, a float does not count single steps
-                    most = protocol.max_local_epochs or math.inf
+                    most = self.cap or math.inf
                     within = max(1, math.floor(period / time * (1 + 1e-9)))
                     assert budget.steps == min(within, most * self.books[action.learner].epoch_steps)
                     assert budget.steps * time <= period * (1 + 1e-8) or budget.steps == 1
