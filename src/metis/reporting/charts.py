@@ -36,7 +36,7 @@ def curves(runs: list[Run], names: list[str]) -> list[Chart]:
         values.append(f"{name} {metric(run.final_metric)} at the end, {metric(run.best_metric)} at best")
     over_time = (
         f"How good the community model is ({better} is better) against the time that has passed: "
-        f"the further to the left a curve gets there, the faster the policy.{smooth}"
+        f"the further left a curve reaches a value, the faster the policy.{smooth}"
     )
     over_requests = (
         "The same against the number of local models handed in, which is what communication costs: "
@@ -70,7 +70,7 @@ def policies(runs: list[Run], names: list[str]) -> Chart:
     return Chart(
         figures.policies_svg(runs, "policies"),
         f"Bar chart of how all learners together spent their time. {values}.",
-        "The share of their time that all learners together trained, and waited for others.",
+        "How all learners together spent their time: training, or waiting for others.",
     )
 
 
