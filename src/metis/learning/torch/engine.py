@@ -1,6 +1,5 @@
 """Training with PyTorch, on parameters that are views into one flat tensor.
 
-The flat tensor holds the trainable parameters, then the frozen ones, then the floating-point buffers.
 Loading a community model is one copy, clearing the gradients one memset, a solver step a few passes over
 one vector.
 """
@@ -17,15 +16,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from metis.core.layers import Memory
-from metis.core.model import Layout, Model, TensorSpec
+from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Trained
+from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.parallel import Part, Ranks
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch
@@ -57,7 +55,7 @@ _METRICS: dict[Task, dict[str, Measure]] = {
 }
 
 
-class TorchEngine:
+class TorchEngine(FlatNetwork):
     """Trains any `torch.nn.Module`; `network` makes one, or is one whose weights then are the initial ones.
 
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
@@ -153,7 +151,7 @@ class TorchEngine:
         if found != {spec.name: spec.shape for spec in self._layout.tensors}:
             raise ConfigError("the network must have the same tensors each time that it is built")
         return Model.from_tensors(
-            {spec.name: _to_numpy(tensors[spec.name]) for spec in self._layout.tensors}, self._layout
+            {spec.name: to_numpy(tensors[spec.name]) for spec in self._layout.tensors}, self._layout
         )
 
     def train(
@@ -206,7 +204,7 @@ class TorchEngine:
                     break  # all later steps would be as lost
         kept: Memory = {}
         if solver.keeps_memory and solver_memory is not None:
-            kept["solver"] = _to_numpy(solver_memory).copy()
+            kept["solver"] = to_numpy(solver_memory).copy()
         model = self._store(community_model, kept)
         return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
 
@@ -247,7 +245,7 @@ class TorchEngine:
             solver.step(weights, gradients, memory, community)
             losses.append(loss.tolist())
             examples.append(targets.shape[1])
-        vectors = _to_numpy(weights)
+        vectors = to_numpy(weights)
         return [
             Trained(
                 community_model.with_vector(np.array(vector, dtype=np.float32)),
@@ -345,88 +343,6 @@ class TorchEngine:
     def _fork_type(self) -> str:
         return "cuda" if self._device.type == "cpu" else self._device.type
 
-    def _lay_flat(self, module: nn.Module) -> None:
-        parameters = dict(module.named_parameters())  # a tied parameter comes once, under its first name
-        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-        frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-        # Non-persistent buffers are constants that the network makes for itself.
-        persistent = module.state_dict().keys()
-        buffers = {name: b for name, b in module.named_buffers() if name in persistent}
-        floats = {name: b for name, b in buffers.items() if b.is_floating_point()}
-        counters = {name: b for name, b in buffers.items() if not b.is_floating_point()}
-
-        flat = torch.empty(
-            sum(t.numel() for t in (*parameters.values(), *floats.values())),
-            dtype=self._dtype,
-            device=self._device,
-        )
-        weights = flat[: sum(p.numel() for p in trainable.values())]
-        gradient = torch.zeros_like(weights)
-        homes: dict[str, Tensor] = {}
-        end = 0
-        for name, tensor in (trainable | frozen | floats).items():
-            start, end = end, end + tensor.numel()
-            homes[name] = flat[start:end].view(tensor.shape)
-            homes[name].copy_(tensor.detach())
-            tensor.data = homes[name]
-            if name in trainable:
-                tensor.grad = gradient[start:end].view(tensor.shape)
-
-        def specs(tensors: Mapping[str, Tensor], role: Literal["parameter", "buffer", "counter"]) -> list[TensorSpec]:
-            return [
-                TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), role) for n, t in tensors.items()
-            ]
-
-        mixed = [*specs(trainable | frozen, "parameter"), *([] if self._local else specs(floats, "buffer"))]
-        self._layout = Layout((*mixed, *specs(counters, "counter")))
-        self._module, self._flat, self._weights, self._gradient = module, flat, weights, gradient
-        self._shared, self._own = flat[: self._layout.size], flat[self._layout.size :]
-        self._initial_own = self._own.clone()
-        self._float_homes = [(*_owner(module, name), homes[name]) for name in floats]
-        self._counter_homes = [(*_owner(module, name), tensor) for name, tensor in counters.items()]
-        self._batch_norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-        self._flat_batch_norms = [layer for layer in self._batch_norms if isinstance(layer, nn.BatchNorm1d)]
-
-    def _load(self, model: Model, memory: Memory) -> None:
-        if model.layout is not self._layout and model.layout != self._layout:
-            raise ConfigError(
-                f"a model of {model.layout.size} numbers was given to a network of {self._layout.size}; "
-                "their layouts must be equal"
-            )
-        _copy_from_numpy(self._shared, model.vector)
-        if self._own.numel():
-            if "buffers" in memory:
-                _copy_from_numpy(self._own, memory["buffers"])
-            else:
-                self._own.copy_(self._initial_own)
-        # A network may have replaced a buffer instead of writing to it.
-        for owner, name, home in (*self._float_homes, *self._counter_homes):
-            owner._buffers[name] = home
-        counters, end = memory.get("counters", model.counters), 0
-        for _, _, home in self._counter_homes:
-            start, end = end, end + home.numel()
-            home.copy_(torch.tensor(counters[start:end]).view(home.shape))
-
-    def _store(self, community_model: Model, kept: Memory) -> Model:
-        """The local model; what stays in the silo goes into `kept`."""
-        for owner, name, home in self._float_homes:
-            now = owner._buffers[name]
-            if now is not home and now is not None:
-                home.copy_(now.detach())
-        if self._own.numel():
-            kept["buffers"] = _to_numpy(self._own).copy()
-        if self._counter_homes:
-            counts = [owner._buffers[name] for owner, name, _ in self._counter_homes]
-            kept["counters"] = np.concatenate([_to_numpy(c).ravel() for c in counts if c is not None]).astype(np.int64)
-        vector = np.array(_to_numpy(self._shared), dtype=np.float32)
-        return community_model.with_vector(vector)
-
-    def _community(self, model: Model) -> Tensor:
-        """The trainable part of the community model, without a copy where torch can look at it directly."""
-        if self._flat.device.type == "cpu" and self._dtype == torch.float32 and model.vector.flags.writeable:
-            return torch.from_numpy(model.vector)[: self._weights.numel()]
-        return self._weights.clone()
-
     # --- batches ------------------------------------------------------------------------------
 
     def _use_threads(self) -> None:
@@ -456,23 +372,3 @@ class TorchEngine:
             f"the network's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
             "a regression needs one output for each target"
         )
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
-def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """On the CPU, without a copy where numpy has the dtype."""
-    tensor = tensor.detach().cpu()
-    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
-
-
-def _copy_from_numpy(target: Tensor, source: NDArray[Any]) -> None:
-    if target.device.type == "cpu" and target.dtype != torch.bfloat16:
-        # Through numpy, because torch refuses to look at read-only arrays, such as memory-mapped models.
-        np.copyto(target.numpy(), source, casting="same_kind")
-    else:
-        target.copy_(torch.tensor(source))
