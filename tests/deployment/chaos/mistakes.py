@@ -14,14 +14,14 @@ from deployment.chaos.harness import Federation, Outcome, Tally, events, metis
 OTHER_NETWORK = "\ndef network():\n    return nn.Linear(20, 7)\n"
 # What is changed in the file or the command, and what must be said.
 MISTAKES: list[tuple[str, list[str], tuple[str, ...]]] = [
-    ("lambda = 0", ["--set", "policy.slowest_learner_epochs=0"], ("lambda must be a number greater than 0",)),
-    ("minimum > learners", ["--set", "deployment.minimum=5"], ("deployment.minimum is 5", "1 to the 2 learners")),
+    ("lambda = 0", ["--set", "policy.slowest_learner_epochs=0"], ("is 0, must be greater than 0",)),
+    ("minimum > learners", ["--set", "deployment.minimum=5"], ("deployment.minimum is 5", "must be between 1 and 2")),
     ("unknown key", ["--set", "deployment.minimun=1"], ("unknown key", "did you mean 'minimum'")),
     ("unknown policy", ["--set", "policy.name=semisinc_fedavg"], ("no policy", "did you mean 'semisync_fedavg'")),
     ("no site file", ["--set", "site.file=nowhere.py"], ("there is no file", "nowhere.py")),
     ("no file", [], ("there is no file missing.toml", "metis init")),
     ("lease < heartbeat", ["--set", "deployment.lease=0.6"], ("deployment.lease is 0.6 s", "at least twice")),
-    ("name for no certificate", [], ("'north east' is no name", "allowed are")),
+    ("name for no certificate", [], ("'north east' is not a valid name", "allowed are")),
     ("two of a name", [], ("'a', which another learner is called already",)),
     ("no end", [], ("the run would not end", "give rounds")),
     ("no TOML", [], ("damaged.toml",)),
