@@ -13,7 +13,7 @@ from metis.core.layers import fednova as nova_module
 from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import semisync_fedavg
 
 weights = st.floats(-10, 10, width=32)
 vectors = st.lists(weights, min_size=3, max_size=3)
@@ -158,24 +158,6 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
     assert results[0] == results[1]
 
 
-def test_a_replay_without_weights_goes_on_to_the_bit():
-    """The steps come back with the events, the local models with the arrays."""
-    rng = np.random.default_rng(3)
-    original = NormalizedAverage(model(1, 2, 3), MemoryStore())
-    twin = NormalizedAverage(Model.empty(), MemoryStore())
-    for number in range(9):
-        if number == 5:  # in the middle of a round
-            saved = {name: array.copy() for name, array in original.arrays().items()}
-            twin.load_arrays(original.model, saved, MemoryStore())
-        local_model, count = model(*rng.normal(size=3)), int(rng.integers(1, 50))
-        original.commit("abc"[number % 3], local_model, 1.0, count, None)
-        twin.commit("abc"[number % 3], Model.empty() if number < 5 else local_model, 1.0, count, None)
-        if number % 3 == 2:
-            assert original.publish() == twin.publish()
-
-    assert twin.model.sha256() == original.model.sha256()
-
-
 def test_a_policy_with_normalised_averaging_keeps_its_course():
     """WHEN and WHO are not its business; the slow learner counts for more."""
     plays = [
@@ -185,15 +167,6 @@ def test_a_policy_with_normalised_averaging_keeps_its_course():
 
     assert nova.log == plain.log
     assert (nova.controller.community.model.vector > plain.controller.community.model.vector).all()
-
-
-@pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
-def test_policies_without_rounds_cannot_have_it(policy):
-    with pytest.raises(
-        ValueError, match=f"nova mixes rounds by a normalised average, and {policy.name} does not average rounds"
-    ):
-        policy.with_layers(FedNova())
-    assert sync_fedavg().with_layers(FedNova()).label == "Sync FedNova"
 
 
 @pytest.mark.parametrize(

@@ -362,18 +362,6 @@ def test_a_function_that_gives_no_rate_is_named():
 # --- what cannot be ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [sync_fedavg(), fedrec()], ids=lambda policy: policy.name)
-def test_policies_without_periods_cannot_be_paced(policy):
-    with pytest.raises(
-        ValueError, match=f"adaptive chooses the periods of semi-synchronous training; {policy.name} has none"
-    ):
-        policy.with_layers(AdaptivePeriod())
-    with pytest.raises(
-        ValueError, match=f"schedule changes lambda, which is for semi-synchronous training; {policy.name} has none"
-    ):
-        policy.with_layers(ScheduledLambda(Schedule(2, 1, 10)))
-
-
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [

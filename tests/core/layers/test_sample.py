@@ -12,7 +12,7 @@ from core.play import Actor, Play
 from metis.core.events import Budget, CommunityPublished, SendTask, UpdateRequest
 from metis.core.layers import AdaptivePeriod
 from metis.core.layers.sample import Sample
-from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import semisync_fedavg, sync_fedavg
 from metis.core.roster import LearnerRecord
 
 NAMES = [f"site-{number}" for number in range(20)]
@@ -114,12 +114,6 @@ def test_a_sample_whose_learners_have_left_is_drawn_again():
     play.leave(first, at=0.0)
     play.run_until(community_version=3)
     assert {item.learner for item in play.items(UpdateRequest)} == {"a", "b"} - {first}
-
-
-@pytest.mark.parametrize("policy", [async_fedavg(), fedrec(), fedasync(), fedbuff()], ids=lambda policy: policy.name)
-def test_policies_without_rounds_draw_no_sample(policy):
-    with pytest.raises(ValueError, match=f"sample is drawn for each round, and {policy.name} has none"):
-        policy.with_layers(Sample(learners=2))
 
 
 @pytest.mark.parametrize(

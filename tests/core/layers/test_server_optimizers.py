@@ -88,28 +88,6 @@ def test_rate_one_without_momentum_is_the_plain_rule(rule):
     assert behind.committed_steps == plain.committed_steps
 
 
-@rules
-@optimizers
-def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(rule, optimizer):
-    """What the optimizer remembers is in the arrays, and comes back."""
-    rng = np.random.default_rng(5)
-    factory = optimized(rule, optimizer)
-    start = model(*rng.normal(size=3))
-    original, twin = factory(start, MemoryStore()), factory(Model.empty(), MemoryStore())
-    for number in range(12):
-        if number == 7:
-            saved = {name: array.copy() for name, array in original.arrays().items()}
-            twin.load_arrays(original.model, saved, MemoryStore())
-        local_model, empty = model(*rng.normal(size=3)), number < 7
-        original.commit("ab"[number % 2], local_model, 0.5, 1, original.model)
-        twin.commit("ab"[number % 2], Model.empty() if empty else local_model, 0.5, 1, twin.model)
-        if number % 3:
-            assert original.publish() == twin.publish()
-
-    assert twin.model.sha256() == original.model.sha256()
-    assert {n: a.tobytes() for n, a in twin.arrays().items()} == {n: a.tobytes() for n, a in original.arrays().items()}
-
-
 def test_a_published_model_never_changes_again():
     """Later steps leave it alone."""
     community = optimized(partial(Interpolation, mixing=0.5), FedAdam())(model(1, 2, 3), MemoryStore())
