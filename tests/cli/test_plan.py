@@ -426,20 +426,20 @@ def test_the_size_of_a_model_is_known_without_the_data(example: str) -> None:
 def test_the_recorded_policy_gives_the_recorded_bill(workplace: Path) -> None:
     """All costs are those of the run, and the sequence is said to be the same."""
     run = simulated("sync.toml")
-    told = document("replay", "run")
-    assert told["recorded_course_reproduced"] is True
-    assert {**told["what_if"][0]} == told["recorded"]
-    assert told["recorded"]["update_requests"] == run.costs.update_requests
-    assert told["recorded"]["energy"]["active"] == pytest.approx(run.costs.energy.active / 3600)
-    assert told["accuracy"] == "not predicted"
+    replayed = document("replay", "run")
+    assert replayed["recorded_course_reproduced"] is True
+    assert {**replayed["what_if"][0]} == replayed["recorded"]
+    assert replayed["recorded"]["update_requests"] == run.costs.update_requests
+    assert replayed["recorded"]["energy"]["active"] == pytest.approx(run.costs.energy.active / 3600)
+    assert replayed["accuracy"] == "not predicted"
 
 
 def test_a_replay_says_that_another_compression_is_left_out(workplace: Path) -> None:
     simulated("semi.toml", "run", "policy.compression={kind='int8'}")
-    told, as_it_was = document("replay", "run", "compression={kind='top_k'}"), document("replay", "run")
-    assert any(note.startswith("A different compression is ignored") for note in told["notes"])
+    replayed, as_it_was = document("replay", "run", "compression={kind='top_k'}"), document("replay", "run")
+    assert any(note.startswith("A different compression is ignored") for note in replayed["notes"])
     assert as_it_was["notes"] == []
-    assert told["what_if"][0]["bytes_exchanged"] == as_it_was["recorded"]["bytes_exchanged"]
+    assert replayed["what_if"][0]["bytes_exchanged"] == as_it_was["recorded"]["bytes_exchanged"]
 
 
 def test_a_course_with_normalised_averaging_is_known_again(workplace: Path) -> None:
@@ -453,14 +453,14 @@ def test_a_replay_of_another_policy_is_a_simulation_of_it(workplace: Path) -> No
     """Recorded synchronously, asked for semi-synchronous and asynchronous: the bills of direct runs."""
     simulated("sync.toml")
     for name, change in (("semisync_fedavg", "slowest_learner_epochs=1.5"), ("fedrec", "local_epochs=2")):
-        told = document("replay", "run", "--policy", name, change)["what_if"][0]
+        replayed = document("replay", "run", "--policy", name, change)["what_if"][0]
         direct = simulated("sync.toml", name, f"policy={{name='{name}', {change}}}")
-        assert told["rounds"] == direct.rounds
-        assert told["update_requests"] == direct.costs.update_requests
-        assert told["steps"] == direct.costs.steps
-        assert told["bytes_exchanged"] == direct.costs.bytes_exchanged
+        assert replayed["rounds"] == direct.rounds
+        assert replayed["update_requests"] == direct.costs.update_requests
+        assert replayed["steps"] == direct.costs.steps
+        assert replayed["bytes_exchanged"] == direct.costs.bytes_exchanged
         for key in ("equation", "active", "idle_charged"):
-            assert told["energy"][key] * 3600 == pytest.approx(getattr(direct.costs.energy, key))
+            assert replayed["energy"][key] * 3600 == pytest.approx(getattr(direct.costs.energy, key))
 
 
 def test_a_replay_prints_the_comparison_and_what_it_is_not(workplace: Path) -> None:
@@ -484,9 +484,9 @@ def test_a_run_that_has_not_ended_can_be_replayed(workplace: Path) -> None:
     """Without its summary the size of a model is not known, the rest is."""
     simulated("sync.toml")
     (workplace / "run" / "summary.json").unlink()
-    told = document("replay", "run", "--policy", "fedrec")
-    assert told["recorded"]["bytes_exchanged"] is None
-    assert told["recorded"]["energy"]["active"] > 0
+    replayed = document("replay", "run", "--policy", "fedrec")
+    assert replayed["recorded"]["bytes_exchanged"] is None
+    assert replayed["recorded"]["energy"]["active"] > 0
     (workplace / "run" / "config.toml").unlink()
     assert "has neither config.toml nor summary.json" in refused("replay", "run", "--policy", "fedrec")
 

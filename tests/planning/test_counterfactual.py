@@ -111,7 +111,7 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
 
 
 def test_events_that_cannot_follow_each_other_are_no_recording() -> None:
-    """As after two lines were exchanged: an update before its task, an answer that is no number."""
+    """As after two lines were exchanged: an update before its task, an answer that is not a number."""
     joined = (0.0, LearnerJoined("a", 10, 10))
     sent = (5.0, SendTask("a", LocalTask(1, CommunityStamp(), Budget(1)), Model.empty()))
     early = (1.0, UpdateRequest("a", 1, 1, 1.0, 1.0, Model.empty()))

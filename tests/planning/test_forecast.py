@@ -114,25 +114,25 @@ def paper(environment: str, links: str) -> tuple[list[int], list[float], list[me
 
 
 def nothing(costs: Costs) -> Costs:
-    """The bill at the beginning."""
+    """The costs at the beginning."""
     free = LearnerCosts(0.0, 0.0, 0.0, 0.0, 0, 0, 0, Energy())
     return Costs(0.0, 0, 0, 0, 0, dict.fromkeys(costs.by_learner, free))
 
 
 def check(found: Forecast, span: float, start: Costs, end: Costs, tolerance: float) -> None:
-    """Requests, bytes, idle, transfer and energies of so much time are as foreseen."""
+    """Requests, bytes, idle, transfer and energies over this time are as forecast."""
     hours = span / HOUR
     requests, exchanged = end.update_requests - start.update_requests, end.bytes_exchanged - start.bytes_exchanged
     assert found.update_requests * hours == pytest.approx(requests, rel=tolerance)
     assert found.models_exchanged * MODEL_BYTES * hours == pytest.approx(exchanged, rel=tolerance)
     for share in found.learners:
         then, now = start.by_learner[share.learner], end.by_learner[share.learner]
-        for foreseen, simulated in (
+        for predicted, simulated in (
             (share.idle, now.idle - then.idle),
             (share.transfer, now.transfer - then.transfer),
             (share.active, now.active - then.active),
         ):
-            assert foreseen * span == pytest.approx(simulated, rel=tolerance, abs=tolerance * span)
+            assert predicted * span == pytest.approx(simulated, rel=tolerance, abs=tolerance * span)
     for name in ("equation", "active", "idle_charged"):
         spent = getattr(end.energy, name) - getattr(start.energy, name)
         assert getattr(found.energy, name) * hours == pytest.approx(spent, rel=tolerance)
@@ -159,7 +159,7 @@ def check_rounds(policy: Policy, found: Forecast, run: Simulated, first: int) ->
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("environment", PAPER)
 def test_rounds_of_the_papers_environments(environment: str, links: str) -> None:
-    """Synchronous and semi-synchronous over the paper's lambdas: every round after the cold start is the one foreseen,
+    """Synchronous and semi-synchronous over the paper's lambdas: every round after the cold start is as forecast,
     and a whole run of lambda = 2 with its cold start is within 2 %."""
     batches, speeds, way = paper(environment, links)
     members = crew(batches, speeds, way)
@@ -239,7 +239,7 @@ barriers = st.one_of(
 @settings(max_examples=40)
 @given(st.lists(learner, min_size=1, max_size=6), barriers)
 def test_rounds_of_any_federation(learners: list[tuple[int, float, metis.Link]], policy: Policy) -> None:
-    """Whoever the learners are, a round after the cold start is the one foreseen."""
+    """Whatever the learners, a round after the cold start is as forecast."""
     batches, speeds, links = (list(column) for column in zip(*learners, strict=True))
     found = forecast(policy, crew(batches, speeds, links))
     run = simulated(policy, batches, speeds, links, StopRule(rounds=8))
@@ -252,13 +252,13 @@ def test_rounds_of_any_federation(learners: list[tuple[int, float, metis.Link]],
 @settings(max_examples=25)
 @given(st.lists(learner, min_size=1, max_size=4), st.floats(0.3, 4.0))
 def test_rhythms_of_any_federation(learners: list[tuple[int, float, metis.Link]], local_epochs: float) -> None:
-    """Each learner hands in as often as foreseen: never more than one update off."""
+    """Each learner hands in as often as forecast: never more than one update off."""
     batches, speeds, links = (list(column) for column in zip(*learners, strict=True))
     policy = metis.fedrec(local_epochs)
     found = forecast(policy, crew(batches, speeds, links))
     long = 5 * max(share.seconds for share in found.learners)
     if long * found.update_requests / HOUR > 1_000:
-        return  # a fast learner beside a very slow one: nothing that a long simulation would add
+        return  # a fast learner next to a very slow one: a long simulation would add nothing
     run = simulated(policy, batches, speeds, links, StopRule(seconds=long))
     for share in found.learners:
         assert run.costs.by_learner[share.learner].update_requests == pytest.approx(long / share.seconds, abs=1.01)
@@ -436,7 +436,7 @@ def test_a_slow_learner_is_named_with_the_period_without_it() -> None:
     assert "instead of" not in warned([*fast, slow], metis.sync_fedavg(4), reference=None)
 
 
-def test_transfers_few_batches_drift_and_staleness_are_told() -> None:
+def test_transfers_few_batches_drift_and_staleness_are_reported() -> None:
     """Each in a sentence with the learner and the number; nothing where nothing is wrong."""
     good = [PlannedLearner("a", 1000, 10, 0.1), PlannedLearner("b", 1000, 10, 0.12)]
     everything = metis.sync_fedavg(4), metis.semisync_fedavg(2), metis.fedrec(4)

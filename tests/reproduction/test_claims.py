@@ -58,9 +58,9 @@ def evidence(
     return Evidence("paper", dict(environments), runs)
 
 
-def verdicts(told: Evidence, *words: str) -> list[Claim]:
+def verdicts(evidence: Evidence, *words: str) -> list[Claim]:
     """The claims whose text has all of these words."""
-    found = [claim for claim in check_claims(told) if all(word in claim.text for word in words)]
+    found = [claim for claim in check_claims(evidence) if all(word in claim.text for word in words)]
     assert found, words
     return found
 
@@ -148,12 +148,12 @@ def test_arithmetic_and_idle_time_hold(supporting: Evidence) -> None:
 def test_the_cache(supporting: Evidence) -> None:
     """Flat within a tenth with the cache, proportional without."""
 
-    def told(cached: float, full_pass: float) -> Claim:
+    def verdict(cached: float, full_pass: float) -> Claim:
         rows = [MixingTime("ResNet-20", 1, 100, 1.0, 10.0), MixingTime("ResNet-20", 1, 1000, cached, full_pass)]
         return verdicts(Evidence("paper", {}, {}, rows), "cache")[0]
 
-    assert told(1.05, 100.0).verdict == "confirmed"
-    assert told(1.2, 100.0).verdict == told(1.0, 20.0).verdict == "not confirmed"
+    assert verdict(1.05, 100.0).verdict == "confirmed"
+    assert verdict(1.2, 100.0).verdict == verdict(1.0, 20.0).verdict == "not confirmed"
 
 
 def test_brain_age() -> None:
@@ -179,8 +179,8 @@ def test_table_1_is_computed(supporting: Evidence) -> None:
     assert (asynchronous["idle_free"], asynchronous["stale_free"]) == (True, False)
     assert semi["from_published"]["parallel_time"]["relative"] == 1.0
     # Sync is cheapest with Momentum on uniform and skewed data, and with Vanilla SGD on power law data.
-    told = sync["from_published"]["parallel_time"]["relative"]
-    assert told == pytest.approx(((540 / 269) * (2179 / 1059) * (2021 / 438)) ** (1 / 3))
+    relative = sync["from_published"]["parallel_time"]["relative"]
+    assert relative == pytest.approx(((540 / 269) * (2179 / 1059) * (2021 / 438)) ** (1 / 3))
 
 
 def test_a_cost_table_has_ours_and_theirs(supporting: Evidence) -> None:

@@ -115,7 +115,7 @@ paper.note = "Fewer digits."
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one small experiment, which takes the place of the paper's."""
+    """A folder with one small experiment, which replaces the paper's."""
     there = tmp_path / "experiments"
     there.mkdir()
     (there / "digits.toml").write_text(TINY, encoding="utf-8")
@@ -171,20 +171,24 @@ def test_published_numbers_fit_together() -> None:
     checked = 0
     for environment in TABLES:
         for cell in environment.cells:
-            told = cell.published
-            assert told is not None
-            if not told.reached:
-                assert told.iterations is None
+            published = cell.published
+            assert published is not None
+            if not published.reached:
+                assert published.iterations is None
                 continue
             checked += 1
-            assert told.cumulative_time is not None and told.energy is not None
+            assert published.cumulative_time is not None and published.energy is not None
             if "table3" in environment.paper.results:
-                assert told.fast is not None and told.slow is not None and told.iterations == told.fast + told.slow
-                assert told.fast_time is not None and told.slow_time is not None
-                assert told.cumulative_time == pytest.approx(told.fast_time + told.slow_time, abs=1)
-                assert told.energy == pytest.approx(2 * told.fast_time + told.slow_time, abs=3)
+                assert (
+                    published.fast is not None
+                    and published.slow is not None
+                    and published.iterations == published.fast + published.slow
+                )
+                assert published.fast_time is not None and published.slow_time is not None
+                assert published.cumulative_time == pytest.approx(published.fast_time + published.slow_time, abs=1)
+                assert published.energy == pytest.approx(2 * published.fast_time + published.slow_time, abs=3)
             else:
-                assert told.energy == pytest.approx(2 * told.cumulative_time, abs=2)
+                assert published.energy == pytest.approx(2 * published.cumulative_time, abs=2)
     assert checked == (2 * 12 - 1) + (3 * 9 - 4)
 
 
@@ -230,10 +234,10 @@ def test_dry_run_counts_requests_and_time_as_the_paper_does() -> None:
         if protocol_of(cell) != PROTOCOLS[2]:
             continue
         plan = schedule_cell(cell)
-        told = cell.published
-        assert told is not None and plan.rounds is not None and plan.first is not None and plan.each is not None
+        published = cell.published
+        assert published is not None and plan.rounds is not None and plan.first is not None and plan.each is not None
         slowest_epoch = 114 * 0.3
-        assert plan.run.costs.update_requests == told.communication_cost == 10 * plan.rounds
+        assert plan.run.costs.update_requests == published.communication_cost == 10 * plan.rounds
         assert plan.first.seconds == pytest.approx(slowest_epoch)
         assert plan.each.seconds == pytest.approx(2 * slowest_epoch)
         assert plan.run.costs.parallel_time == pytest.approx((2 * plan.rounds - 1) * slowest_epoch)
@@ -303,7 +307,7 @@ def test_mixing_is_measured_for_every_size() -> None:
 # --- running ----------------------------------------------------------------------------------
 
 
-def test_runs_are_kept_refused_and_made_anew(folder: Path, tmp_path: Path) -> None:
+def test_runs_are_kept_refused_and_run_again(folder: Path, tmp_path: Path) -> None:
     """Everything runs once; a second call trains nothing; other settings are refused by name, or overwritten."""
     out = tmp_path / "out"
     environment = tiny(folder)
@@ -414,7 +418,7 @@ def test_the_command_ends_with_a_report(folder: Path, tmp_path: Path) -> None:
 
     assert done.complete
     document = done.document
-    # What the same runs are good for is told as well; each learner alone was not run.
+    # What the same runs are good for is reported as well; each learner alone was not run.
     assert list(document["results"]) == ["table1", "table3", "figure8"]
     (table,) = document["results"]["table3"]["environments"]
     assert [row["label"] for row in table["rows"]] == ["Sync", "SemiSync (λ=2)", "FedRec"]

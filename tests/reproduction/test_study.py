@@ -83,7 +83,7 @@ def test_spread_needs_every_seed() -> None:
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_study_is_run_reported_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of one condition, through the command: tables, verdicts, files; a second call runs nothing."""
 
     def short(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[Condition]:
@@ -127,10 +127,10 @@ def test_a_small_study_is_run_told_and_kept(tmp_path: Path, monkeypatch: pytest.
 
 
 def row_of(label: str, times: Sequence[float | None], *, runs: int = 3, **more: Any) -> dict[str, Any]:
-    """A row as `condition_table` makes it, of a policy that is no fixed lambda."""
+    """A row as `condition_table` makes it, of a policy without a fixed lambda."""
     reached = sum(time is not None for time in times)
-    told = {"fixed_lambda": None, "in_sweep": False, "max_local_epochs": None, "against_best_of_all": None}
-    return {"label": label, "runs": runs, "reached": reached, "parallel_time": spread(times), **told, **more}
+    rest = {"fixed_lambda": None, "in_sweep": False, "max_local_epochs": None, "against_best_of_all": None}
+    return {"label": label, "runs": runs, "reached": reached, "parallel_time": spread(times), **rest, **more}
 
 
 def table_of(*rows: dict[str, Any], best: str | None = "λ") -> dict[str, Any]:
