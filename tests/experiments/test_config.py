@@ -149,6 +149,10 @@ def test_labels_make_folder_names() -> None:
         ("policy.lambda=2", "policy.lambda: unknown key; did you mean 'slowest_learner_epochs'?"),
         ("policy.slowest_learner_epochs=0", "policy.slowest_learner_epochs: is 0, must be greater than 0"),
         ("policy.slowest_learner_epochs=two", "policy.slowest_learner_epochs: is 'two', must be a number"),
+        ("policy.buffer_size=2", "policy.buffer_size: is given, but semisync_fedavg does not use it; 'fedbuff' would"),
+        ("policy.most_local_epochs=2", "policy.most_local_epochs: was renamed; write 'max_local_epochs'"),
+        ("run.together=2", "run.together: was renamed; write 'batched'"),
+        ("deployment.most_examples=2", "deployment.most_examples: was renamed; write 'max_examples'"),
         ("policy.timings=once", "policy.timings: is 'once', must be one of every_round, cold_start, smoothed"),
         ("policy.name=semisink", "policy.name: there is no policy 'semisink'; did you mean 'semisync_fedavg'?"),
         ("sede=1", "sede: unknown key; did you mean 'seed'?"),
@@ -162,6 +166,8 @@ def test_labels_make_folder_names() -> None:
         ("data=1", "data: is 1, must be a table"),
         ("data.dataset=cifar", "data.dataset: there is no data set 'cifar'; did you mean 'cifar10'?"),
         ("data.augment=['random_crop']", "data.augment.0.size: missing; it must be given"),
+        ("data.augment=[{name = ['flip']}]", "data.augment.0.name: is ['flip'], must be one of random_crop, horizontal_flip, standardize"),
+        ("policy.grace=inf", "policy.grace: is inf, must be a finite number"),
         ("data.augment=['flip']", "data.augment.0.name: is 'flip', must be one of random_crop, horizontal_flip, standardize; did you mean 'horizontal_flip'?"),
         ("learners.0.cout=1", "learners.0.cout: unknown key; did you mean 'count'?"),
         ("learners.0.batch_size=0", "learners.0.batch_size: is 0, must be at least 1"),
@@ -238,11 +244,18 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_all_faults_are_listed_at_once() -> None:
     """One line each, so that a file is fixed in one go."""
-    lines = fault("seed=x", "stop.second=1", policy={"name": "fedrec", "local_epoch": 1}).splitlines()
+    lines = fault(
+        "seed=x",
+        "stop.second=1",
+        policy={"name": "fedrec", "local_epoch": 1},
+        training={"solver": "fedprx", "device_": "cpu"},
+    ).splitlines()
     assert sorted(lines) == [
         "--set seed: is 'x', must be a whole number",
         "--set stop.second: unknown key; did you mean 'seconds'?",
         "demo.toml: policy.local_epoch: unknown key; did you mean 'local_epochs'?",
+        "demo.toml: training.device_: unknown key; did you mean 'device'?",
+        "demo.toml: training.solver: there is no solver 'fedprx'; did you mean 'fedprox'?",
     ]
 
 

@@ -120,7 +120,9 @@ def _check_policy(name: str, table: Mapping[str, Any], errors: ConfigErrors, pat
         if key in layers:
             _check_layer(key, value, errors, (*path, key))
         elif key not in model.model_fields and key not in PolicyConfig.model_fields:
-            errors.add((*path, key), unknown_key(key, [*model.model_fields, *PolicyConfig.model_fields, *layers]))
+            takers = [other for other, policy in POLICIES.items() if key in table_model(policy).model_fields]
+            known = [*model.model_fields, *PolicyConfig.model_fields, *layers]
+            errors.add((*path, key), _unused(name, takers) if takers else unknown_key(key, known))
     own = {key: value for key, value in table.items() if key in model.model_fields}
     check_table(model, own, errors, path)
     for key in layers:
@@ -225,6 +227,10 @@ def _check_solvers(shared: dict[str, Any], policies: Sequence[dict[str, Any]], e
         if isinstance(name, str) and name not in SOLVERS and "solver" in tables[path]:
             errors.add((*path, "solver"), f"there is no solver '{name}'; {did_you_mean(name, SOLVERS)}")
     if any(not isinstance(name, str) or name not in SOLVERS for name in solvers.values()):
+        # Which settings are used is not known; those that no solver has are wrong in any case.
+        anyone = frozenset().union(*map(solver_settings, SOLVERS))
+        for path, table in tables.items():
+            _check_settings(next(iter(SOLVERS)), anyone, table, errors, path)
         return
     for path, table in tables.items():
         known = solver_settings(solvers[path])
