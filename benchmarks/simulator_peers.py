@@ -9,7 +9,7 @@ parameters, with dropout), 50 examples a learner, batches of 10, cohorts of 10 t
 Inputs are random numbers of the right shape, the same for everybody.
 
 Metis: two worker processes, and none (in-process, one thread); the small network also with up to 200 learners trained
-as one computation (`together`), which is not for convolutions. Flower: its simulation on Ray with two CPUs and one CPU
+as one computation (`batched`), which is not for convolutions. Flower: its simulation on Ray with two CPUs and one CPU
 a client, so two clients at a time; the network and the data are made once in each process. pfl: its simulated backend
 in one process of one thread, and in two by torchrun. FedJAX: its compiled federated averaging, the small network only
 (not torch), with the threads that its compiler takes. Nobody evaluates. The first round warms up and is left out; the
@@ -44,7 +44,7 @@ PEERS = {
 }
 
 
-def simulate(kind: str, learners: int, rounds: int, workers: int, together: int = 1) -> list[float]:
+def simulate(kind: str, learners: int, rounds: int, workers: int, batched: int = 1) -> list[float]:
     """Seconds of each round after the first."""
     inputs, targets = simple.examples(task.SHAPES[kind])
     settings = KINDS[kind]
@@ -64,13 +64,13 @@ def simulate(kind: str, learners: int, rounds: int, workers: int, together: int 
             moments.append(time.perf_counter())
 
     policy = sync_fedavg(local_epochs=1)
-    federation.simulate(policy, rounds=rounds + 1, workers=workers, batched=together, watch=watch)
+    federation.simulate(policy, rounds=rounds + 1, workers=workers, batched=batched, watch=watch)
     return simple.rounds_of(moments)
 
 
 def measure(told: Report, quick: bool, peers: bool) -> None:
     plan = {("small", 4): 2, ("medium", 2): 1} if quick else ROUNDS
-    names = ["Metis, together", "Metis, 2 workers", "Metis, in-process", *(PEERS if peers else ())]
+    names = ["Metis, batched", "Metis, 2 workers", "Metis, in-process", *(PEERS if peers else ())]
     rows: list[list[Any]] = [["network", "learners", *(f"{name}, rounds/s" for name in names)]]
     figures: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
@@ -80,7 +80,7 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             "Metis, in-process": median(simulate(kind, learners, rounds, 0)),
         }
         if kind == "small":
-            found["Metis, together"] = median(simulate(kind, learners, rounds, 2, batched=200))
+            found["Metis, batched"] = median(simulate(kind, learners, rounds, 2, batched=200))
         for name, (peer, script, processes) in PEERS.items() if peers else ():
             if name == "FedJAX" and kind != "small":
                 continue
