@@ -164,7 +164,7 @@ def test_a_diverged_learner_is_named_and_the_run_goes_on() -> None:
     """NaN losses are refused by name; the run ends with a bill all the same."""
     result = metis("simulate", "one.toml", "--set", "training.learning_rate=1e38", "--set", "stop.seconds=20")
     assert result.exit_code == 0, result.output
-    assert "note: refused an update of learner 'fast-1'" in result.stderr
+    assert "note: refused an update from learner 'fast-1'" in result.stderr
     assert "was set aside" in result.stderr
 
 
