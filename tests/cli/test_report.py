@@ -13,7 +13,7 @@ from metis.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path: Path, blank_figures: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text(FILE.format(policies=ONE), encoding="utf-8")
     (tmp_path / "two.toml").write_text(FILE.format(policies=TWO), encoding="utf-8")
