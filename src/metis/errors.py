@@ -115,22 +115,22 @@ def needs_package(what: str, package: str | None, extra: str) -> str:
     return f"{what} needs the package {package}; in your clone of Metis run: pip install '.[{extra}]'"
 
 
-def told(problem: BaseException) -> str:
+def described(problem: BaseException) -> str:
     """One sentence for an exception that came out of a user's file: FILE:LINE, its kind and its message."""
     if isinstance(problem, MetisError):
         return str(problem)
     kind, text = type(problem).__name__, " ".join(str(problem).split())
-    place = ""
+    where = ""
     if isinstance(problem, SyntaxError) and problem.filename:
         text = problem.msg
-        place = f"{Path(problem.filename).name}:{problem.lineno}: "
+        where = f"{Path(problem.filename).name}:{problem.lineno}: "
     else:
         frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if _of_the_user(frame.filename)]
         if frames:
-            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: "
+            where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: "
     if len(text) > _LONGEST:
         text = text[:_LONGEST] + " ..."
-    return f"{place}{kind}: {text}" if text else f"{place}{kind}"
+    return f"{where}{kind}: {text}" if text else f"{where}{kind}"
 
 
 def _of_the_user(file: str) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from metis.core.arithmetic import BLOCK, Arithmetic, choose
 
 _LARGE = 1 << 20  # numbers of all models; below, starting threads and a compiler takes longer than the work
-_MOST_THREADS = 8  # the memory has no more to give
+_MAX_THREADS = 8  # more would only wait for memory
 _LIST = [object()]
 _UNUSED = sys.getrefcount(_LIST[0])  # references to what nobody but a list has
 _TOGETHER = 4  # models added in one pass over a block
@@ -31,19 +31,19 @@ class FastArithmetic(Arithmetic):
 
     def __init__(self, threads: int | None = None, *, keeps_memory: bool = True) -> None:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = threads or min(processors, _MOST_THREADS)
+        self.threads = threads or min(processors, _MAX_THREADS)
         self._large = False
         self._keeps_memory = keeps_memory
         self._results: list[NDArray[np.float32]] = []
 
     def empty(self, size: int) -> NDArray[np.float32]:
-        """Memory of an earlier result that nobody looks at any more: new memory takes longer than a model's average."""
+        """Memory of an earlier result that is no longer used: new memory takes longer than a model's average."""
         if size < _LARGE or not self._keeps_memory:
             return super().empty(size)
-        for place in range(len(self._results)):
-            # Whoever has a result has a view of it, and every view holds what it views.
-            if self._results[place].size == size and sys.getrefcount(self._results[place]) == _UNUSED:
-                return self._results[place][:]
+        for index in range(len(self._results)):
+            # Every user of a result holds a view of it, and every view holds a reference to what it views.
+            if self._results[index].size == size and sys.getrefcount(self._results[index]) == _UNUSED:
+                return self._results[index][:]
         self._results = [super().empty(size), *self._results[:1]]
         return self._results[0][:]
 
@@ -125,7 +125,7 @@ def _kernels() -> tuple[Callable[..., None], Callable[..., None]] | None:
         ready: Callable[..., None]
         try:
             ready = njit(signature, nogil=True, fastmath=False, cache=True)(kernel)
-        except RuntimeError:  # numba has nowhere to keep it: all that is there is read-only
+        except RuntimeError:  # numba has nowhere to cache it: every folder is read-only
             ready = njit(signature, nogil=True, fastmath=False)(kernel)
         return ready
 
@@ -133,7 +133,7 @@ def _kernels() -> tuple[Callable[..., None], Callable[..., None]] | None:
 
 
 def _readonly(piece: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A plain view, so that memory, memory-mapped files and what is borrowed look alike to the compiled kernels."""
+    """A plain view, so that arrays, memory-mapped files and borrowed memory look alike to the compiled kernels."""
     view: NDArray[np.float32] = np.asarray(piece).view()
     view.flags.writeable = False
     return view

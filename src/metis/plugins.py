@@ -10,7 +10,7 @@ import importlib.metadata
 from types import ModuleType
 from typing import Any
 
-from metis.errors import ConfigError, told
+from metis.errors import ConfigError, described
 from metis.registry import Registry
 
 
@@ -22,7 +22,7 @@ def load_group(registry: Registry[Any], group: str) -> None:
         except Exception as problem:
             package = point.dist.name if point.dist is not None else point.value
             raise ConfigError(
-                f"the {registry.kind} '{point.name}' of {package} cannot be loaded: {told(problem)}"
+                f"the {registry.kind} '{point.name}' of {package} cannot be loaded: {described(problem)}"
             ) from problem
         if not isinstance(loaded, ModuleType) and point.name not in registry.registered:
             registry.add(point.name, loaded)

@@ -38,7 +38,7 @@ class Arithmetic:
             block += product
 
     def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
-        """Call `work` with start and end of every block of a vector of this size, to which so many models are added."""
+        """Call `work` with start and end of every block of a vector of this size, the sum of this many models."""
         for start in range(0, size, BLOCK):
             work(start, min(start + BLOCK, size))
 
@@ -47,7 +47,7 @@ _chosen = Arithmetic()
 
 
 def choose(arithmetic: Arithmetic) -> None:
-    """Compute so in this process from now on; for a runtime that has threads, which the core has not."""
+    """Use this arithmetic in this process from now on; for a runtime with threads, which the core does not have."""
     global _chosen  # noqa: PLW0603  # it changes no result, and a process has its processors only once
     _chosen = arithmetic
 

@@ -53,7 +53,7 @@ class Controller:
         initial_model: Model,
         *,
         stop: StopRule | None = None,
-        learners_expected: int | None = 1,  # None: until `LearnersExpected` tells how many
+        learners_expected: int | None = 1,  # None: wait for `LearnersExpected`
         quorum: int = 0,
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
@@ -164,7 +164,7 @@ class Controller:
         problem = self._problem(event, task)
         if problem is not None:
             return self._refuse(record, task, "invalid", problem)
-        # Late work is lost, but not what it tells about the learner's speed.
+        # Late work is lost, but not what it shows about the learner's speed.
         time_before = record.note_timing(_credible(event, task, record, elapsed), overhead=elapsed - event.seconds)
         alarm = self._speed_alarm(record, time_before)
         if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
@@ -186,9 +186,9 @@ class Controller:
 
     def _problem(self, event: UpdateRequest, task: LocalTask) -> str | None:
         """Why this update must not enter the community model; None if it may."""
-        most = math.inf if task.budget.steps is None else task.budget.steps
-        if not 1 <= event.steps <= most:
-            return f"it claims {event.steps} steps, the task allows 1 to {most}"
+        max_steps = math.inf if task.budget.steps is None else task.budget.steps
+        if not 1 <= event.steps <= max_steps:
+            return f"it claims {event.steps} steps, the task allows 1 to {max_steps}"
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             return f"it claims {event.seconds} seconds of training"
         if not SHORTEST_BATCH <= event.time_per_batch < math.inf:
@@ -246,7 +246,7 @@ def _credible(update: UpdateRequest, task: LocalTask, record: LearnerRecord, ela
     """The time per batch that an update claims, as far as one can know: a period for everybody is made from it."""
     claimed = update.time_per_batch
     if elapsed > 0:
-        # A mean without stalls and warm-up leaves out at most half of the batches that were timed.
+        # A mean without stalls and warm-up leaves out at max_steps half of the batches that were timed.
         claimed = min(claimed, 2 * elapsed / max(2, update.steps - 1) * (1 + TOLERANCE))
     known = record.time_per_batch
     if known is not None and update.steps == 1 and task.budget.steps != 1:

@@ -77,7 +77,7 @@ class LearnerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What `Costs` says of all learners together, bit for bit, without a share for each of them."""
+    """The sums of `Costs` over all learners, bit for bit, without the share of each one."""
 
     parallel_time: float
     update_requests: int
@@ -93,7 +93,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The bill of a federation up to one moment."""
+    """What a federation has cost up to one moment."""
 
     parallel_time: float
     update_requests: int
@@ -153,13 +153,13 @@ class _Counts(NamedTuple):
 
 
 _Times: TypeAlias = NDArray[np.float64]
-# The columns of a learner's times, in seconds: present since then (NaN while away), present before that, its task in
-# hand sent then (NaN without one), active and in transfer before that.
+# The columns of a learner's times, in seconds: present since (NaN while away), present before that, when its open task
+# was sent (NaN without one), active and in transfer before that.
 _SINCE, _PRESENT, _SENT, _ACTIVE, _TRANSFER = range(5)
 
 
 class Moment:
-    """A moment whose bill can be told later; whoever lets go of it lets go of all that is kept for it.
+    """A moment whose costs can be computed later; dropping it frees everything that is kept for it.
 
     It keeps the accounts that changed between it and the next moment, as they were before: nothing when it is made,
     and never more than has happened. Only an earlier moment refers to a later one.
@@ -173,9 +173,9 @@ class Moment:
 
 
 class CostLedger:
-    """Reads the course of a federation and can tell the bill at any moment.
+    """Follows the events and actions of a federation and knows its costs at any moment.
 
-    The learners' times lie in one table, so that a bill is a few operations on columns, however many they are.
+    The learners' times are kept in one table, so that costs take a few operations on columns, however many there are.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class CostLedger:
         self._powers, self._model_bytes = powers, model_bytes
         self._update_bytes = model_bytes if update_bytes is None else update_bytes
         self._fills_the_period = fills_the_period  # of the protocol: then `equation` charges everybody's whole time
-        self._places: dict[LearnerId, int] = {}  # in the order of joining: where a learner's account lies
+        self._rows: dict[LearnerId, int] = {}  # row of each learner's account, in the order of joining
         self._times: _Times = np.empty((8, 5))
         self._draws: _Times = np.empty((8, 2))  # power while training, and while idle
         self._counts: list[_Counts] = []
@@ -201,12 +201,12 @@ class CostLedger:
         return len(self._counts)
 
     def record(self, now: float, item: Event | Action) -> None:
-        """Take the next event or action in."""
+        """Add the next event or action."""
         match item:
             case LearnerJoined():
-                place = self._open(item.learner) if item.learner not in self._places else self._change(item.learner)
-                if math.isnan(self._times[place, _SINCE]):
-                    self._times[place, _SINCE] = now
+                row = self._open(item.learner) if item.learner not in self._rows else self._change(item.learner)
+                if math.isnan(self._times[row, _SINCE]):
+                    self._times[row, _SINCE] = now
             case LearnerLeft() | LearnerWithdrawn():
                 self._leave(self._times[self._change(item.learner)], now)
             case SendTask():
@@ -215,33 +215,33 @@ class CostLedger:
             case UpdateRequest() | TaskFailed():
                 self._hand_in(item, now)
             case UpdateRefused():
-                place = self._change(item.learner)
-                counts = self._counts[place]
+                row = self._change(item.learner)
+                counts = self._counts[row]
                 disbelieved = counts.last_steps if item.kind == "invalid" else 0
-                self._counts[place] = counts._replace(steps=counts.steps - disbelieved, refused=counts.refused + 1)
+                self._counts[row] = counts._replace(steps=counts.steps - disbelieved, refused=counts.refused + 1)
                 self._refused += 1
                 self._steps -= disbelieved
             case _:
                 pass
 
     def _open(self, learner: LearnerId) -> int:
-        place = len(self._counts)
-        if place == len(self._times):
+        row = len(self._counts)
+        if row == len(self._times):
             self._times = np.concatenate([self._times, np.empty_like(self._times)])
             self._draws = np.concatenate([self._draws, np.empty_like(self._draws)])
         power = self._powers.get(learner, Power())
-        self._times[place] = (math.nan, 0.0, math.nan, 0.0, 0.0)
-        self._draws[place] = (power.active, power.active if power.idle is None else power.idle)
+        self._times[row] = (math.nan, 0.0, math.nan, 0.0, 0.0)
+        self._draws[row] = (power.active, power.active if power.idle is None else power.idle)
         self._counts.append(_Counts())
-        self._places[learner] = place
-        return place
+        self._rows[learner] = row
+        return row
 
     def _change(self, learner: LearnerId) -> int:
-        """Where the account lies that is about to change; the latest moment keeps it as it is."""
-        place = self._places[learner]
-        if place < self._latest.learners and place not in self._latest.before:
-            self._latest.before[place] = (self._times[place].copy(), self._counts[place])
-        return place
+        """The row of an account that is about to change; the latest moment keeps a copy of it."""
+        row = self._rows[learner]
+        if row < self._latest.learners and row not in self._latest.before:
+            self._latest.before[row] = (self._times[row].copy(), self._counts[row])
+        return row
 
     def _leave(self, times: _Times, now: float) -> None:
         if not math.isnan(times[_SENT]):  # it worked in vain, but it worked
@@ -252,33 +252,33 @@ class CostLedger:
             times[_SINCE] = math.nan
 
     def _hand_in(self, item: UpdateRequest | TaskFailed, now: float) -> None:
-        place = self._change(item.learner)
-        times, counts = self._times[place], self._counts[place]
+        row = self._change(item.learner)
+        times, counts = self._times[row], self._counts[row]
         elapsed = now - float(times[_SENT])
         assert not math.isnan(elapsed)
         times[_SENT] = math.nan
-        # A claim is no more than the time that passed; a refused one may even be NaN.
+        # A claim counts for at most the time that passed; a refused one may even be NaN.
         active = min(max(0.0, item.seconds), elapsed)
         times[_ACTIVE] += active
         times[_TRANSFER] += elapsed - active
         handed_in = isinstance(item, UpdateRequest)
-        self._counts[place] = _Counts(
+        self._counts[row] = _Counts(
             counts.steps + item.steps, item.steps, counts.update_requests + handed_in, counts.refused
         )
         self._updates += handed_in
         self._steps += item.steps
 
-    # --- bills ----------------------------------------------------------------------------------
+    # --- costs ----------------------------------------------------------------------------------
 
     def moment(self, now: float) -> Moment:
-        """This moment, for a bill that may be wanted later."""
+        """This moment, for costs that may be wanted later."""
         moment = self._now(now)
         self._latest.next = moment
         self._latest = moment
         return moment
 
     def costs(self, at: float | Moment) -> Costs:
-        """The bill, now or at a moment; work in hand counts as active so far, its steps when they are handed in."""
+        """The costs, now or at a moment; work in progress counts as active, its steps once they are handed in."""
         moment, times, counts = self._accounts(at)
         columns = [column.tolist() for column in self._shares(moment.at, times)]
         shares = [
@@ -292,11 +292,11 @@ class CostLedger:
             refused=moment.refused,
             models_exchanged=exchanged,
             bytes_exchanged=moment.tasks * self._model_bytes + moment.updates * self._update_bytes,
-            by_learner=dict(zip(self._places, shares, strict=False)),
+            by_learner=dict(zip(self._rows, shares, strict=False)),
         )
 
     def totals(self, at: float | Moment) -> Totals:
-        """The sums of the bill, now or at a moment."""
+        """The sums of the costs, now or at a moment."""
         moment, times, _ = self._accounts(at)
         active, transfer, idle, _, *energies = self._shares(moment.at, times)
         exchanged = moment.tasks + moment.updates
@@ -326,9 +326,9 @@ class CostLedger:
         while since[-1].next is not None:
             since.append(since[-1].next)
         for moment in reversed(since):
-            for place, (row, own) in moment.before.items():
-                if place < at.learners:
-                    times[place], counts[place] = row, own
+            for row, (own_times, own_counts) in moment.before.items():
+                if row < at.learners:
+                    times[row], counts[row] = own_times, own_counts
         return at, times, counts
 
     def _shares(self, now: float, times: _Times) -> tuple[_Times, ...]:

@@ -25,15 +25,15 @@ class CommunityStamp:
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasure:
-    """What a publication tells about its round; lengths of vectors of weights."""
+    """What was measured of a round when it was published; lengths of vectors of weights."""
 
     progress: float  # ||w - w_c||: how far the mixture w lies from the community model, before any optimizer
-    divergence: float  # (sum p_k ||w_k - w_c||^2)^(1/2): how far the local models went, each its own way
+    divergence: float  # (sum p_k ||w_k - w_c||^2)^(1/2): how far the local models spread around it
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to train: whichever ends first. The batch in hand is finished, at least one is done."""
+    """How long to train: whichever ends first. A batch that has begun is finished; at least one is done."""
 
     steps: int | None = None  # B_k; None for as many as fit
     seconds: float = math.inf
@@ -63,7 +63,7 @@ class LearnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class LearnerLeft:
-    """A learner is away; what it had in hand is lost, its last contribution stays, it may come back."""
+    """A learner is away; its open task is lost, its last contribution stays, it may come back."""
 
     learner: LearnerId
 
@@ -122,7 +122,7 @@ class LearnersExpected:
 
 @dataclass(frozen=True, slots=True)
 class ControllerAway:
-    """The controller, and with it the run's clock, stood still for so long while the learners worked on."""
+    """The controller, and with it the run's clock, stood still for this long while the learners worked on."""
 
     seconds: float
 
@@ -199,7 +199,7 @@ class LearnerSetAside:
 
 @dataclass(frozen=True, slots=True)
 class SpeedChanged:
-    """This learner has become slower or faster for good: somebody may want to know why. Told under smoothed timings."""
+    """This learner has become slower or faster for good, by its smoothed timings; somebody may want to know why."""
 
     learner: LearnerId
     before: float  # seconds a batch

@@ -1,8 +1,8 @@
 """A model is one contiguous float32 vector and the layout that says where each tensor lies.
 
 Mixing, sending, storing and hashing therefore touch one buffer. Integer tensors (BatchNorm's
-`num_batches_tracked`, say) are counters: they travel beside the vector and are never averaged. Behind the network's
-own tensors there may be control variates (SCAFFOLD): they travel and are mixed with it, but are no part of it.
+`num_batches_tracked`, say) are counters: they travel alongside the vector and are never averaged. Behind the network's
+own tensors there may be control variates (SCAFFOLD): they travel and are mixed with it, but are not part of it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Layout:
 
     @cached_property
     def counters(self) -> int:
-        """How many integers travel beside the vector."""
+        """How many integers travel alongside the vector."""
         return sum(spec.size for spec in self.tensors if spec.role == "counter")
 
     @cached_property
@@ -145,7 +145,7 @@ class Model:
     @staticmethod
     @cache
     def empty() -> Model:
-        """The model without weights: stands in where only the course of events matters."""
+        """The model without weights: stands in where only the sequence of events matters."""
         return Model(Layout(), np.zeros(0, np.float32))
 
     @staticmethod

@@ -72,7 +72,7 @@ def semisync_fedavg(
     longest_period: LongestPeriod = math.inf,
     max_local_epochs: Annotated[
         float | None,
-        Setting("most local epochs in a period; a learner that is done waits, and its machine may sleep", gt=0),
+        Setting("maximum local epochs in a period; a learner that is done waits, and its machine may sleep", gt=0),
     ] = None,
     exchange: Exchange = None,
 ) -> Policy:

@@ -1,4 +1,4 @@
-"""What the controller knows of each learner."""
+"""What the controller knows about each learner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LearnerRecord:
         return self.present and not self.set_aside
 
     def note_timing(self, time_per_batch: float, overhead: float) -> float | None:
-        """Remember how fast the learner was this time; what it took before, if it has changed for good."""
+        """Remember how fast the learner was this time; returns its earlier speed if it has changed for good."""
         self.time_per_batch = time_per_batch
         if self.first_time_per_batch is None:
             self.first_time_per_batch = time_per_batch
@@ -60,8 +60,8 @@ class Roster:
 
     def __init__(self) -> None:
         self._records: dict[LearnerId, LearnerRecord] = {}
-        self._places: dict[LearnerId, int] = {}  # in the order of first joining
-        self._waiting: dict[int, LearnerRecord] = {}  # by place
+        self._index: dict[LearnerId, int] = {}  # in the order of first joining
+        self._waiting: dict[int, LearnerRecord] = {}  # by index
         self._training: dict[int, LearnerRecord] = {}  # by the number of the task
 
     def __iter__(self) -> Iterator[LearnerRecord]:
@@ -96,24 +96,24 @@ class Roster:
     @property
     def waiting(self) -> list[LearnerRecord]:
         """Learners that could train but have no task."""
-        return [self._waiting[place] for place in sorted(self._waiting)]
+        return [self._waiting[index] for index in sorted(self._waiting)]
 
     def admit(self, joined: LearnerJoined) -> None:
-        """Add a learner, or welcome one back with what is known of its speed."""
+        """Add a learner, or take one back with what is known about its speed."""
         record = self._records.get(joined.learner)
         if record is None:
             record = LearnerRecord(joined.learner, joined.examples, joined.batch_size)
-            self._places[joined.learner] = len(self._records)
+            self._index[joined.learner] = len(self._records)
             self._records[joined.learner] = record
         else:
             record.examples, record.batch_size = joined.examples, joined.batch_size
             record.present, record.set_aside, record.refusals = True, False, 0
             self._close(record)
-        self._waiting[self._places[joined.learner]] = record
+        self._waiting[self._index[joined.learner]] = record
 
     def assign(self, learner: LearnerId, task: LocalTask, now: float, base_model: Model | None) -> None:
         """The learner trains from now on."""
-        record = self._waiting.pop(self._places[learner])
+        record = self._waiting.pop(self._index[learner])
         record.task, record.task_sent_at, record.base_model = task, now, base_model
         self._training[task.number] = record
 
@@ -121,19 +121,19 @@ class Roster:
         """The learner has answered and waits for its next task."""
         record = self._records[learner]
         self._close(record)
-        self._waiting[self._places[learner]] = record
+        self._waiting[self._index[learner]] = record
 
     def put_aside(self, learner: LearnerId) -> None:
         """The learner gets no more tasks until it joins again."""
         self._records[learner].set_aside = True
-        self._waiting.pop(self._places[learner], None)
+        self._waiting.pop(self._index[learner], None)
 
     def dismiss(self, learner: LearnerId) -> None:
         """The learner is away; its open task is void."""
         record = self._records[learner]
         record.present = False
         self._close(record)
-        self._waiting.pop(self._places[learner], None)
+        self._waiting.pop(self._index[learner], None)
 
     def _close(self, record: LearnerRecord) -> None:
         if record.task is not None:

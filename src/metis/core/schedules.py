@@ -1,4 +1,4 @@
-"""Numbers that change in the course of a run: by rounds, by committed steps or by seconds."""
+"""Numbers that change over the course of a run: by rounds, by committed steps or by seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Moment:
 
 
 class Cadence:
-    """How often something is done: every so many seconds, at their multiples; every time for 0."""
+    """How often something is done: at every multiple of `every` seconds; each time for 0."""
 
     def __init__(self, every: float) -> None:
         self._every, self._next = every, 0.0

@@ -44,7 +44,7 @@ class TypicalTime:
     odd: int = 0  # 1 after an oddly slow task, -1 after an oddly fast one
 
     def note(self, measured: float) -> float | None:
-        """Take a measurement in; where it proves that the learner has changed, what it took before."""
+        """Add a measurement; returns the earlier time per batch if it proves that the learner has changed."""
         before = self.value
         if before is None:
             self.value = measured

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.errors import ConfigError, DataError, told
+from metis.errors import ConfigError, DataError, described
 from metis.experiments.config.load import METRICS, ExperimentConfig
 from metis.experiments.data import Assignment
 from metis.experiments.learners import check_traces
@@ -94,7 +94,7 @@ def _load(path: Path, text: bytes) -> Site:
         with _on_the_path(path.parent):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:
-        raise ConfigError(f"the site file cannot be used: {told(problem)}") from problem
+        raise ConfigError(f"the site file cannot be used: {described(problem)}") from problem
     found = {name: getattr(module, name) for name in _known() if getattr(module, name, None) is not None}
     for required in ("network", "training_data"):
         if required not in found:
@@ -172,7 +172,7 @@ def _call(site: Site, name: str, *arguments: Any) -> Any:
     except ConfigError:
         raise
     except (Exception, SystemExit) as problem:
-        raise ConfigError(f"{_shown(site.path, name, arguments)} failed: {told(problem)}") from problem
+        raise ConfigError(f"{_shown(site.path, name, arguments)} failed: {described(problem)}") from problem
 
 
 def _shown(path: Path, name: str, arguments: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from metis.core.events import Budget, LearnerId
 from metis.core.timing import robust_time_per_batch
-from metis.errors import ConfigError, MetisError, told
+from metis.errors import ConfigError, MetisError, described
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 
 _WARM_UP = 3  # batches; the first one also fills the caches of the tensor library
@@ -75,7 +75,7 @@ def run_probe(
     except Exception as problem:  # in the user's network or data
         raise ConfigError(
             f"learner '{name}' cannot train on its {len(learner.indices)} examples in batches of "
-            f"{learner.batch_size}: {told(problem)}"
+            f"{learner.batch_size}: {described(problem)}"
         ) from problem
     # `robust_time_per_batch` skips the first time it gets, so it gets the last one of the warm-up.
     timed = trained.batch_times[_WARM_UP - 1 :]

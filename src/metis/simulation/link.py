@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between a learner and the controller."""
+    """The network link between a learner and the controller."""
 
     latency: float = 0.0  # seconds, one way
     upload: float = math.inf  # bytes a second

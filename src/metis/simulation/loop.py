@@ -130,7 +130,7 @@ class Stretch:
 
     since: float
     pace: float  # seconds a batch really took
-    time_per_batch: float  # what the learner said it took: without warming up and stalls
+    time_per_batch: float  # as the learner reported it: without warming up and stalls
     exchange: float  # seconds of a task besides training
 
 
@@ -146,27 +146,27 @@ class Pace:
         self._starts = [stretch.since for stretch in kept]
 
     def at(self, now: float) -> Stretch:
-        return self._stretches[self._place(now)]
+        return self._stretches[self._index(now)]
 
     def spend(self, budget: Budget, start: float) -> Spent:
-        """Train until the budget ends: finish the batch in hand, do at least one, each as fast as when it begins."""
+        """Train until the budget ends: finish a begun batch, do at least one, each as fast as when it begins."""
         steps, seconds = 0, 0.0
-        most = math.inf if budget.steps is None else budget.steps
-        place = self._place(start)
-        first = self._stretches[place]
-        while not steps or (steps < most and seconds < budget.seconds * (1 - TOLERANCE)):
-            pace = self._stretches[place].pace
-            last = place + 1 == len(self._starts)
-            ends = math.inf if last else self._starts[place + 1] - start
-            fitting = min(_batches(budget.seconds - seconds, pace), _batches(ends - seconds, pace), most - steps)
+        max_steps = math.inf if budget.steps is None else budget.steps
+        index = self._index(start)
+        first = self._stretches[index]
+        while not steps or (steps < max_steps and seconds < budget.seconds * (1 - TOLERANCE)):
+            pace = self._stretches[index].pace
+            last = index + 1 == len(self._starts)
+            ends = math.inf if last else self._starts[index + 1] - start
+            fitting = min(_batches(budget.seconds - seconds, pace), _batches(ends - seconds, pace), max_steps - steps)
             if math.isinf(fitting):
                 raise ValueError("a budget without an end cannot be spent")
             done = max(1, int(fitting))
             steps, seconds = steps + done, seconds + done * pace
-            place = max(place, self._place(start + seconds))
+            index = max(index, self._index(start + seconds))
         return Spent(steps, seconds, first.time_per_batch)
 
-    def _place(self, now: float) -> int:
+    def _index(self, now: float) -> int:
         return max(0, bisect.bisect_right(self._starts, now) - 1)
 
 
@@ -180,5 +180,5 @@ def _alike(one: Stretch, other: Stretch) -> bool:
 
 
 def _batches(seconds: float, pace: float) -> float:
-    """Batches that begin within so many seconds."""
+    """Batches that begin within this many seconds."""
     return math.ceil(seconds / pace * (1 - TOLERANCE)) if seconds < math.inf else math.inf

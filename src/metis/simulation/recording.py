@@ -1,7 +1,7 @@
-"""A recorded run again, in virtual time: the learners take as long as they took, the controller decides anew.
+"""A recorded run again, in virtual time: the learners take as long as they did, the controller decides again.
 
 Under the recorded policy the same tasks and versions come out; that is how a deployment and a simulation are compared.
-Under another policy it tells what that policy would have asked of the same learners.
+Under another policy it shows what that policy would have asked of the same learners.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ class RecordedTask:
     budget: Budget
     at: float = math.inf
     answer: UpdateRequest | TaskFailed | None = None
-    place: int = 0  # of the answer in the record
+    index: int = 0  # of the answer in the record
     invalid: bool = False
 
 
 def recorded_tasks(recorded: Iterable[tuple[float, Event | Action]]) -> dict[LearnerId, list[RecordedTask]]:
     """Every learner's tasks in the order in which they were sent."""
     tasks: dict[LearnerId, list[RecordedTask]] = {}
-    for place, (at, item) in enumerate(recorded):
+    for index, (at, item) in enumerate(recorded):
         match item:
             case SendTask():
                 tasks.setdefault(item.learner, []).append(RecordedTask(at, item.task.budget))
             case UpdateRequest() | TaskFailed():
                 mine = tasks[item.learner]
-                mine[-1] = replace(mine[-1], at=at, answer=item, place=place)
+                mine[-1] = replace(mine[-1], at=at, answer=item, index=index)
             case UpdateRefused(kind="invalid"):
                 mine = tasks[item.learner]
                 mine[-1] = replace(mine[-1], invalid=True)
@@ -103,7 +103,7 @@ def replay_otherwise(
 
     Who was there and when the first tasks could be sent is taken from the record. How long a task takes follows from
     what it asks for and from the learner's time per batch and its exchanges as recorded at that time; a task that was
-    recorded takes what it took, so that the recorded policy gives the recorded course. Nothing is evaluated. `nominal`
+    recorded takes what it took, so that the recorded policy gives the recorded trace. Nothing is evaluated. `nominal`
     is the time per batch of learners that never handed anything in.
     """
     starts = _start(recorded)
@@ -151,8 +151,8 @@ class RecordedLearners:
     def _recorded(self, action: SendTask, now: float) -> RecordedTask | None:
         """The recorded task that this one is, if there is one."""
         sent = self._sent.get(action.learner, [])
-        place = bisect.bisect_left(sent, now)
-        near = [self._tasks[action.learner][k] for k in (place - 1, place) if 0 <= k < len(sent)]
+        index = bisect.bisect_left(sent, now)
+        near = [self._tasks[action.learner][k] for k in (index - 1, index) if 0 <= k < len(sent)]
         for task in sorted(near, key=lambda task: abs(task.sent - now)):
             asked, given = action.task.budget, task.budget
             close = now == task.sent or abs(now - task.sent) <= _SAME * (task.at - task.sent) < math.inf
@@ -171,15 +171,15 @@ def _stretches(tasks: Iterable[RecordedTask]) -> Iterator[Stretch]:
         elapsed = task.at - task.sent
         seconds = min(answer.seconds, elapsed)
         pace = seconds / answer.steps
-        said = answer.time_per_batch if isinstance(answer, UpdateRequest) else pace
-        if not 0 < said < math.inf:
-            said = pace
-        if math.isclose(pace, said, rel_tol=1e-9):  # the quotient of a product need not be its factor
-            pace = said
+        reported = answer.time_per_batch if isinstance(answer, UpdateRequest) else pace
+        if not 0 < reported < math.inf:
+            reported = pace
+        if math.isclose(pace, reported, rel_tol=1e-9):  # the quotient of a product need not be its factor
+            pace = reported
         exchange = elapsed - seconds
-        # Of two sums of floats the smaller part is lost: what is left of it is no transfer.
+        # Of two sums of floats the smaller part is lost: what is left of it is not a transfer.
         exchange = exchange if exchange > 1e-9 * task.at else 0.0
-        yield Stretch(task.sent + exchange / 2, pace, said, exchange)
+        yield Stretch(task.sent + exchange / 2, pace, reported, exchange)
 
 
 def _again(task: RecordedTask, action: SendTask, now: float) -> ScheduledEvent:
@@ -188,7 +188,7 @@ def _again(task: RecordedTask, action: SendTask, now: float) -> ScheduledEvent:
     answer: UpdateRequest | TaskFailed = replace(task.answer, task=action.task.number)
     if isinstance(answer, UpdateRequest):
         answer = replace(answer, local_model=_UNFIT if task.invalid else Model.empty())
-    return ScheduledEvent(task.at if now == task.sent else now + (task.at - task.sent), answer, task.place)
+    return ScheduledEvent(task.at if now == task.sent else now + (task.at - task.sent), answer, task.index)
 
 
 def _scheduled(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[int] = ()) -> list[ScheduledEvent]:
@@ -196,17 +196,17 @@ def _scheduled(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[
     kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested, LearnersExpected)
     wanted = set(also)
     return [
-        ScheduledEvent(at, item, place)
-        for place, (at, item) in enumerate(recorded)
-        if isinstance(item, kinds) or (place in wanted and isinstance(item, DeadlinePassed))
+        ScheduledEvent(at, item, index)
+        for index, (at, item) in enumerate(recorded)
+        if isinstance(item, kinds) or (index in wanted and isinstance(item, DeadlinePassed))
     ]
 
 
 def _start(recorded: Sequence[tuple[float, Event | Action]]) -> tuple[int, int] | None:
-    """The place of the event that the first task was sent at, and how many learners were there; None without tasks."""
+    """The index of the event that sent the first task, and how many learners were present; None without tasks."""
     there: set[LearnerId] = set()
     trigger = 0
-    for place, (_, item) in enumerate(recorded):
+    for index, (_, item) in enumerate(recorded):
         match item:
             case SendTask():
                 return trigger, max(1, len(there))
@@ -217,5 +217,5 @@ def _start(recorded: Sequence[tuple[float, Event | Action]]) -> tuple[int, int] 
             case _:
                 pass
         if isinstance(item, (LearnerJoined, LearnerLeft, LearnerWithdrawn, LearnersExpected, DeadlinePassed)):
-            trigger = place
+            trigger = index
     return None

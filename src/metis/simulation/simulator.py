@@ -43,7 +43,7 @@ from metis.simulation.loop import Agenda
 from metis.simulation.pools.local import Fetch, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
-_SPEED, _AVAILABILITY = 1, 2  # streams of chance besides those of the learners' batches
+_SPEED, _AVAILABILITY = 1, 2  # random streams besides those of the learners' batches
 _EVALUATION, _OCCURRENCE = 0, 1  # at one moment an evaluation comes first: it belongs to what just happened
 
 Record = Callable[[float, Event | Action], None]
@@ -51,7 +51,7 @@ Record = Callable[[float, Event | Action], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """The simulated computer of a learner, and what the controller is told of its data."""
+    """The simulated computer of a learner, and what the controller knows about its data."""
 
     name: LearnerId
     examples: int
@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(slots=True)
 class _Arrival:
-    """A local model on its way; void if the learner has left meanwhile."""
+    """A local model in transfer; void if the learner has left meanwhile."""
 
     learner: int
     task: int
@@ -132,8 +132,8 @@ class Simulator:
         self._update_bytes = self._model_bytes if update_bytes is None else update_bytes
         self._agenda: Agenda[Any] = Agenda()
         self._open: dict[int, _Arrival] = {}  # by learner
-        self._base_models: dict[int, Fetch] = {}  # by version, while a task in hand is based on it
-        self._in_hand: Counter[int] = Counter()  # tasks by the version that they are based on
+        self._base_models: dict[int, Fetch] = {}  # by version, while an open task is based on it
+        self._open_tasks: Counter[int] = Counter()  # by the version that they are based on
         self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
         self._absences: list[Iterator[tuple[float, float]]] = []
@@ -235,7 +235,7 @@ class Simulator:
                     result.notes,
                 )
             )
-        self._let_go(arrival.version)
+        self._release(arrival.version)
 
     def _leave(self, departure: _Departure) -> None:
         arrival = self._open.pop(departure.learner, None)
@@ -245,7 +245,7 @@ class Simulator:
         self._push(departure.back_at, _Return(departure.learner))
         self._handle(LearnerLeft(self._machines[departure.learner].name))
         if arrival is not None:
-            self._let_go(arrival.version)
+            self._release(arrival.version)
 
     def _join(self, index: int) -> None:
         machine = self._machines[index]
@@ -275,7 +275,7 @@ class Simulator:
         version = task.based_on.version
         if version not in self._base_models:
             self._base_models[version] = self._keep(version, action.community_model)
-        self._in_hand[version] += 1
+        self._open_tasks[version] += 1
         ticket = self._pool.train(
             due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index), task.rate
         )
@@ -301,11 +301,11 @@ class Simulator:
         if absence is not None:
             self._push(absence[0], _Departure(index, absence[1]))
 
-    def _let_go(self, version: int) -> None:
-        """A task is not in hand any more; the model that it was based on goes with the last one."""
-        self._in_hand[version] -= 1
-        if not self._in_hand[version]:
-            del self._in_hand[version], self._base_models[version]
+    def _release(self, version: int) -> None:
+        """A task is no longer open; the model that it was based on is dropped with the last one."""
+        self._open_tasks[version] -= 1
+        if not self._open_tasks[version]:
+            del self._open_tasks[version], self._base_models[version]
             if self._versions is not None:
                 self._versions.remove(str(version))
 
@@ -320,7 +320,7 @@ class Simulator:
     # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Community, models in hand and the learners' memories, by name."""
+        """Community, base models of open tasks and the learners' memories, by name."""
         community = self.controller.community
         arrays: dict[str, NDArray[Any]] = {
             "model": community.model.vector,
@@ -335,7 +335,7 @@ class Simulator:
     def load_arrays(
         self, initial_model: Model, arrays: Mapping[str, NDArray[Any]], pool: Pool, store: ModelStore
     ) -> None:
-        """After a replay without weights: put the weights back and let the tasks in hand really train."""
+        """After a replay without weights: put the weights back and let the open tasks really train."""
 
         def model(vector: NDArray[Any]) -> Model:
             return Model(initial_model.layout, vector, arrays["counters"])

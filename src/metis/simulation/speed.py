@@ -40,7 +40,7 @@ class Speed:
             raise ValueError("each change of a speed is (second, factor) with a finite factor greater than 0")
 
     def spend(self, budget: Budget, start: float, rng: np.random.Generator | None) -> Spent:
-        """Train until the budget ends: finish the batch in hand, do at least one (R3); `rng` is for the jitter."""
+        """Train until the budget ends: finish a batch that has begun, do at least one (R3); `rng` is for the jitter."""
         if not self.jitter and not self.profile:
             fitting = (
                 math.ceil(budget.seconds / self.time_per_batch * (1 - TOLERANCE))

@@ -51,8 +51,8 @@ class AdaptivePeriod(
     slower than the others does less in a period, a batch at least, instead of making all periods ten times longer.
 
     After each round the period is changed by what was measured. `agreement` is the square of how far the mixture went
-    over the mean square of how far the local models went: 1 where all went the same way, so that mixing changed
-    nothing; 1/N where N learners went N unrelated ways.
+    over the mean square of how far the local models went: 1 where all went in the same direction, so that mixing
+    changed nothing; 1/N where N learners went in N unrelated directions.
 
         period *= exp(gain (agreement - wanted_agreement)), at most doubled or halved
 
@@ -136,7 +136,7 @@ class _Adaptive:
 
 
 def _served(learners: Sequence[TimedLearner], seconds: Callable[[TimedLearner], float], share: float) -> float:
-    """So long that the quickest learners with this share of all examples need no longer."""
+    """Long enough for the quickest learners that hold this share of all examples."""
     wanted = share * sum(learner.examples for learner in learners) * (1 - 1e-9)
     held = 0
     for learner in sorted(learners, key=seconds):

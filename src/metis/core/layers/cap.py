@@ -17,7 +17,7 @@ from metis.registry import Setting
 class Cap(Layer, key="cap", order=2):
     """A limit on the local epochs of a task; a learner that reaches it idles; beyond the paper."""
 
-    local_epochs: Annotated[float, Setting("most passes over its own data that a learner makes in a task", gt=0)]
+    local_epochs: Annotated[float, Setting("maximum passes over its own data that a learner makes in a task", gt=0)]
 
     leaves_idle = True
 

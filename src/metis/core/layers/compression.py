@@ -157,7 +157,7 @@ class Compression(
         )
 
     def restore(self, data: bytes | memoryview, base: Model) -> Model:
-        """The local model of an update, as `compress` said it would arrive."""
+        """The local model of an update, equal to the `local_model` that `compress` returned."""
         layout = base.layout
         if len(data) != self.nbytes(layout):
             raise ValueError(f"an update has {self.nbytes(layout)} bytes here, not {len(data)}")
@@ -191,7 +191,7 @@ def _parts(layout: Layout) -> list[tuple[slice, Role]]:
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """An update on its way."""
+    """An update as it is sent."""
 
     payload: bytes
     local_model: Model  # as it arrives

@@ -34,7 +34,7 @@ _BLOCK = 32 * 1024  # numbers
 
 
 def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """||a||_1: how many times eta * gradient so many steps go along a constant gradient.
+    """||a||_1: how many times eta * gradient this many steps cover along a constant gradient.
 
     u = momentum u + gradient - pull y; y += u, where `pull` is eta * mu of a proximal term. It is `steps` for plain
     SGD; (steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho) with momentum rho; (1 - (1 - pull)^steps) / pull with

@@ -1,4 +1,4 @@
-"""The learners' learning rate in the course of a run."""
+"""The learners' learning rate over the course of a run."""
 
 from __future__ import annotations
 

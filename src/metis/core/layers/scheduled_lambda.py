@@ -1,4 +1,4 @@
-"""Lambda in the course of a run."""
+"""Lambda over the course of a run."""
 
 from __future__ import annotations
 

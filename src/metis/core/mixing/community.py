@@ -1,4 +1,4 @@
-"""What every way of mixing is: it takes committed local models in and publishes the community model."""
+"""The interface of a mixing: it takes committed local models and publishes the community model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metis.core.model import Model
 
 
 class Community(Protocol):
-    """Takes committed local models in and publishes the community model."""
+    """Takes committed local models and publishes the community model."""
 
     model: Model  # as last published
 
@@ -57,14 +57,14 @@ class Community(Protocol):
         base: Model | None = None,
         examples: int = 1,
     ) -> None:
-        """Take a valid local model in; learners do not see it before `publish`.
+        """Take a valid local model; learners do not see it before `publish`.
 
         `base` is the community model that it started from, if `uses_base`; `examples` the size of the learner's data.
         """
         ...
 
     def withdraw(self, learner: LearnerId) -> None:
-        """Take the learner's contribution out again, as far as the rule remembers it."""
+        """Remove the learner's contribution, as far as the rule remembers it."""
         ...
 
     def publish(self, seconds: float = 0.0) -> bool:

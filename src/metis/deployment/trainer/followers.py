@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metis.deployment.trainer.child import how_it_ended
-from metis.errors import ConfigError, told
+from metis.errors import ConfigError, described
 
 Result = TypeVar("Result")
 
@@ -80,7 +80,7 @@ class Followers:
             answer = self._answers[rank - 1].get(timeout=timeout)
         except queue.Empty:
             late = f"process {rank} of {self.size} did not end the task with the others"
-            self._lost(late if problem is None else told(problem))
+            self._lost(late if problem is None else described(problem))
             raise AssertionError("the process has ended") from None
         timer = self._failing.pop(rank, None)
         if timer is not None:

@@ -22,7 +22,7 @@ from metis.deployment.trainer.followers import Followers, own_device
 from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
-from metis.errors import ConfigError, DataError, MetisError, told
+from metis.errors import ConfigError, DataError, MetisError, described
 from metis.runs.storage import save_model
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def _difference(ours: Layout, theirs: Layout) -> str:
 
 
 def _sentence(problem: Exception) -> str:
-    text = told(problem)
+    text = described(problem)
     memory = isinstance(problem, MemoryError) or (
         not isinstance(problem, MetisError) and "memory" in text and ("allocate" in text or "out of memory" in text)
     )

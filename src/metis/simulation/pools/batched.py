@@ -15,8 +15,8 @@ from metis.simulation.pools.local import Fetch, RealPool, Ticket, Workplace
 class BatchedPool:
     """Who trains together is settled when the first result is wanted: by virtual time, not by what workers do."""
 
-    def __init__(self, pool: RealPool, workplace: Workplace, most: int) -> None:
-        self._pool, self._most = pool, most
+    def __init__(self, pool: RealPool, workplace: Workplace, max_learners: int) -> None:
+        self._pool, self._max_learners = pool, max_learners
         self._waiting: dict[Hashable, list[_Share]] = {}
         self._kind = functools.cache(
             lambda learner, steps: kind_of(workplace.engine, workplace.learners[learner], steps)
@@ -39,11 +39,11 @@ class BatchedPool:
         self._pool.close()
 
     def settle(self) -> None:
-        """Hand all that wait to the pool."""
+        """Hand all waiting learners to the pool."""
         for shares in self._waiting.values():
             wanted = [share for share in shares if not share.cancelled]
-            for start in range(0, len(wanted), self._most):
-                _Group(self._pool, wanted[start : start + self._most])
+            for start in range(0, len(wanted), self._max_learners):
+                _Group(self._pool, wanted[start : start + self._max_learners])
         self._waiting.clear()
 
 
@@ -72,7 +72,7 @@ class _Share:
 
 
 class _Group:
-    """Learners that train together; whoever asks first waits for all."""
+    """Learners that train together; the first result that is asked for waits for all."""
 
     def __init__(self, pool: RealPool, shares: list[_Share]) -> None:
         self._shares = shares
@@ -100,7 +100,7 @@ class _Group:
         return outcome
 
     def forget(self, share: _Share) -> None:
-        """Its model need not be kept; when nobody wants one any more, nobody need train."""
+        """Its model need not be kept; when no result is wanted any more, the training is cancelled."""
         self._wanted.discard(share)
         if self._outcomes is not None:
             self._outcomes.pop(share, None)

@@ -1,4 +1,4 @@
-"""A place to train where nothing is trained: what a policy schedules, without what comes out of it."""
+"""A pool that trains nothing: what a policy schedules, without what training would give."""
 
 from __future__ import annotations
 

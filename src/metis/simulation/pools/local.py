@@ -36,7 +36,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Workplace:
-    """What every place to train needs: the engine, the learners and the held-out examples."""
+    """What every pool needs: the engine, the learners and the held-out examples."""
 
     engine: Engine
     learners: Sequence[Learner]
@@ -92,7 +92,7 @@ class Workplace:
 
 
 def outcome_of(workplace: Workplace, work: str, arguments: Sequence[Any]) -> Any:
-    """The result of this work, or the exception in its place, to be raised where it is asked for."""
+    """The result of this work, or the exception to be raised when it is asked for."""
     try:
         return getattr(workplace, work)(*arguments)
     except Exception as problem:
@@ -109,11 +109,11 @@ class Ticket(Protocol[Result_co]):
         """It is no longer wanted."""
 
 
-Fetch: TypeAlias = Callable[[], Model]  # gets a model when the work on it begins, so that it need not lie in memory
+Fetch: TypeAlias = Callable[[], Model]  # gets a model when the work on it begins, so that it need not be kept in memory
 
 
 class Pool(Protocol):
-    """A place to train; `due` is the virtual moment at which the result will be asked for."""
+    """Where learners train; `due` is the virtual moment at which the result will be asked for."""
 
     def train(
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
@@ -130,11 +130,11 @@ class RealPool(Pool, Protocol):
     def train_batched(
         self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
     ) -> Ticket[list[Trained | Exception]]:
-        """Of each learner what came out, or why nothing did."""
+        """The result of each learner, or why there is none."""
 
 
 class Known(Generic[Result]):
-    """A result, or the exception in its place, that is known without any work."""
+    """A result, or an exception instead of it, that is known without any work."""
 
     def __init__(self, result: Result | Exception) -> None:
         self._result = result
@@ -149,7 +149,7 @@ class Known(Generic[Result]):
 
 
 class _Deferred(Generic[Result]):
-    """Work that is done when its result is asked for, so that no local model lies about early."""
+    """Work that is done when its result is asked for, so that no local model is kept before it is needed."""
 
     def __init__(self, workplace: Workplace, work: str, model: Fetch, arguments: tuple[Any, ...] = ()) -> None:
         self._workplace, self._work, self._model, self._arguments = workplace, work, model, arguments
@@ -202,9 +202,9 @@ class Job(Generic[Result]):
 
 
 class WorkerPool:
-    """Workers that train beside this process; the earliest due task goes first.
+    """Workers that train in the background; the task that is due first goes first.
 
-    At most two results a worker are made ahead of time, which bounds memory whatever the number of
+    At most two results per worker are made ahead of time, which bounds memory whatever the number of
     learners. One thread of this process feeds each worker; all bookkeeping is under one lock.
     """
 
@@ -213,7 +213,7 @@ class WorkerPool:
         self._queue: list[tuple[float, int, Job[Any]]] = []
         self._sequence = itertools.count()
         self._ahead = 0  # jobs running or done but not taken
-        self._most_ahead = 2 * workers
+        self._max_ahead = 2 * workers
         self._closed = False
         self._problem: Exception | None = None  # why there will never be a worker
         self._threads: list[threading.Thread] = []
@@ -239,13 +239,13 @@ class WorkerPool:
                 job.due = -1.0
                 if job.state == "queued":
                     self._enqueue(job)
-                self._most_ahead += 1
+                self._max_ahead += 1
                 try:
                     self._changed.wait_for(
                         lambda: job.state not in ("queued", "running") or self._closed or self._problem is not None
                     )
                 finally:
-                    self._most_ahead -= 1
+                    self._max_ahead -= 1
             if job.state != "done":
                 raise self._problem or InternalError(
                     "a result was asked for that was handed over or cancelled before, or too late"
@@ -280,7 +280,7 @@ class WorkerPool:
         """The job that is due first, as soon as it may run; None when the pool is closed."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._most_ahead))
+                self._changed.wait_for(lambda: self._closed or (self._queue and self._ahead < self._max_ahead))
                 if self._closed:
                     return None
                 job = heapq.heappop(self._queue)[2]
@@ -310,7 +310,7 @@ class WorkerPool:
             self._changed.notify_all()
 
     def _give_up(self, problem: Exception) -> None:
-        """Whoever waits for a result is told."""
+        """Raise this wherever a result is waited for."""
         with self._changed:
             self._problem = problem
             self._changed.notify_all()
@@ -330,39 +330,39 @@ class WorkerPool:
         self._changed.notify_all()
 
 
-class _Desk:
-    """Memory that the simulator and one worker share: the model to work on, and the one that comes out of it."""
+class _SharedModels:
+    """Memory that the simulator and one worker share: the model to work on, and the trained model."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         both = np.frombuffer(mmap.mmap(-1, max(1, 8 * layout.size)), np.float32, 2 * layout.size)
         self._incoming, self._outgoing = both[: layout.size], both[layout.size :]
-        self._lying: Model | None = None
+        self._written: Model | None = None
 
-    def lay(self, model: Model) -> Model | NDArray[np.int64]:
-        """Put the model there unless it is; returns what is still to be told of it."""
+    def write(self, model: Model) -> Model | NDArray[np.int64]:
+        """Write the model unless it is there already; returns what must still be sent over the pipe."""
         if model.layout is not self.layout and model.layout != self.layout:
             return model
-        if model is not self._lying:
-            self._incoming[:], self._lying = model.vector, model
+        if model is not self._written:
+            self._incoming[:], self._written = model.vector, model
         return model.counters
 
-    def model(self, told: Model | NDArray[np.int64]) -> Model:
+    def read(self, received: Model | NDArray[np.int64]) -> Model:
         """The model to work on."""
-        return told if isinstance(told, Model) else Model(self.layout, self._incoming, told)
+        return received if isinstance(received, Model) else Model(self.layout, self._incoming, received)
 
-    def lay_back(self, outcome: Any) -> Any:
-        """Put the trained model there; returns what is still to be told of it."""
+    def write_outcome(self, outcome: Any) -> Any:
+        """Write the trained model; returns what must still be sent over the pipe."""
         if not isinstance(outcome, Trained) or outcome.model.layout != self.layout:
             return outcome
         self._outgoing[:] = outcome.model.vector
         return replace(outcome, model=Model.empty()), outcome.model.counters
 
-    def outcome(self, told: Any) -> Any:
-        """What came out, as memory of its own."""
-        if not isinstance(told, tuple) or not isinstance(told[0], Trained):
-            return told
-        return replace(told[0], model=Model(self.layout, self._outgoing.copy(), told[1]))
+    def read_outcome(self, received: Any) -> Any:
+        """The outcome, with a copy of the trained model."""
+        if not isinstance(received, tuple) or not isinstance(received[0], Trained):
+            return received
+        return replace(received[0], model=Model(self.layout, self._outgoing.copy(), received[1]))
 
 
 class ProcessPool(WorkerPool):
@@ -376,32 +376,34 @@ class ProcessPool(WorkerPool):
         self._processes = []
         self._connections: list[Connection] = []
         layout = workplace.layout or getattr(workplace.engine, "layout", None)
-        desks = [_Desk(layout) if forkable and layout is not None else None for _ in range(workers)]
-        for desk in desks:
+        shared_models = [_SharedModels(layout) if forkable and layout is not None else None for _ in range(workers)]
+        for shared in shared_models:
             ours, theirs = context.Pipe()
             self._connections.append(ours)
             inherited = self._connections if forkable else []
-            process = context.Process(target=_work, args=(workplace, theirs, inherited, desk), daemon=True)
+            process = context.Process(target=_work, args=(workplace, theirs, inherited, shared), daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns of other threads; a worker waits for nothing that they could hold.
                 warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
                 process.start()
             theirs.close()
             self._processes.append(process)
-        self._start([functools.partial(self._feed, *pair) for pair in zip(self._connections, desks, strict=True)])
+        self._start(
+            [functools.partial(self._feed, *pair) for pair in zip(self._connections, shared_models, strict=True)]
+        )
 
-    def _feed(self, connection: Connection, desk: _Desk | None) -> None:
+    def _feed(self, connection: Connection, shared: _SharedModels | None) -> None:
         while (job := self._next_job()) is not None:
             outcome: Any
             try:
                 model = job.model()
-                connection.send((job.work, model if desk is None else desk.lay(model), job.arguments))
+                connection.send((job.work, model if shared is None else shared.write(model), job.arguments))
                 outcome = connection.recv()
-                if desk is not None:
-                    outcome = desk.outcome(outcome)
+                if shared is not None:
+                    outcome = shared.read_outcome(outcome)
             except (EOFError, OSError):
                 outcome = InternalError("a worker process died; try fewer workers if memory is short")
-            except Exception as problem:  # whatever it is, somebody waits for an answer
+            except Exception as problem:  # whatever it is, the job must get an answer
                 outcome = InternalError(f"what a worker process answered cannot be read: {problem!r}")
             self._done(job, outcome)
 
@@ -418,45 +420,48 @@ class ProcessPool(WorkerPool):
             connection.close()
 
 
-def _work(workplace: Workplace, connection: Connection, inherited: Sequence[Connection], desk: _Desk | None) -> None:
+def _work(
+    workplace: Workplace, connection: Connection, inherited: Sequence[Connection], shared: _SharedModels | None
+) -> None:
     """The life of a worker process: take a piece of work, send back its result or its exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the simulator's to answer
     for other_end in inherited:  # as long as a worker holds them, no worker would notice that the simulator died
         other_end.close()
     while True:
         try:
-            work, told, arguments = connection.recv()
+            work, received, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        outcome = outcome_of(workplace, work, (told if desk is None else desk.model(told), *arguments))
+        outcome = outcome_of(workplace, work, (received if shared is None else shared.read(received), *arguments))
         try:
-            connection.send(outcome if desk is None else desk.lay_back(outcome))
+            connection.send(outcome if shared is None else shared.write_outcome(outcome))
         except (EOFError, OSError):
             return
         except Exception:  # some exceptions cannot cross the boundary
             connection.send(InternalError(f"a worker process failed: {outcome!r}"))
 
 
-before_processes: list[Callable[[], None]] = []  # called before processes are forked: to end what would not survive it
+# Called before processes are forked, to shut down what would not survive it.
+before_processes: list[Callable[[], None]] = []
 
 
-def make_pool(workplace: Workplace, places: PoolSettings) -> Pool:
-    """A place to train; no more workers than learners."""
-    pool = _make_pool(workplace, places)
-    if places.batched < 2:
+def make_pool(workplace: Workplace, settings: PoolSettings) -> Pool:
+    """The pool of these settings, with no more workers than learners."""
+    pool = _make_pool(workplace, settings)
+    if settings.batched < 2:
         return pool
     from metis.simulation.pools.batched import BatchedPool
 
-    return BatchedPool(pool, workplace, places.batched)
+    return BatchedPool(pool, workplace, settings.batched)
 
 
-def _make_pool(workplace: Workplace, places: PoolSettings) -> RealPool:
-    if places.kind == "inline":
+def _make_pool(workplace: Workplace, settings: PoolSettings) -> RealPool:
+    if settings.kind == "inline":
         return InlinePool(workplace)
-    if places.kind == "processes":
+    if settings.kind == "processes":
         for leave in before_processes:
             leave()
-        return ProcessPool(workplace, min(places.workers or os.cpu_count() or 1, len(workplace.learners)))
+        return ProcessPool(workplace, min(settings.workers or os.cpu_count() or 1, len(workplace.learners)))
     from metis.simulation.pools.ray import RayPool
 
-    return RayPool(workplace, places)
+    return RayPool(workplace, settings)

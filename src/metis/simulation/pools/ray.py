@@ -44,16 +44,16 @@ except ImportError as missing:
     raise ConfigError(needs_package("the pool 'ray'", missing.name, "ray")) from missing
 
 _LOST = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
-_MOST_ATTEMPTS = 5  # at one task: what ends its process each time is no bad luck
-_MOST_STILLBIRTHS = 3  # of workers, one after the other
+_MAX_ATTEMPTS = 5  # at one task: what ends its process each time is not bad luck
+_MAX_FAILED_STARTS = 3  # of workers, one after the other
 
 # Modules that no other machine can import: those of site files.
 _SITE_FILES = "metis_site_"
 
 
-# Ray tells of workers that died, which is no news here, and does so on stdout, which is the result's.
-_tell = ray._private.worker.print_to_stdstream
-ray._private.worker.print_to_stdstream = lambda data, **options: _tell({**data, "is_err": True}, **options)
+# Ray reports dead workers, which the pool handles itself, on stdout, which is reserved for results.
+_print = ray._private.worker.print_to_stdstream
+ray._private.worker.print_to_stdstream = lambda data, **options: _print({**data, "is_err": True}, **options)
 
 
 class _Worker:
@@ -67,7 +67,7 @@ class _Worker:
             workplace: Workplace = ray.get(parcel[0])
             engine: Any = workplace.engine
             self._workplace = replace(workplace, engine=engine.on("cuda")) if on_gpu else workplace
-        except Exception as problem:  # told by `begin`: a constructor that raises only looks like a dead worker
+        except Exception as problem:  # reported by `begin`: a constructor that raises only looks like a dead worker
             self._problem = problem
 
     def begin(self) -> tuple[str | None, dict[str, str]]:
@@ -82,19 +82,19 @@ class _Worker:
 class RayPool(WorkerPool):
     """Workers on a Ray cluster: the one that is named, else one on this machine, which ends with this process."""
 
-    def __init__(self, workplace: Workplace, places: PoolSettings) -> None:
+    def __init__(self, workplace: Workplace, settings: PoolSettings) -> None:
         device = getattr(workplace.engine, "device", "cpu")
         if device != "cpu":
             raise ConfigError(
                 f"training.device is '{device}', but a worker on Ray sees only the GPUs that it is given: leave the "
                 "device at cpu and set run.gpus_per_learner"
             )
-        if places.gpus_per_learner and not hasattr(workplace.engine, "on"):
+        if settings.gpus_per_learner and not hasattr(workplace.engine, "on"):
             raise ConfigError(
                 f"{type(workplace.engine).__name__} cannot be moved to a GPU: it has no method on(device)"
             )
-        _connect(places)
-        workers = min(places.workers or _room(places), len(workplace.learners))
+        _connect(settings)
+        workers = min(settings.workers or _room(settings), len(workplace.learners))
         super().__init__(workers)
         paths = list(sys.path)
         for name, module in list(sys.modules.items()):
@@ -102,14 +102,14 @@ class RayPool(WorkerPool):
                 ray.cloudpickle.register_pickle_by_value(module)
                 paths.append(str(Path(str(module.__file__)).parent))
         # The workplace in a list: bare, Ray would open it before the worker knows the paths.
-        self._arguments = ([ray.put(workplace)], paths, places.gpus_per_learner > 0)
+        self._arguments = ([ray.put(workplace)], paths, settings.gpus_per_learner > 0)
         self._worker = ray.remote(_Worker).options(
-            num_cpus=places.threads, num_gpus=places.gpus_per_learner, max_restarts=0
+            num_cpus=settings.threads, num_gpus=settings.gpus_per_learner, max_restarts=0
         )
         self._actors: dict[int, Any] = {}  # by worker
-        self._stillbirths = 0
+        self._failed_starts = 0
         self._store = threading.Lock()
-        # A model stays in the object store for as long as the simulator keeps it, or the way to it.
+        # A model stays in the object store for as long as the simulator keeps it, or the function that fetches it.
         self._by_fetch: weakref.WeakKeyDictionary[Fetch, Any] = weakref.WeakKeyDictionary()
         self._by_model: weakref.WeakKeyDictionary[Model, Any] = weakref.WeakKeyDictionary()
         self._start([functools.partial(self._feed, worker) for worker in range(workers)])
@@ -130,7 +130,7 @@ class RayPool(WorkerPool):
                     outcome = self._ask(actor, job)
                 except _LOST as problem:
                     _kill(actor)
-                    if job.attempts < _MOST_ATTEMPTS:
+                    if job.attempts < _MAX_ATTEMPTS:
                         self._put_back(job)
                     else:
                         self._done(job, _too_many_deaths(job, problem))
@@ -161,19 +161,19 @@ class RayPool(WorkerPool):
             if problem is not None:
                 self._give_up(ConfigError(f"a worker on Ray cannot work: {problem}"))
                 return None
-            self._stillbirths = 0
+            self._failed_starts = 0
             return actor
 
     def _hopeless(self, death: RayError) -> bool:
         """Whether it makes no sense to hire again after a worker died before it was ready."""
         with self._changed:
-            self._stillbirths += 1
-            if not self._closed and self._stillbirths >= _MOST_STILLBIRTHS:
+            self._failed_starts += 1
+            if not self._closed and self._failed_starts >= _MAX_FAILED_STARTS:
                 self._give_up(ConfigError(f"a worker on Ray cannot start: {_first_line(death)}"))
             return self._closed or self._problem is not None
 
     def _ask(self, actor: Any, job: Job[Any]) -> Any:
-        """The outcome of the job; raises what Ray says of a worker that is lost."""
+        """The outcome of the job; raises Ray's exception for a worker that is lost."""
         try:
             outcome = ray.get(actor.do.remote(job.work, self._put(job.model), job.arguments))
         except _LOST:
@@ -185,7 +185,7 @@ class RayPool(WorkerPool):
         return [_own(each) for each in outcome] if isinstance(outcome, list) else _own(outcome)
 
     def _put(self, fetch: Fetch) -> Any:
-        """The model in the object store: put there once, whoever asks and however often."""
+        """The model in the object store: put there once, however often it is needed."""
         with self._store:
             known = self._by_fetch.get(fetch)
             if known is None:
@@ -200,11 +200,11 @@ class RayPool(WorkerPool):
 _ours = False  # whether `_connect` has connected this process with Ray, and not the program that it belongs to
 
 
-def _connect(places: PoolSettings) -> None:
+def _connect(settings: PoolSettings) -> None:
     global _ours  # noqa: PLW0603  # a process has one connection, and Ray keeps it
     if ray.is_initialized():
         return
-    address = places.ray_address or os.environ.get("RAY_ADDRESS")
+    address = settings.ray_address or os.environ.get("RAY_ADDRESS")
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if address:
@@ -212,7 +212,7 @@ def _connect(places: PoolSettings) -> None:
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             # Room for as many as were asked for, also where there are fewer processors.
-            processors = max(1, places.workers) * places.threads if places.workers else None
+            processors = max(1, settings.workers) * settings.threads if settings.workers else None
             ray.init(address="local", num_cpus=processors, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as problem:
         where = f"the Ray cluster at {address} cannot be used" if address else "Ray cannot be started here"
@@ -231,16 +231,16 @@ def leave() -> None:
 before_processes.append(leave)
 
 
-def _room(places: PoolSettings) -> int:
+def _room(settings: PoolSettings) -> int:
     """How many workers the cluster has room for, as it is now."""
     there = ray.cluster_resources()
-    room = there.get("CPU", 0) / places.threads
-    if places.gpus_per_learner:
-        room = min(room, there.get("GPU", 0) / places.gpus_per_learner)
+    room = there.get("CPU", 0) / settings.threads
+    if settings.gpus_per_learner:
+        room = min(room, there.get("GPU", 0) / settings.gpus_per_learner)
     if room < 1:
         raise ConfigError(
             f"the Ray cluster has {there.get('CPU', 0):g} processors and {there.get('GPU', 0):g} GPUs; a worker needs "
-            f"{places.threads} and {places.gpus_per_learner:g}"
+            f"{settings.threads} and {settings.gpus_per_learner:g}"
         )
     return int(room)
 
@@ -252,7 +252,7 @@ def _versions() -> dict[str, str]:
 
 
 def _own(trained: Any) -> Any:
-    """With arrays of this process: those that Ray hands out hold their place in its object store."""
+    """With arrays of this process: those that Ray returns keep occupying its object store."""
     if not isinstance(trained, Trained):
         return trained
     model = Model(trained.model.layout, np.array(trained.model.vector), np.array(trained.model.counters))

@@ -1,4 +1,4 @@
-"""A place to train that only remembers: replays the course of a recorded run without any weights."""
+"""A pool that replays the events of a recorded run without any weights."""
 
 from __future__ import annotations
 

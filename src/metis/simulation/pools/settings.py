@@ -1,4 +1,4 @@
-"""Which place to train is asked for; what works there is in `pools`."""
+"""The settings of a pool: where learners train and with how many workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PoolSettings:
     ray_address: str | None = None  # of a running cluster; else RAY_ADDRESS, else one is started on this machine
     gpus_per_learner: float = 0.0  # of a worker on Ray
 
-    batched: int = 1  # most learners with little work that are trained as one computation
+    batched: int = 1  # maximum number of small learners that are trained as one computation
 
     def __post_init__(self) -> None:
         if self.batched < 1:
