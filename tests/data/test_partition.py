@@ -327,7 +327,7 @@ def test_a_hundred_learners_with_a_hundred_classes():
         (
             uniform_sizes(50_000, 7),
             2,
-            "50000 examples in 10 classes among 7 learners x 2 .*14 places, where 16",
+            "50000 examples in 10 classes among 7 learners x 2 .*14 slots, where 16",
         ),
         ([49_999, 1], 2, "learner 1 cannot hold 2 classes with only 1 examples"),
         ([25_000, 25_000], [5, 4], "learner 1 cannot hold 25000 examples of 4 classes: .* have 20000"),
@@ -345,7 +345,7 @@ def test_impossible_class_distributions_are_refused_with_the_numbers(sizes, x, m
 def test_too_few_places_for_all_classes():
     """Three learners of one class each cannot hold five classes between them."""
     labels = np.repeat(np.arange(5), [60, 50, 50, 1, 1])
-    with pytest.raises(DataError, match="3 learners x 1 classes = 3 places cannot hold all 5 classes"):
+    with pytest.raises(DataError, match="3 learners x 1 classes = 3 slots cannot hold all 5 classes"):
         non_iid(labels, [60, 52, 50], 1, generator())
 
 

@@ -22,7 +22,7 @@ class Dataset:
     """Training and test examples: labels as int64, the targets of a regression as float32.
 
     Images are uint8 with channels last, volumes uint8 with the channel first, tables float32 and standardized.
-    A set that comes from several places names in `silos` the place of each training example.
+    A set that comes from several sites names in `silos` the site of each training example.
     """
 
     name: str

@@ -77,7 +77,7 @@ def load_dataset(
         try:
             path = fetch_dataset(name, progress=progress)
         except DataError as error:
-            # Same fault, but said with the places that were searched before.
+            # The same error, but it also names the folders that were searched before.
             reason = error.__cause__ if isinstance(error.__cause__, _DownloadFailed) else error
             raise DataError(
                 f"data set '{name}' {_missing(name, folder)} and could not be downloaded ({reason}); {_remedy(name)}"
@@ -93,9 +93,9 @@ def find_dataset(name: str, folder: Path | str | None = None) -> Path | None:
     source = _source(name)
     if source.bundled:
         return _BUNDLED if source.generate is None else Path(volumes.__file__)
-    for place in (_user_folder(folder), _cache_folder()):
-        if place is not None and (place / source.file).is_file():
-            return place / source.file
+    for candidate in (_user_folder(folder), _cache_folder()):
+        if candidate is not None and (candidate / source.file).is_file():
+            return candidate / source.file
     return None
 
 
@@ -144,7 +144,7 @@ def fetch_dataset(name: str, folder: Path | str | None = None, progress: bool = 
     return final
 
 
-# --- places ---------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def _source(name: str) -> DatasetSource:
@@ -169,8 +169,8 @@ def _cache_folder() -> Path | None:
 
 
 def _missing(name: str, folder: Path | str | None) -> str:
-    place = _user_folder(folder)
-    return f"is not in {place} nor in the cache" if place is not None else "is not in the cache"
+    searched = _user_folder(folder)
+    return f"is not in {searched} nor in the cache" if searched is not None else "is not in the cache"
 
 
 def _remedy(name: str) -> str:
@@ -183,7 +183,7 @@ def _remedy(name: str) -> str:
 
 
 class _DownloadFailed(Exception):
-    """The reason, in a few words, why the original files could not be had."""
+    """The reason, in a few words, why the original files could not be downloaded."""
 
 
 def _failure(source: DatasetSource, reason: _DownloadFailed) -> DataError:
@@ -260,13 +260,13 @@ def _convert(source: DatasetSource, files: Mapping[str, Path]) -> Arrays:
 def _read(source: DatasetSource, path: Path) -> Dataset:
     """The arrays of an npz file, checked; a part of a set is accepted and noted."""
     try:
-        # Opened here, because numpy leaves a file that turns out to be no archive open.
+        # Opened here, because numpy leaves a file that turns out not to be an archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in _ARRAYS}
     except KeyError as error:
         raise DataError(f"{path} is not a data set: it needs the arrays {', '.join(_ARRAYS)}") from error
-    except (*_DAMAGE, TypeError) as error:  # TypeError: a single array, which is no archive
-        raise DataError(f"{path} cannot be read as an npz file ({error}); delete it to download it anew") from error
+    except (*_DAMAGE, TypeError) as error:  # TypeError: a single array, which is not an archive
+        raise DataError(f"{path} cannot be read as an npz file ({error}); delete it to download it again") from error
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.dtype != np.uint8 or x.shape[1:] != source.shape:

@@ -56,7 +56,7 @@ def power_law_sizes(examples: int, learners: int, exponent: float = 1.5) -> list
     _positive(learners, "learners")
     if not (math.isfinite(exponent) and exponent >= 1):
         raise DataError(f"a power law needs an exponent of at least 1, not {exponent}")
-    # In logarithms, because 1.5 ** 2000 is no float.
+    # In logarithms, because 1.5 ** 2000 is beyond the floats.
     return _apportion(examples, np.exp(-math.log(exponent) * np.arange(learners)))
 
 
@@ -108,8 +108,8 @@ def iid(labels: NDArray[Any], sizes: Sequence[int], rng: np.random.Generator) ->
         by_class = np.argsort(class_of, kind="stable")
         within_class = np.concatenate([np.arange(count) for count in counts])
         starts = np.repeat(rng.random(len(counts)), counts)
-        places = (within_class + starts) / np.repeat(counts, counts)
-        order = order[by_class[np.argsort(places, kind="stable")]]
+        positions = (within_class + starts) / np.repeat(counts, counts)
+        order = order[by_class[np.argsort(positions, kind="stable")]]
     return _consecutive(order, sizes)
 
 
@@ -195,7 +195,7 @@ def target_ranges(
     kept = rng.permutation(len(targets))[: sum(sizes)]
     ascending = kept[np.argsort(targets[kept], kind="stable")]
     parts = _consecutive(ascending, [sizes[learner] for learner in ranks])
-    return [parts[place] for place in np.argsort(ranks)]
+    return [parts[index] for index in np.argsort(ranks)]
 
 
 def natural(silos: NDArray[np.str_] | Sequence[str]) -> tuple[list[Indices], list[str]]:
@@ -209,7 +209,7 @@ def natural(silos: NDArray[np.str_] | Sequence[str]) -> tuple[list[Indices], lis
 
 
 def describe(parts: Sequence[Indices], labels: NDArray[np.integer[Any]]) -> Counts:
-    """How many examples of each class each learner holds: one row a learner, one column a class."""
+    """How many examples of each class each learner holds: one row per learner, one column per class."""
     labels = np.asarray(labels)
     classes = int(labels.max()) + 1 if len(labels) else 0
     rows = [np.bincount(labels[part], minlength=classes) for part in parts]
@@ -316,12 +316,12 @@ def _check_numbers(sizes: Sequence[int], counts: Counts, numbers: Sequence[int])
     slots = sum(numbers)
     if sum(sizes) == counts.sum() and slots < classes:
         raise DataError(
-            f"{learners} learners x {number_range(numbers)} classes = {slots} places cannot hold all {classes} "
+            f"{learners} learners x {number_range(numbers)} classes = {slots} slots cannot hold all {classes} "
             "classes; give the learners more classes or ask for fewer examples"
         )
     room = int(np.minimum(counts, learners).sum())
     if slots > room:
         raise DataError(
-            f"{learners} learners x {number_range(numbers)} classes = {slots} places cannot all be filled: "
+            f"{learners} learners x {number_range(numbers)} classes = {slots} slots cannot all be filled: "
             f"{int(counts.sum())} examples in {classes} classes fill at most {room}"
         )

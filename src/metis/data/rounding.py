@@ -17,7 +17,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class _Rounded:
-    """A whole-number allotment; if `missing` is not 0, the rows and columns that stand in its way."""
+    """A whole-number allotment; if `missing` is not 0, the rows and columns that prevent a complete one."""
 
     amounts: Counts
     missing: int
@@ -51,7 +51,7 @@ def _ratio(wanted: Counts, present: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def round_to_sums(fitted: NDArray[np.float64], allowed: Mask, rows: Counts, columns: Counts) -> _Rounded:
-    """Whole numbers near the fitted ones with exactly the wanted sums, as far as the allowed places permit.
+    """Whole numbers near the fitted ones with exactly the wanted sums, as far as the allowed cells permit.
 
     A maximum flow from rows to columns, started at the fitted amounts, so it settles feasibility exactly.
     """
@@ -71,12 +71,12 @@ def round_to_sums(fitted: NDArray[np.float64], allowed: Mask, rows: Counts, colu
         # Along a path the amounts alternately rise (row to column) and fall (column back to another row).
         falls = [(row, path[k][1]) for k, (row, _) in enumerate(path[1:])]
         first, last = path[0][0], path[-1][1]
-        limits = [rows_missing[first], columns_missing[last], *(amounts[place] for place in falls)]
+        limits = [rows_missing[first], columns_missing[last], *(amounts[cell] for cell in falls)]
         step = int(min(limits))
-        for place in path:
-            amounts[place] += step
-        for place in falls:
-            amounts[place] -= step
+        for cell in path:
+            amounts[cell] += step
+        for cell in falls:
+            amounts[cell] -= step
         rows_missing[first] -= step
         columns_missing[last] -= step
 
@@ -84,7 +84,7 @@ def round_to_sums(fitted: NDArray[np.float64], allowed: Mask, rows: Counts, colu
 def _augmenting_path(
     amounts: Counts, allowed: Mask, rows_missing: Counts, columns_missing: Counts
 ) -> tuple[list[tuple[int, int]], Mask, Mask]:
-    """The (row, column) places of a shortest way from a short row to an open column, and what was seen."""
+    """The (row, column) cells of a shortest path from a short row to an open column, and what was seen."""
     seen_rows, seen_columns = rows_missing > 0, np.zeros(len(columns_missing), np.bool_)
     row_before = np.full(len(columns_missing), -1)
     column_before = np.full(len(rows_missing), -1)
@@ -116,7 +116,7 @@ class Search:
     """Find which classes each learner holds, and how many of each.
 
     To decide this exactly is as hard as bin packing, so: deal the classes out greedily, settle the amounts
-    by a maximum flow, and as long as some examples find no place, exchange a class of a learner in the way.
+    by a maximum flow, and as long as some examples cannot be placed, exchange a class of a learner that blocks them.
     """
 
     def __init__(self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator) -> None:
@@ -134,30 +134,30 @@ class Search:
             attempts += 1
             held = self._deal_classes(straying)
             best = self._amounts(held, passes=2)
-            idle_timeout = 2 * sum(held.shape)
-            while best.missing and idle_timeout > 0 and self.flows > 0:
+            tries_left = 2 * sum(held.shape)
+            while best.missing and tries_left > 0 and self.flows > 0:
                 exchanged = self._exchange(held, best, 0.5 if straying else 0.1)
                 if exchanged is None:
                     break
                 trial = self._amounts(exchanged, passes=2)
-                idle_timeout = idle_timeout - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
+                tries_left = tries_left - 1 if trial.missing >= best.missing else 2 * sum(held.shape)
                 if trial.missing <= best.missing:
                     held, best = exchanged, trial
             if not best.missing:
                 # Two passes show what is possible; more make a learner's classes about equally large.
                 return self._amounts(held, passes=60).amounts[: len(self.sizes)]
-        learners, classes, places = len(self.sizes), len(self.counts), int(self.numbers.sum())
-        # Fewer places than this leave learners and classes in groups, each of which must add up by itself.
+        learners, classes, slots = len(self.sizes), len(self.counts), int(self.numbers.sum())
+        # Fewer slots than this leave learners and classes in groups, each of which must add up by itself.
         usual = learners + classes - 1
-        hint = f": {places} places, where {usual} are needed unless sizes happen to match"
+        hint = f": {slots} slots, where {usual} are needed unless sizes happen to match"
         raise DataError(
-            f"found no way to divide {int(self.sizes.sum())} of {int(self.counts.sum())} examples in "
+            f"could not divide {int(self.sizes.sum())} of {int(self.counts.sum())} examples in "
             f"{classes} classes among {learners} learners x {number_range(self.numbers.tolist())} classes"
-            f"{hint if places < usual else ''}; give the learners more classes or other sizes"
+            f"{hint if slots < usual else ''}; give the learners more classes or other sizes"
         )
 
     def _deal_classes(self, straying: float) -> Mask:
-        """The larger learners choose first, each the classes that have most left; near-ties by chance."""
+        """The larger learners choose first, each the classes with the most examples left; near-ties at random."""
         held = np.zeros((len(self.sizes), len(self.counts)), np.bool_)
         left = self.counts.astype(np.float64)
         holders = np.zeros(len(self.counts), np.int64)
@@ -189,11 +189,11 @@ class Search:
         return rounded
 
     def _exchange(self, held: Mask, rounded: _Rounded, straying: float) -> Mask | None:
-        """One learner in the way gives up a class that is full and takes one that is not."""
+        """One blocking learner gives up a class that is full and takes one that is not."""
         take = ~held & ~rounded.full_columns & (held.sum(axis=0) < self.counts)
         give = held & rounded.full_columns
         able = give.any(axis=1) & take.any(axis=1)
-        # Those who lack examples are in the way, but sometimes those who hold a class that others need.
+        # Mostly those who lack examples block, but sometimes those who hold a class that others need.
         short = able & rounded.short_rows[: len(held)]
         if short.any() and self.rng.random() >= straying:
             able = short
@@ -210,8 +210,8 @@ def _level(left: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """How much to take from each class so that the takes are equal where the classes allow it."""
     taken = np.zeros_like(left)
     missing = float(size)
-    for place, k in enumerate(np.argsort(left, kind="stable")):
-        taken[k] = min(left[k], missing / (len(left) - place))
+    for index, k in enumerate(np.argsort(left, kind="stable")):
+        taken[k] = min(left[k], missing / (len(left) - index))
         missing -= taken[k]
     return taken
 

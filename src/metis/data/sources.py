@@ -1,4 +1,4 @@
-"""The data sets that Metis knows by name, and how each is had: from files, a table or a seed."""
+"""The data sets that Metis knows by name, and where each comes from: files, a table or a seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """What is known of a data set before it is loaded, and how it is had: from files, a table or a seed."""
+    """What is known about a data set before it is loaded, and where it comes from: files, a table or a seed."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class DatasetSource:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What `load_dataset` can be told about this set, by name."""
+        """The names of the options that `load_dataset` accepts for this set."""
         function = self.generate or self.read
         if function is None:
             return ()

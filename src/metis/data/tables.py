@@ -146,7 +146,7 @@ def read_table(path: Path, required: Sequence[str]) -> Table:
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise DataError(f"{path}: row {number} has {len(row)} values, but there are {len(names)} columns")
-    return {name: [row[place].strip() for row in rows] for place, name in enumerate(names)}
+    return {name: [row[column].strip() for row in rows] for column, name in enumerate(names)}
 
 
 def numeric_columns(
@@ -179,7 +179,7 @@ def hold_out(sites: Names, targets: NDArray[Any]) -> tuple[NDArray[np.int64], ND
         members = rng.permutation(np.flatnonzero(sites == site))
         members = members[np.argsort(targets[members], kind="stable")]
         for start in range(0, len(members), _TEST_SHARE):
-            # In a last row of fewer than five the draw may fall beside them, so that small sites keep the share.
+            # In a last row of fewer than five the draw may hit none of them, so that small sites keep the share.
             drawn = start + int(rng.integers(_TEST_SHARE))
             if drawn < len(members):
                 tested.append(int(members[drawn]))

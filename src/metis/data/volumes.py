@@ -22,7 +22,7 @@ from metis.errors import DataError, needs_package
 YOUNGEST, OLDEST = 45.0, 80.0  # of the phantoms, as in UK Biobank
 MEAN_AGE, AGE_DEVIATION = 62.68, 7.5
 
-_CHUNK = 1 << 20  # voxels made at once, to keep what lies in memory small
+_CHUNK = 1 << 20  # voxels made at once, to use little memory
 
 
 # --- a user's own scans ---------------------------------------------------------------------------

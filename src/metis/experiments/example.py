@@ -71,7 +71,7 @@ def _setting(parameter: Parameter, given: float | None = None) -> Iterator[str]:
 
 
 def _line(code: str, comment: str) -> Iterator[str]:
-    """A line with its comment beside it; a long comment goes on in the lines below."""
+    """A line with its comment next to it; a long comment goes on in the lines below."""
     lines = textwrap.wrap(comment, _WIDTH - _COMMENTS_AT - 2, break_on_hyphens=False) or [""]
     for number, line in enumerate(lines):
         yield f"{code if number == 0 else '':<{_COMMENTS_AT - 1}} # {line}".rstrip("# ")
@@ -85,7 +85,7 @@ def summary(definition: Any) -> str:
 
 
 def definitions() -> dict[str, dict[str, str]]:
-    """All that a file can name, by kind: names with a line each."""
+    """Everything that a file can name, by kind: names with a line each."""
     from metis.data.datasets import DATASETS
     from metis.learning.engine import ENGINES, networks_of
 

@@ -122,7 +122,7 @@ class Federation:
         self.class_counts = class_counts
         self.class_names = tuple(class_names)
         self.facts = facts or {}
-        self._learners(solver)  # what is wrong with the data shows here, before anything starts
+        self._learners(solver)  # finds what is wrong with the data before anything starts
 
     def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
         return [
@@ -169,7 +169,7 @@ class Federation:
         Give a `StopRule`, or `rounds`, `seconds`, `update_requests`, `steps` by name. `target` is only reported; to
         stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
         overwritten) and a run that was cut off goes on with `resume=True`. Learners train in this process without
-        `workers`, in so many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
+        `workers`, in that many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
         With `batched` up to that many small learners without convolutions are trained as one computation: faster, but
         the last bits may differ from those of each alone.
         """
@@ -190,7 +190,7 @@ class Federation:
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         _whole("workers", workers)
         _whole("batched", batched)
-        places = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, batched)
+        pool_settings = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, batched)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
         goal = stop.target
@@ -211,7 +211,7 @@ class Federation:
                 self.test,
                 policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
             ),
-            places=places,
+            pool_settings=pool_settings,
             disk=store == "disk",
             refusals_allowed=refusals_allowed,
             evaluate_every=evaluate_every,

@@ -41,7 +41,7 @@ Watch: TypeAlias = Callable[[RunFold], None]
 
 
 class Session:
-    """One run on its way: the simulator, the trace it writes and the checkpoints it leaves."""
+    """A run in progress: the simulator, the trace it writes and the checkpoints it leaves."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Session:
         out: Path | None,
         workplace: Workplace,
         *,
-        places: PoolSettings,
+        pool_settings: PoolSettings,
         disk: bool,
         refusals_allowed: int,
         evaluate_every: float,
@@ -60,7 +60,7 @@ class Session:
         watch: Watch | None,
     ) -> None:
         self._federation, self._policy, self._stop = federation, policy, stop
-        self._out, self._workplace, self._places, self._disk = out, workplace, places, disk
+        self._out, self._workplace, self._pool_settings, self._disk = out, workplace, pool_settings, disk
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
         self._watch = watch
@@ -74,7 +74,7 @@ class Session:
         self._wall_before = 0.0
         self._wall_start = self._last_checkpoint = time.perf_counter()
 
-    # --- the two ways in ------------------------------------------------------------------------
+    # --- start and resume -----------------------------------------------------------------------
 
     def run(self) -> Run:
         if self._out is not None:
@@ -84,7 +84,7 @@ class Session:
             self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
         use_all_processors()
-        with closing(make_pool(self._workplace, self._places)) as pool:
+        with closing(make_pool(self._workplace, self._pool_settings)) as pool:
             return self._go(self._simulator(self._initial_model, pool, self._store()))
 
     def resume(self) -> Run:
@@ -95,7 +95,7 @@ class Session:
         self._setting.save(self._out)
         self._wall_before = checkpoint.wall_seconds
         use_all_processors()
-        with closing(make_pool(self._workplace, self._places)) as pool:
+        with closing(make_pool(self._workplace, self._pool_settings)) as pool:
             simulator.load_arrays(self._initial_model, checkpoint.arrays, pool, self._store())
             checkpoint.cut(self._out)
             self._file = (self._out / EVENTS).open("a", encoding="utf-8", buffering=1)
@@ -138,11 +138,11 @@ class Session:
             "network or seed": (federation.seed, self._initial_model.sha256()),
             "solver": self._workplace.learners[0].solver,
             "augmentation": federation.augment,
-            "way of training (batched)": self._places.batched > 1,
+            "way of training (batched)": self._pool_settings.batched > 1,
             "division of the data or other learners": learners,
             "way of evaluating": (self._evaluate_every, None if federation.test is None else len(federation.test)),
         }
-        # Where an object lies in memory is no part of what it is.
+        # The address of an object in memory is not part of what it is.
         return {
             part: hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).encode()).hexdigest()
             for part, value in parts.items()

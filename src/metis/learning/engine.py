@@ -38,18 +38,18 @@ class Trained:
     steps: int
     loss: float  # mean over all examples trained on, each measured before its step
     memory: Memory = field(default_factory=dict)
-    batch_times: Sequence[float] = ()  # seconds, if a clock was there
+    batch_times: Sequence[float] = ()  # seconds, if there was a clock
     payload: bytes = b""  # what travels, if it is not the model itself
     notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers; information only
 
     @property
     def seconds(self) -> float:
-        """Time spent on all batches; 0 if no clock was there."""
+        """Time spent on all batches; 0 if there was no clock."""
         return math.fsum(self.batch_times)
 
     @property
     def time_per_batch(self) -> float:
-        """Median seconds of a batch without the first, which warms up; NaN if no clock was there."""
+        """Median seconds of a batch without the first, which warms up; NaN if there was no clock."""
         times = self.batch_times[1:] or self.batch_times
         return statistics.median(times) if times else math.nan
 
@@ -79,7 +79,7 @@ class Engine(Protocol):
 
 
 def trainable_of(engine: Engine) -> int:
-    """How many numbers at the front of a model's vector a solver changes: what the engine says, else all parameters."""
+    """How many numbers at the front of a model's vector a solver changes: as the engine declares, else all."""
     parameters = sum(spec.size for spec in engine.layout.tensors if spec.role == "parameter")
     return int(getattr(engine, "trainable", parameters))
 
@@ -119,7 +119,7 @@ ENGINES: Registry[EngineKind] = Registry("engine", "metis.engines")
 
 
 def networks_of(engine: EngineKind) -> Mapping[str, Callable[..., Any]] | None:
-    """The networks by name that an engine has; None if it has no choice of them."""
+    """The networks that an engine offers by name; None if it offers none."""
     networks = getattr(engine, "networks", None)
     return None if networks is None else networks()
 

@@ -26,7 +26,7 @@ class Learner:
     """One silo: which of the examples are its own, and how it trains on them."""
 
     name: str
-    index: int  # its number in the federation; with the seed it fixes all that this learner draws
+    index: int  # its number in the federation; with the seed it fixes everything that this learner draws at random
     examples: Examples
     indices: NDArray[np.int64]
     batch_size: int  # beta_k

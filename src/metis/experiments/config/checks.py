@@ -47,7 +47,7 @@ def network_parameters(
 
 
 def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
-    """A site file brings its own network and data; a table beside it would be ignored."""
+    """A site file brings its own network and data; tables for these would be ignored."""
     for table in REPLACED_BY_SITE:
         if "site" in raw and table in raw:
             errors.add([table], "is given together with [site], whose file says it all; keep one of them")

@@ -67,7 +67,7 @@ __all__ = [
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """The file, changed by `key.path=value` overrides, checked and completed; an error lists all faults."""
+    """The file, changed by `key.path=value` overrides, checked and completed; an error lists all mistakes."""
     path = Path(path)
     return resolve_config(read_toml(path), path.name, overrides, folder=path.parent)
 
@@ -82,8 +82,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as problem:
         raise ConfigError(f"{path.name}: not a text file in UTF-8 ({problem.reason})") from None
     except tomllib.TOMLDecodeError as problem:
-        message, place = _split_place(str(problem))
-        raise ConfigError(f"{path.name}: {place}{message}") from None
+        message, position = _split_position(str(problem))
+        raise ConfigError(f"{path.name}: {position}{message}") from None
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
 
@@ -128,7 +128,7 @@ def resolve_config(
     return config
 
 
-def _split_place(message: str) -> tuple[str, str]:
+def _split_position(message: str) -> tuple[str, str]:
     found = re.search(r"\s*\(at (line \d+, column \d+|end of document)\)", message)
     if not found:
         return message, ""
@@ -150,7 +150,7 @@ def _expand_operations(raw: dict[str, Any]) -> None:
 
 
 def _count_names(raw: dict[str, Any]) -> None:
-    """A group that names its learners has so many."""
+    """A group that names its learners has as many as it names."""
     groups = raw.get("learners")
     for group in groups if isinstance(groups, list) else []:
         if isinstance(group, dict) and isinstance(group.get("names"), list) and group["names"]:
@@ -164,28 +164,28 @@ def _apply_override(raw: dict[str, Any], override: str) -> str:
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {override}: write key.path=value, as in learners.0.count=3")
-    place: Any = raw
+    target: Any = raw
     for depth, name in enumerate(names):
         last = depth == len(names) - 1
         here = ".".join(names[:depth])
-        if isinstance(place, list):
-            if not (name.isdecimal() and int(name) < len(place)):
-                known = f"0 to {len(place) - 1}" if len(place) > 1 else "0"
+        if isinstance(target, list):
+            if not (name.isdecimal() and int(name) < len(target)):
+                known = f"0 to {len(target) - 1}" if len(target) > 1 else "0"
                 raise ConfigError(
                     f"--set {path}: {here} is a list, so its entries are numbered {known}, as in "
                     f"{'.'.join([here, '0', *names[depth + name.isdecimal() :]])}"
                 )
             key: Any = int(name)
-        elif isinstance(place, dict):
+        elif isinstance(target, dict):
             key = name
         else:
-            raise ConfigError(f"--set {path}: {here} is {shown(place)}, so it has no keys")
+            raise ConfigError(f"--set {path}: {here} is {shown(target)}, so it has no keys")
         if last:
-            place[key] = _toml_value(text.strip())
-            if path in ("policy", "network") and isinstance(place[key], str):
+            target[key] = _toml_value(text.strip())
+            if path in ("policy", "network") and isinstance(target[key], str):
                 raise ConfigError(f"--set {path}: is a table; write {path}.name={text.strip()}")
         else:
-            place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
+            target = target.setdefault(key, {}) if isinstance(target, dict) else target[key]
     return path
 
 
@@ -200,7 +200,7 @@ def _toml_value(text: str) -> Any:
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of the file; under `policies`, `layers`, `solvers` and `operations` those of the
-    keys beside a name."""
+    keys next to a name."""
     schema = ExperimentConfig.model_json_schema()
     schema["policies"] = {name: table_model(function).model_json_schema() for name, function in POLICIES.items()}
     schema["layers"] = {

@@ -15,7 +15,7 @@ from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
 from metis.registry import parameters_of
 
-# What each task's evaluation measures; the first is the default. The sign says which way is better.
+# What each task's evaluation measures; the first is the default. The sign says whether more or less is better.
 METRICS: dict[str, dict[str, bool]] = {
     "classification": {"accuracy": True, "loss": False},
     "regression": {"mae": False, "loss": False},
@@ -43,7 +43,7 @@ class OpenTable(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters beside the keys that every such table has."""
+        """The parameters next to the keys that every such table has."""
         return dict(self.model_extra or {})
 
 
@@ -51,7 +51,7 @@ class Operation(OpenTable):
     """One step of an augmentation."""
 
     name: Literal["random_crop", "horizontal_flip", "standardize"] = Field(
-        description="the options of the operation stand beside it"
+        description="the options of the operation go next to it"
     )
 
 
@@ -74,7 +74,7 @@ class DataConfig(Table):
 
 
 class SiteConfig(Table):
-    """A site file, in place of [data], [partition] and [network]."""
+    """A site file, instead of [data], [partition] and [network]."""
 
     file: str = Field(min_length=1, description="Python file with the network and the data of every site")
 
@@ -139,7 +139,7 @@ class LearnerGroup(Table):
         default=None, description="seconds, t_beta_k; a simulation needs it, or speed_trace; a deployment measures it"
     )
     jitter: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
-        default=0.0, description="standard deviation of the logarithm of a batch's time; above 2 it is no machine"
+        default=0.0, description="standard deviation of the logarithm of a batch's time; at most 2"
     )
     drift: list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = Field(
         default=[], description="[[second, factor], ...]: from then on a batch takes factor times as long"
@@ -165,23 +165,23 @@ class LearnerGroup(Table):
 
 
 class NetworkConfig(OpenTable):
-    """What is trained: a network by name, with its own options beside the name."""
+    """What is trained: a network by name, with its own options next to the name."""
 
-    name: str = Field(default="mlp", description="one of the built-in networks; its options stand beside the name")
+    name: str = Field(default="mlp", description="one of the built-in networks; its options go next to the name")
 
 
 class SolverConfig(OpenTable):
     """How one gradient changes the weights; what is not given comes from [training]."""
 
-    solver: str | None = Field(default=None, description="local update rule; its own settings stand beside the name")
+    solver: str | None = Field(default=None, description="local update rule; its own settings go next to the name")
     learning_rate: Positive | None = Field(default=None, description="eta")
     weight_decay: NotNegative | None = Field(default=None, description="added to the gradient, times the weights")
 
 
 class TrainingConfig(OpenTable):
-    """How learners train; the policies may differ in the solver, whose own settings stand beside its name."""
+    """How learners train; the policies may differ in the solver, whose own settings go next to its name."""
 
-    solver: str = Field(default="vanilla", description="local update rule; its own settings stand beside the name")
+    solver: str = Field(default="vanilla", description="local update rule; its own settings go next to the name")
     learning_rate: Positive = Field(default=0.05, description="eta")
     weight_decay: NotNegative = Field(default=0.0, description="added to the gradient, times the weights")
     engine: str = Field(default="torch", description="what computes: PyTorch, or an engine that a package adds")
@@ -199,9 +199,9 @@ class TrainingConfig(OpenTable):
 
 
 class PolicyConfig(OpenTable):
-    """A policy by name, with its own parameters beside the name and a table for each layer on top of it."""
+    """A policy by name, with its own parameters next to the name and a table for each layer on top of it."""
 
-    name: str = Field(description="one of the policies; its parameters stand beside the name")
+    name: str = Field(description="one of the policies; its parameters go next to the name")
     label: str | None = Field(default=None, min_length=1, description="how tables and figures call it")
     training: SolverConfig = Field(default=SolverConfig(), description="solver settings of this policy only")
 
@@ -263,7 +263,7 @@ class RunConfig(Table):
     )
     batched: Count = Field(
         default=1,
-        description="most learners of small networks without convolutions that are trained as one computation; "
+        description="maximum learners of small networks without convolutions that are trained as one computation; "
         "1 trains each alone",
     )
     store: Literal["memory", "disk"] = Field(default="memory", description="where the learners' latest models are kept")
@@ -273,7 +273,7 @@ class RunConfig(Table):
     checkpoint_every: Positive = Field(default=60.0, description="seconds of real time between checkpoints")
     trackers: list[str] = Field(
         default=[],
-        description="csv, tensorboard, mlflow, wandb, each also as NAME:PLACE: where else the run is followed",
+        description="csv, tensorboard, mlflow, wandb, each also as NAME:WHERE: where else the run is followed",
     )
 
 
@@ -305,7 +305,7 @@ class ExperimentConfig(Table):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
         default=1990, description="all chance comes from it: the same seed gives the same bits"
     )
-    site: SiteConfig | None = Field(default=None, description="in place of [data], [partition] and [network]")
+    site: SiteConfig | None = Field(default=None, description="instead of [data], [partition] and [network]")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     learners: list[LearnerGroup] = Field(min_length=1)

@@ -57,7 +57,7 @@ def compose(*operations: Transform) -> Transform:
 
 
 def cifar_tutorial(size: int = 24) -> tuple[Augmentation, Transform]:
-    """The TensorFlow tutorial's way with CIFAR: what to do in training, and what in evaluation."""
+    """The TensorFlow tutorial's transformations for CIFAR: for training, and for evaluation."""
     return (
         compose(random_crop(size), horizontal_flip(), standardize()),
         compose(centre_crop(size), standardize()),
@@ -119,7 +119,7 @@ def _compose(inputs: Tensor, generator: torch.Generator | None = None, *, operat
 
 
 def _channels_last(inputs: Tensor, operation: str) -> Tensor:
-    """The batch as [examples, height, width, channels] without gaps; free if so it lies in memory."""
+    """The batch as [examples, height, width, channels] without gaps; free if that is how it is stored."""
     if inputs.ndim != 4:
         raise ConfigError(
             f"{operation} needs images [examples, channels, height, width], not inputs of shape {tuple(inputs.shape)}"

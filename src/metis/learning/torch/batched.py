@@ -21,7 +21,7 @@ from metis.learning.torch.examples import ArrayExamples
 
 
 def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
-    """Learners of the same kind can train so many steps together; None: only alone."""
+    """Learners of the same kind can train this many steps as one computation; None: only alone."""
     alone = (
         not (isinstance(engine, TorchEngine) and engine.trains_batched and engine.ranks is None)
         or not (type(learner.examples) is ArrayExamples and learner.examples.plain)
@@ -43,8 +43,8 @@ def _batch_sizes(learner: Learner, steps: int) -> set[int]:
 def train_batched(
     engine: Engine, learners: Sequence[Learner], model: Model, tasks: Sequence[int], steps: int, rate: float
 ) -> list[Trained | None]:
-    """What comes out of each learner of one kind, from the same model on."""
-    assert isinstance(engine, TorchEngine), "kind_of() said so"
+    """The result of each learner of one kind, starting from the same model."""
+    assert isinstance(engine, TorchEngine), "ensured by kind_of()"
     examples, solver = learners[0].examples, learners[0].solver
     orders = [learner.orders(task) for learner, task in zip(learners, tasks, strict=True)]
     if len(orders) == 1:  # by the same means as several

@@ -193,7 +193,7 @@ class TorchEngine(FlatNetwork):
                     if ranks is not None:
                         ranks.add_up(gradient)
                     solver.step(weights, gradient, solver_memory, community)
-                # Waits for the device, so that whoever times the batches times work and not its announcement.
+                # Waits for the device, so that a clock around the batches measures the work and not its submission.
                 batch_loss = loss.item()
                 if ranks is not None:
                     batch_loss = ranks.mean(batch_loss, part[0])
@@ -201,7 +201,7 @@ class TorchEngine(FlatNetwork):
                 examples += whole
                 total_loss += batch_loss * whole
                 if not math.isfinite(batch_loss):
-                    break  # all later steps would be as lost
+                    break  # all later steps would be lost as well
         kept: Memory = {}
         if solver.keeps_memory and solver_memory is not None:
             kept["solver"] = to_numpy(solver_memory).copy()
@@ -215,8 +215,8 @@ class TorchEngine(FlatNetwork):
         return self._flat.numel() == self._weights.numel() > 0 and all(isinstance(layer, _SMALL) for layer in layers)
 
     def same_anywhere(self, examples: int) -> bool:
-        """Whether a batch of so many gives the same bits at any place among those that are trained together."""
-        # Matrices lie one behind the other there; one that begins off 16 bytes is multiplied by other means.
+        """Whether a batch of this size gives the same bits at any position among those that are batched."""
+        # Their matrices are stored one after the other; one not aligned to 16 bytes is multiplied by another kernel.
         aligned = 16 // self._dtype.itemsize
         shapes = [
             (layer.in_features, layer.out_features) for layer in self._module.modules() if isinstance(layer, nn.Linear)
@@ -228,7 +228,7 @@ class TorchEngine(FlatNetwork):
         )
 
     def train_batched(self, community_model: Model, batches: Iterable[Batch], solver: Solver) -> list[Trained]:
-        """Several learners from one model on; batches have an axis of learners before that of examples."""
+        """Several learners that start from one model; batches have an axis of learners before that of examples."""
         self._use_threads()
         self._load(community_model, {})
         self._module.train()
@@ -271,7 +271,7 @@ class TorchEngine(FlatNetwork):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[tuple[Ranks | None, list[float]]]:
-        """The processes that train with this one, if any, and a place for the weight of the part in hand."""
+        """The processes that train with this one, if any, and a cell for the weight of the current part."""
         part = [1.0]
         with contextlib.ExitStack() as stack:
             if self.ranks is not None:

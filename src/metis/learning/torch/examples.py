@@ -135,7 +135,7 @@ class DatasetExamples:
 
 
 class JoinedExamples:
-    """Several examples one behind the other, as if they were one; a batch may come from any of them."""
+    """Several examples one after the other, as if they were one; a batch may come from any of them."""
 
     def __init__(self, parts: Sequence[Examples]) -> None:
         if not parts:
@@ -156,12 +156,12 @@ class JoinedExamples:
         home = np.searchsorted(self._ends, indices, side="right")
         if len(home) and (home == home[0]).all():  # of one silo: exactly what its own examples would give
             return self._parts[int(home[0])].batch(indices - self._starts[home[0]])
-        pieces, places = [], []
+        pieces, positions = [], []
         for part in np.unique(home):
             here = np.flatnonzero(home == part)
             pieces.append(self._parts[part].batch(indices[here] - self._starts[part]))
-            places.append(here)
-        order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
+            positions.append(here)
+        order = torch.from_numpy(np.argsort(np.concatenate(positions), kind="stable"))
         try:
             inputs, targets = (torch.cat(column).index_select(0, order) for column in zip(*pieces, strict=True))
         except RuntimeError as problem:

@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Ranks:
-    """This process among those that train as one; number 0 decides for all."""
+    """This process among those that train as one; rank 0 decides for all."""
 
     def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         """Wait for the others at a file that they all know; nothing but this machine is involved."""
@@ -72,10 +72,10 @@ class Ranks:
         return Part(inputs, targets, whole, self.weight(whole))
 
     def decide(self, verdict: int) -> int:
-        """What number 0 says; the others' opinion does not matter."""
-        said = torch.tensor([verdict])
-        dist.broadcast(said, 0)
-        return int(said)
+        """The verdict of rank 0; those of the others do not matter."""
+        decided = torch.tensor([verdict])
+        dist.broadcast(decided, 0)
+        return int(decided)
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace the tensor by the sum over all processes: the same bits in each."""
@@ -89,7 +89,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def normalising(self, layers: Iterable[_BatchNorm], batch: list[float]) -> Iterator[None]:
-        """While active, these layers see the whole batch; `batch` holds the weight of the part in hand."""
+        """While active, these layers see the whole batch; `batch` holds the weight of the current part."""
         layers = list(layers)
         for layer in layers:
             layer.forward = functools.partial(_normalise, layer, batch)  # type: ignore[method-assign]
