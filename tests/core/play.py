@@ -44,7 +44,7 @@ def model(*numbers: float) -> Model:
 
 @dataclass
 class Actor:
-    """A learner on the stage: always honest unless told otherwise, and of constant speed."""
+    """A scripted learner: honest unless a test says otherwise, and of constant speed."""
 
     name: str
     time_per_batch: float
@@ -58,7 +58,7 @@ class Actor:
         return math.ceil(self.examples / self.batch_size)
 
     def steps_of(self, budget: Budget) -> int:
-        """Batches done when the budget ends; the batch in hand at the limit is finished (R3)."""
+        """Batches done when the budget ends; a batch that has begun at the limit is finished (R3)."""
         by_time = math.inf
         if budget.seconds < math.inf:
             by_time = max(1, math.ceil(budget.seconds / self.time_per_batch * (1 - TOLERANCE)))
@@ -140,7 +140,7 @@ class Play:
             return True
         self._agenda.pop()
         if isinstance(event, (UpdateRequest, TaskFailed)) and not self._still_open(event):
-            return True  # the learner left; what it had in hand is lost
+            return True  # the learner left; its open task is lost
         self.now = at
         self.handle(event)
         return True
@@ -184,7 +184,7 @@ class Play:
         return self.controller.community.stamp.version
 
     def tasks(self) -> dict[str, int | None]:
-        """Steps of every task in hand."""
+        """Steps of every open task."""
         return {record.learner: record.task.budget.steps for record in self.controller.roster.training}
 
     def budgets(self) -> dict[str, Budget]:

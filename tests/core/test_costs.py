@@ -1,4 +1,4 @@
-"""The bill of a federation, folded from events written by hand and from plays."""
+"""The costs of a federation, folded from events written by hand and from plays."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_work_in_hand_is_active_so_far():
 
 
 def test_a_learner_away_costs_nothing_and_its_lost_work_did():
-    """It left at 4 with a task in hand, came back at 6, withdrew at 7; leaving twice changes nothing."""
+    """It left at 4 with an open task, came back at 6, withdrew at 7; leaving twice changes nothing."""
     book = fold(
         ledger(fills_the_period=True),
         (1.0, joined("a")),
@@ -181,9 +181,9 @@ def test_json_has_the_names_that_other_programs_read():
     """The cost names of a summary; everything in it is plain."""
     costs = fold(ledger(), *ROUND).costs(10.0)
 
-    bill = json.loads(json.dumps(costs.to_json()))
+    document = json.loads(json.dumps(costs.to_json()))
 
-    assert bill == {
+    assert document == {
         "parallel_time": 10.0,
         "cumulative_time": 10.0,
         "idle_time": 9.0,
@@ -268,7 +268,7 @@ def perform(policy, cast, absences, end, powers=None) -> Play:
     end=st.floats(1.0, 200.0),
 )
 def test_every_second_of_every_learner_is_accounted_for(policy, cast, absences, end):
-    """Active + transfer + idle + away = parallel time, for any course; the sums agree with the log."""
+    """Active + transfer + idle + away = parallel time, for any sequence of events; the sums agree with the log."""
     play = perform(policy, cast, absences, end)
 
     costs = play.costs()
@@ -304,7 +304,7 @@ class SlowAccount:
 
 
 def slow_bill(log, now: float, powers: dict[str, Power], fills_the_period: bool) -> dict[str, LearnerCosts]:
-    """The same bill written out one learner and one event after the other."""
+    """The same costs computed one learner and one event after the other."""
     accounts: dict[str, SlowAccount] = {}
     for at, item in log:
         account = accounts.setdefault(item.learner, SlowAccount()) if hasattr(item, "learner") else SlowAccount()
@@ -326,7 +326,7 @@ def slow_bill(log, now: float, powers: dict[str, Power], fills_the_period: bool)
             case UpdateRefused():
                 account.refused += 1
                 account.steps -= account.last if item.kind == "invalid" else 0
-    bill = {}
+    costs = {}
     for name, account in accounts.items():
         power = powers.get(name, Power())
         present = account.present + (0.0 if account.since is None else now - account.since)
@@ -337,11 +337,11 @@ def slow_bill(log, now: float, powers: dict[str, Power], fills_the_period: bool)
             power.active * active,
             power.active * active + (power.active if power.idle is None else power.idle) * (idle + account.transfer),
         )
-        bill[name] = LearnerCosts(
+        costs[name] = LearnerCosts(
             active, account.transfer, idle, max(0.0, now - present),
             account.steps, account.requests, account.refused, energy,
         )  # fmt: skip
-    return bill
+    return costs
 
 
 @settings(max_examples=40)
@@ -383,7 +383,7 @@ def test_what_is_kept_of_the_past_goes_with_its_last_moment():
     fold(book, (10.0, sent("fast", 2)))
 
     assert first() is None
-    assert second() is not None, "the latest: an account that changes is kept for whoever may hold it"
+    assert second() is not None, "the latest: an account that changes is kept in case somebody holds it"
     assert len(second().before) == 1
 
 

@@ -524,13 +524,13 @@ class Federation(RuleBasedStateMachine):
                     assert budget.steps * time <= period * (1 + 1e-8) or budget.steps == 1
 
     def check_adaptive_period(self, period: float, times: dict[str, float | None]) -> None:
-        """At least so many batches, at most so many epochs, of those who hold most of the examples."""
+        """Within the minimum of batches and the maximum of epochs of those who hold most of the examples."""
         timed = [(time, self.books[name]) for name, time in times.items() if time is not None]
         wanted = ADAPTIVE.served * sum(book.examples for _, book in timed)
         by_batch = sorted(timed, key=lambda pair: pair[0])
         shortest = next(
-            time for place, (time, _) in enumerate(by_batch)
-            if sum(book.examples for _, book in by_batch[: place + 1]) >= wanted * (1 - 1e-9)
+            time for index, (time, _) in enumerate(by_batch)
+            if sum(book.examples for _, book in by_batch[: index + 1]) >= wanted * (1 - 1e-9)
         )  # fmt: skip
         assert period >= ADAPTIVE.batches * shortest * (1 - 1e-9)
         longest = max(time * book.epoch_steps for time, book in timed)
@@ -653,7 +653,7 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def i18_nobody_waits_for_ever(self) -> None:
-        """I18: whoever waits, waits for a task of the current round that is in hand, and not without limit."""
+        """I18: a learner waits only for an open task of the current round, and not without limit."""
         if not self.started or self.finished or not self.idle():
             return
         assert self.barrier, "without a barrier nobody waits"

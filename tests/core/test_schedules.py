@@ -1,4 +1,4 @@
-"""Numbers that change in the course of a run."""
+"""Numbers that change over the course of a run."""
 
 from __future__ import annotations
 

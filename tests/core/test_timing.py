@@ -64,7 +64,7 @@ def test_the_warm_up_batch_is_ignored():
 
 
 def test_a_single_batch_is_all_there_is():
-    """A task of one batch tells its time, warm-up or not."""
+    """A task of one batch gives its time, warm-up or not."""
     assert robust_time_per_batch([9.0]) == 9.0
 
 

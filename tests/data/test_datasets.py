@@ -22,7 +22,7 @@ DOWNLOADABLE = [name for name, source in DATASETS.items() if source.files]
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path, monkeypatch):
+def own_folders(tmp_path, monkeypatch):
     """No test sees the user's folder, cache or proxy."""
     monkeypatch.delenv("METIS_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -148,7 +148,7 @@ def site():
 
 @pytest.fixture
 def serve(site, monkeypatch):
-    """Let the site serve a small version of a data set in place of its home page; gives its arrays."""
+    """Let the site serve a small version of a data set instead of its home page; returns its arrays."""
 
     def serve(name, mirrors=("",)):
         arrays = small_images(name)
@@ -265,7 +265,7 @@ def test_a_wrong_checksum_is_refused(serve, site, tmp_path):
 
 
 def test_a_connection_that_breaks_off_leaves_nothing_behind(serve, site, tmp_path):
-    """Half a file is no file, also when earlier files of the set came through."""
+    """Half a file is not accepted, even if earlier files of the set were complete."""
     serve("mnist")
     site.broken.add("t10k-labels-idx1-ubyte.gz")
     with pytest.raises(DataError, match=r"could not be downloaded .*127\.0\.0\.1"):
@@ -301,7 +301,7 @@ def test_a_damaged_original_is_refused(serve, site, monkeypatch, tmp_path):
 
 
 def test_without_a_network_one_sentence_says_what_to_do(serve, monkeypatch, tmp_path):
-    """The places that were searched, the reason, and the two ways out; nothing is left behind."""
+    """The folders that were searched, the reason, and the two remedies; nothing is left behind."""
     serve("cifar10")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -326,7 +326,7 @@ def test_a_server_that_answers_with_an_error(serve, site, tmp_path):
 
 
 def test_a_folder_that_cannot_be_made(serve, tmp_path):
-    """A file in the place of the folder is told, not overwritten."""
+    """A file where the folder should be is reported, not overwritten."""
     serve("mnist")
     (tmp_path / "mine").write_text("a file")
     with pytest.raises(DataError, match=r"could not be stored in .*mine"):
@@ -339,9 +339,9 @@ def test_a_folder_that_cannot_be_made(serve, tmp_path):
 
 def test_metis_data_names_the_folder(tmp_path, monkeypatch):
     """The argument comes first, then METIS_DATA."""
-    for place in ("named", "given"):
-        (tmp_path / place).mkdir()
-        np.savez(tmp_path / place / "mnist.npz", **small_images("mnist"))
+    for folder in ("named", "given"):
+        (tmp_path / folder).mkdir()
+        np.savez(tmp_path / folder / "mnist.npz", **small_images("mnist"))
     monkeypatch.setenv("METIS_DATA", str(tmp_path / "named"))
     assert find_dataset("mnist") == tmp_path / "named" / "mnist.npz"
     assert find_dataset("mnist", tmp_path / "given") == tmp_path / "given" / "mnist.npz"
@@ -349,7 +349,7 @@ def test_metis_data_names_the_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("train", "note"), [(50, "50 of 50,000 training"), (200, "200 of 50,000 training")])
 def test_a_part_of_a_set_is_accepted_and_noted(tmp_path, train, note):
-    """The number of classes is that of the whole set, and the part is told; further arrays do not disturb."""
+    """The number of classes is that of the whole set, and that it is a part is noted; further arrays are ignored."""
     arrays = small_images("cifar100", train=train)
     np.savez(tmp_path / "cifar100.npz", **arrays, coarse_train=arrays["y_train"] // 5)
     part = load_dataset("cifar100", tmp_path)
@@ -359,7 +359,7 @@ def test_a_part_of_a_set_is_accepted_and_noted(tmp_path, train, note):
 
 
 def test_no_download_unless_wanted(site, tmp_path):
-    """With download=False a missing set is told at once."""
+    """With download=False a missing set is reported at once."""
     with pytest.raises(DataError, match=r"'mnist' is not in .* nor in the cache; put mnist\.npz in a folder"):
         load_dataset("mnist", tmp_path, download=False)
     with pytest.raises(DataError, match="'mnist' is not in the cache"):
@@ -379,7 +379,7 @@ def test_no_download_unless_wanted(site, tmp_path):
     ],
 )
 def test_files_that_are_no_such_data_set(tmp_path, change, message):
-    """What is wrong with a file is told before anything starts; objects (pickle) are never loaded."""
+    """What is wrong with a file is reported before anything starts; objects (pickle) are never loaded."""
     np.savez(tmp_path / "mnist.npz", **{**small_images("mnist"), **change})
     with pytest.raises(DataError, match=message):
         load_dataset("mnist", tmp_path)

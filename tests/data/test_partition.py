@@ -118,7 +118,7 @@ def test_sizes_descend_and_sum_to_the_examples(sizes_of, learners, surplus):
 
 
 def test_thousands_of_learners_fit_under_a_power_law():
-    """1.5 ** 5000 is no float, yet the sizes are right."""
+    """1.5 ** 5000 is beyond the floats, yet the sizes are right."""
     sizes = power_law_sizes(100_000, 5000)
     assert sum(sizes) == 100_000
     assert min(sizes) == 1
@@ -352,9 +352,7 @@ def test_too_few_places_for_all_classes():
 def test_too_many_places_for_the_examples():
     """A class of one example cannot be at two learners."""
     labels = np.array([0] * 10 + [1])
-    with pytest.raises(
-        DataError, match=r"2 learners x 2 classes = 4 places .* 11 examples in 2 classes fill at most 3"
-    ):
+    with pytest.raises(DataError, match=r"2 learners x 2 classes = 4 slots .* 11 examples in 2 classes fill at most 3"):
         non_iid(labels, [6, 5], 2, generator())
 
 
@@ -410,7 +408,7 @@ def test_target_ranges_in_a_given_order():
 
 
 def test_target_ranges_refuse_bad_input():
-    """An order that is no order, and targets that are no numbers."""
+    """An order that is not a permutation, and targets that are not numbers."""
     with pytest.raises(DataError, match="each of 2 learners once"):
         target_ranges(np.arange(4.0), [2, 2], generator(), order=[0, 0])
     with pytest.raises(DataError, match="one finite number"):

@@ -209,7 +209,7 @@ def test_tables_are_found_by_name_in_the_users_folder(tmp_path):
 
 
 def test_a_missing_table_says_where_it_comes_from(tmp_path, monkeypatch):
-    """It cannot be downloaded, so the error tells what to put where."""
+    """It cannot be downloaded, so the error says what to put where."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(DataError, match=r"put heart_disease\.csv in a folder .* it comes from .*UCI"):
         load_dataset("heart_disease", tmp_path)
@@ -243,6 +243,6 @@ def test_natural_gives_each_silo_its_examples():
 
 
 def test_natural_needs_silos():
-    """A data set from one place has no natural division."""
+    """A data set from one site has no natural division."""
     with pytest.raises(DataError, match="this data set names none"):
         natural(load_dataset("digits").silos)

@@ -75,7 +75,7 @@ def again(config: ExperimentConfig, tmp_path: Path) -> ExperimentConfig:
     ],
 )
 def test_a_table_becomes_an_optimizer(table: dict[str, Any], optimizer: object, label: str, tmp_path: Path) -> None:
-    """The defaults are written out, the file written from it loads to the same, the label tells it apart."""
+    """The defaults are written out, the file written from it loads to the same, the label distinguishes it."""
     config = resolved(server=table)
 
     assert config.policy[0].label == label
@@ -305,7 +305,7 @@ def test_what_is_wrong_with_a_sample_is_reported(policy: dict[str, Any], message
     ],
 )
 def test_what_is_on_top_of_a_policy_shows_in_its_label(table: dict[str, Any], label: str) -> None:
-    """So that a comparison can have it beside the plain one without a name by hand."""
+    """So that a comparison can include it and the plain one without labels by hand."""
     assert resolved(**table).policy[0].label == label
 
 

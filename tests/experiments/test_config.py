@@ -131,7 +131,7 @@ def test_the_schema_names_every_policy_and_says_what_every_key_means() -> None:
     layers = {f"{key} {choice}": table for key, tables in schema["layers"].items() for choice, table in tables.items()}
     tables = {**schema["$defs"], **schema["policies"], **schema["operations"], **schema["solvers"], **layers}
     keys = {(table, key): rule for table, rules in tables.items() for key, rule in rules["properties"].items()}
-    assert [place for place, rule in keys.items() if not ("description" in rule or "$ref" in rule)] == []
+    assert [path for path, rule in keys.items() if not ("description" in rule or "$ref" in rule)] == []
 
 
 def test_labels_make_folder_names() -> None:

@@ -68,7 +68,7 @@ def experiment(folder: Path, **changes: Any) -> ExperimentConfig:
 
 
 def settings(config: ExperimentConfig, policy: int = 0) -> dict[str, Any]:
-    """What the controller sends: it has been JSON on its way."""
+    """What the controller sends, after a trip through JSON."""
     document: dict[str, Any] = json.loads(json.dumps({"experiment": config.to_dict(), "policy": policy}))
     return document
 

@@ -31,17 +31,17 @@ def windows(image: Tensor, size: int) -> list[Tensor]:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_a_random_crop_is_a_window_of_its_own_image(channels: int, contiguous: bool) -> None:
-    """For both memory formats; and the windows of a batch are not all at the same place."""
+    """For both memory formats; and the windows of a batch are not all at the same position."""
     batch = images(40, channels)
     batch = batch.contiguous() if contiguous else batch
     cropped = random_crop(6)(batch, generator())
     assert cropped.shape == (40, channels, 6, 6)
-    places = []
+    positions = []
     for image, crop in zip(batch, cropped, strict=True):
-        found = [place for place, window in enumerate(windows(image, 6)) if torch.equal(window, crop)]
+        found = [position for position, window in enumerate(windows(image, 6)) if torch.equal(window, crop)]
         assert len(found) == 1
-        places += found
-    assert len(set(places)) > 10
+        positions += found
+    assert len(set(positions)) > 10
 
 
 def test_a_crop_of_the_whole_image_is_the_image() -> None:

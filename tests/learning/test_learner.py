@@ -174,13 +174,13 @@ class TestBudget:
         assert trained.seconds == 5 * 2.0
 
     def test_seconds_end_it_at_the_next_batch_boundary(self) -> None:
-        """The batch in hand is finished: 4 batches of 2 seconds for a limit of 7, and for one of 8."""
+        """A batch that has begun is finished: 4 batches of 2 seconds for a limit of 7, and for one of 8."""
         assert self.run(Budget(seconds=7.0), [2.0]).steps == 4
         assert self.run(Budget(seconds=8.0), [2.0]).steps == 4
         assert self.run(Budget(seconds=8.5), [2.0]).steps == 5
 
     def test_whichever_ends_first(self) -> None:
-        """A cold-start limit beside a number of steps."""
+        """A cold-start limit together with a number of steps."""
         assert self.run(Budget(steps=3, seconds=100.0), [2.0]).steps == 3
         assert self.run(Budget(steps=30, seconds=10.0), [2.0]).steps == 5
 

@@ -37,7 +37,7 @@ def with_batch_norm() -> nn.Module:
 
 class TestFlatTensor:
     def test_parameters_and_gradients_are_views(self) -> None:
-        """Each parameter lies in the flat tensor where the layout says, its gradient at the same place."""
+        """Each parameter lies in the flat tensor where the layout says, its gradient at the same offset."""
         engine = TorchEngine(NETWORK)
         for name, parameter in engine.module.named_parameters():
             where = engine.layout.slices[name]
@@ -391,7 +391,7 @@ class TestEvaluation:
         assert engine.evaluate(model, examples) == pytest.approx({"loss": 2 * 6.0**2, "worst": 6.0})
 
     def test_no_examples(self) -> None:
-        """There is no mean over nothing."""
+        """The mean over nothing is undefined."""
         engine = TorchEngine(NETWORK)
         with pytest.raises(DataError, match="no examples"):
             engine.evaluate(engine.initial_model(0), ArrayExamples(np.zeros((0, 5)), np.zeros(0, np.int64)))
@@ -437,7 +437,7 @@ class TestWhatAUserBrings:
             TorchEngine(NETWORK, **options)
 
     def test_lazy_layers_are_refused(self) -> None:
-        """A layer without a shape has no place in a layout."""
+        """A layer without a shape cannot be part of a layout."""
         with pytest.raises(ConfigError, match="lazy layers"):
             TorchEngine(partial(nn.LazyLinear, 3))
 

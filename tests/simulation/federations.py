@@ -114,7 +114,7 @@ def simulate_lively(policy: str, *, slow: bool = False, seconds: float = 5.0, **
 
 
 def fingerprint(run: metis.Run) -> tuple[str, list[str]]:
-    """All that must be equal: the weights and the course of events."""
+    """Everything that must be equal: the weights and the sequence of events."""
     return run.community_model.sha256(), [to_line(*event) for event in run.events]
 
 

@@ -15,7 +15,7 @@ from metis.simulation.availability import Always, RandomAvailability, RecordedAv
 from simulation.federations import POLICIES, still
 
 
-def course(run: metis.Run, learner: str, *kinds: type) -> list[tuple[float, type]]:
+def events_of(run: metis.Run, learner: str, *kinds: type) -> list[tuple[float, type]]:
     """When these things happened to this learner."""
     return [
         (at, type(item))
@@ -68,8 +68,8 @@ def test_away_at_the_start(policy: str) -> None:
     """The others start at once, the absent one joins when it is there and gets a task."""
     run = shaky(POLICIES[policy](), (0.0, 3.0), seconds=12)
 
-    assert course(run, "learner0", LearnerJoined, SendTask)[:2] == [(0.0, LearnerJoined), (0.0, SendTask)]
-    joined, sent, *_ = course(run, "learner1", LearnerJoined, SendTask)
+    assert events_of(run, "learner0", LearnerJoined, SendTask)[:2] == [(0.0, LearnerJoined), (0.0, SendTask)]
+    joined, sent, *_ = events_of(run, "learner1", LearnerJoined, SendTask)
     assert joined == (3.0, LearnerJoined)
     assert sent[1] is SendTask
     assert run.costs.by_learner["learner1"].away == 3.0
@@ -85,8 +85,8 @@ def test_leaving_in_the_middle_of_a_task_loses_the_task(policy: str) -> None:
     assert tasks[0] not in answers
     assert answers
     assert answers == tasks[1 : 1 + len(answers)]
-    assert (0.4, LearnerLeft) in course(run, "learner1", LearnerLeft)
-    assert (2.3, LearnerJoined) in course(run, "learner1", LearnerJoined)
+    assert (0.4, LearnerLeft) in events_of(run, "learner1", LearnerLeft)
+    assert (2.3, LearnerJoined) in events_of(run, "learner1", LearnerJoined)
     costs = run.costs.by_learner["learner1"]
     assert costs.away == pytest.approx(2.3 - 0.4)
     # It worked in vain until it left, but it worked.
@@ -100,7 +100,7 @@ def test_gone_for_good_in_the_middle_of_a_task(policy: str) -> None:
     run = shaky(POLICIES[policy](), (0.4, math.inf), rounds=6)
 
     assert run.finish_reason == "6 rounds are done"
-    assert course(run, "learner1", UpdateRequest) == []
+    assert events_of(run, "learner1", UpdateRequest) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)

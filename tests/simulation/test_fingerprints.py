@@ -1,6 +1,6 @@
 """Fingerprints: trace and weights of a short run under many combinations of policy, layers and solver, to the bit.
 
-The golden traces beside them can be read; these only say that something has changed. How to record them again is
+The golden traces next to them can be read; these only show that something has changed. How to record them again is
 described in tests/golden/README.md.
 """
 

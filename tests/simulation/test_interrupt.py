@@ -47,7 +47,7 @@ def test_elsewhere_it_is_noted_until_it_is_welcome() -> None:
 
 
 def test_a_second_one_is_raised_anywhere_and_says_so() -> None:
-    """The user insists; whoever catches it knows that a change may be half made."""
+    """The user insists; the exception says that a change may be half made."""
     with Interrupts() as interrupts:
         ctrl_c()
         with pytest.raises(KeyboardInterrupt):
@@ -101,7 +101,7 @@ def test_during_the_first_evaluation_the_run_ends_before_any_training() -> None:
 
 
 def test_during_an_evaluation_in_between_the_run_so_far_is_kept() -> None:
-    """Evaluations before it stay, the one in hand is given up."""
+    """Evaluations before it stay, the current one is given up."""
     run = still([2, 2], [0.1, 0.1], engine=TimedOut(at=3)).simulate(metis.sync_fedavg(1), rounds=4)
 
     assert (run.finish_reason, run.rounds, len(run.history)) == ("interrupted", 2, 2)
@@ -121,7 +121,7 @@ def test_twice_during_the_last_evaluation_it_is_raised() -> None:
 
 
 def test_while_the_run_is_saved_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end was reached and the files are on their way: they are written."""
+    """The end was reached and the files are being written: they are completed."""
     import metis.runs.run
 
     save_model = metis.runs.run.save_model

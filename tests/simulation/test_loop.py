@@ -34,7 +34,7 @@ def members() -> list[PlannedLearner]:
     ]
 
 
-def told(events: Any) -> list[dict[str, Any]]:
+def as_json(events: Any) -> list[dict[str, Any]]:
     hidden = ("loss", "contribution_value")  # of weights
     return [{key: value for key, value in to_record(*event).items() if key not in hidden} for event in events]
 
@@ -50,9 +50,9 @@ def test_the_course_is_the_simulators_to_the_last_bit(name: str) -> None:
     joins = [
         ScheduledEvent(0.0, LearnerJoined(member.name, member.examples, member.batch_size)) for member in crew.values()
     ]
-    course = list(play(controller, joins, lambda action, now: crew[action.learner].work(action, now)))
+    trace = list(play(controller, joins, lambda action, now: crew[action.learner].work(action, now)))
 
-    assert told(course) == told(run.events)
+    assert as_json(trace) == as_json(run.events)
 
 
 def test_no_task_is_sent_before_the_beginning() -> None:
@@ -61,9 +61,9 @@ def test_no_task_is_sent_before_the_beginning() -> None:
     joins = [ScheduledEvent(float(k), LearnerJoined(f"learner{k}", 6, 2)) for k in range(4)]
     controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(rounds=1), learners_expected=None)
     scheduled = [*joins, ScheduledEvent(7.0, LearnersExpected(2))]
-    course = list(play(controller, scheduled, lambda action, now: crew[action.learner].work(action, now)))
+    trace = list(play(controller, scheduled, lambda action, now: crew[action.learner].work(action, now)))
 
-    assert {at for at, item in course if isinstance(item, SendTask)} == {7.0}
+    assert {at for at, item in trace if isinstance(item, SendTask)} == {7.0}
 
 
 def test_what_cannot_be_any_more_is_left_out() -> None:
@@ -76,13 +76,13 @@ def test_what_cannot_be_any_more_is_left_out() -> None:
         ScheduledEvent(0.2, LearnerLeft("learner0")),
     ]
     controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(rounds=1))
-    course = list(play(controller, scheduled, members()[0].work))
+    trace = list(play(controller, scheduled, members()[0].work))
 
-    assert [type(item) for _, item in course] == [LearnerJoined, SendTask, LearnerLeft]
+    assert [type(item) for _, item in trace] == [LearnerJoined, SendTask, LearnerLeft]
 
 
 def test_a_task_without_an_answer_holds_only_its_learner() -> None:
-    """Whoever is not known to answer stays at work; the others go on if the policy lets them."""
+    """A learner without a known answer stays at work; the others go on if the policy lets them."""
     crew = {member.name: member for member in members()}
     joins = [ScheduledEvent(0.0, LearnerJoined(name, 6, 2)) for name in crew]
 
@@ -90,8 +90,8 @@ def test_a_task_without_an_answer_holds_only_its_learner() -> None:
         return None if action.learner == "learner1" else crew[action.learner].work(action, now)
 
     controller = Controller(metis.fedrec(1), Model.empty(), stop=StopRule(update_requests=40), learners_expected=4)
-    course = list(play(controller, joins, work))
-    assert {item.learner for _, item in course if isinstance(item, UpdateRequest)} == set(crew) - {"learner1"}
+    trace = list(play(controller, joins, work))
+    assert {item.learner for _, item in trace if isinstance(item, UpdateRequest)} == set(crew) - {"learner1"}
 
 
 paces = st.floats(0.01, 2.0)

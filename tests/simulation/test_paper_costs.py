@@ -1,4 +1,4 @@
-"""The simulated bill against the closed formulas of the paper, for its heterogeneous environments (30 / 300 ms)."""
+"""The simulated costs against the closed formulas of the paper, for its heterogeneous environments (30 / 300 ms)."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def again(events: Trace, policy: Policy) -> Trace:
 def test_the_recorded_policy_gives_the_recorded_course(name: str) -> None:
     """Jitter, drift, dropouts, links, late learners: every event and decision comes out again."""
     events = simulate_lively(name).events
-    course = again(events, POLICIES[name]())
+    trace = again(events, POLICIES[name]())
 
     end = events[-1][0]
-    assert decisions(course, end) == decisions(events, end)
+    assert decisions(trace, end) == decisions(events, end)
     # And each at its own moment, but for what the end of the record cuts off.
     kept = [(at, type(item)) for at, item in events if not isinstance(item, (Finish, Evaluated))]
-    made = [(at, type(item)) for at, item in course if not isinstance(item, (Finish, LearnersExpected))]
+    made = [(at, type(item)) for at, item in trace if not isinstance(item, (Finish, LearnersExpected))]
     assert [moment for moment in made if moment[0] < end] == [moment for moment in kept if moment[0] < end]
 
 
@@ -65,10 +65,10 @@ def direct(policy: Policy, seconds: float = 40.0) -> Trace:
     ).events  # fmt: skip
 
 
-def schedule(course: Trace) -> dict[str, list[tuple[Any, ...]]]:
+def schedule(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
     """Every learner's tasks and updates; which of two at one moment comes first is left open."""
     found: dict[str, list[tuple[Any, ...]]] = {}
-    for at, item in course:
+    for at, item in trace:
         if isinstance(item, SendTask):
             found.setdefault(item.learner, []).append(("task", round(at, 6), item.task.budget.steps))
         elif isinstance(item, UpdateRequest):
@@ -80,11 +80,11 @@ def schedule(course: Trace) -> dict[str, list[tuple[Any, ...]]]:
 @pytest.mark.parametrize("other", ["sync_fedavg", "semisync_fedavg", "semisync_deadline", "async_fedavg", "fedbuff"])
 def test_another_policy_gives_what_a_simulation_of_it_gives(recorded: str, other: str) -> None:
     """With constant speeds, links and absences the record holds all that the other policy depends on."""
-    course = again(direct(POLICIES[recorded]()), POLICIES[other]())
+    trace = again(direct(POLICIES[recorded]()), POLICIES[other]())
     wanted = direct(POLICIES[other]())
 
-    assert schedule(course) == schedule(wanted)
-    versions = [[item.stamp.version for _, item in c if isinstance(item, CommunityPublished)] for c in (course, wanted)]
+    assert schedule(trace) == schedule(wanted)
+    versions = [[item.stamp.version for _, item in c if isinstance(item, CommunityPublished)] for c in (trace, wanted)]
     assert versions[0] == versions[1]
 
 
@@ -92,9 +92,9 @@ def test_a_task_takes_what_the_learner_took_at_that_time() -> None:
     """A learner that becomes three times as slow is so under another policy as well, from the same moment on."""
     federation = still([10, 10], [metis.Speed(0.1, profile=((20.0, 3.0),)), 0.1], test=None)
     events = federation.simulate(metis.fedrec(1), seconds=60).events
-    course = again(events, metis.sync_fedavg(2))
+    trace = again(events, metis.sync_fedavg(2))
 
-    rounds = [at for at, item in course if isinstance(item, CommunityPublished)]
+    rounds = [at for at, item in trace if isinstance(item, CommunityPublished)]
     lengths = [round(after - before, 6) for before, after in zip([0.0, *rounds], rounds, strict=False)]
     assert lengths[:10] == [2.0] * 10
     assert set(lengths[11:]) == {6.0}
@@ -113,8 +113,8 @@ def test_a_learner_that_handed_nothing_in_works_as_the_file_says_or_not_at_all()
             stop=StopRule(seconds=20),
             learners_expected=None,
         )
-        course = replay_otherwise(events, controller, nominal)
-        return {item.learner for _, item in course if isinstance(item, UpdateRequest)}
+        trace = replay_otherwise(events, controller, nominal)
+        return {item.learner for _, item in trace if isinstance(item, UpdateRequest)}
 
     assert updates({}) == {"learner0"}
     assert updates({"learner1": 0.1}) == {"learner0", "learner1"}

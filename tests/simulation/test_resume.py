@@ -162,7 +162,7 @@ def test_interrupted_at_every_tenth_event(policy: str, tmp_path: Path, never_int
 
 
 def test_a_run_may_go_on_beyond_the_end_it_was_given(tmp_path: Path) -> None:
-    """Interrupted on the way to 3 seconds and resumed to 4, it is the run to 4 seconds."""
+    """Interrupted before 3 seconds and resumed to 4, it is the run to 4 seconds."""
     federation, policy = lively(), POLICIES["fedbuff"]()
     whole = federation.simulate(policy, seconds=4)
     federation.simulate(policy, seconds=3, out=tmp_path, watch=interrupts_after(25))
@@ -234,7 +234,7 @@ def test_another_policy_is_refused(interrupted: Path, policy: metis.Policy) -> N
 
 
 def test_an_end_that_has_passed_is_refused(interrupted: Path) -> None:
-    """There is no way back from the checkpoint."""
+    """A run cannot go back behind its checkpoint."""
     with pytest.raises(DataError, match="the run has passed the end that is asked for now"):
         lively().simulate(metis.fedrec(1), update_requests=2, out=interrupted, resume=True)
 

@@ -127,7 +127,7 @@ def test_evaluate_every_so_many_seconds() -> None:
 
 
 def test_without_held_out_examples_nothing_is_evaluated() -> None:
-    """There is a model and a bill, but no metric."""
+    """There are a model and costs, but no metric."""
     run = still([4, 2], [0.25, 0.5], test=None).simulate(metis.sync_fedavg(1), rounds=3)
 
     assert evaluations(run) == []
@@ -140,7 +140,7 @@ def test_without_held_out_examples_nothing_is_evaluated() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stop_by_rounds(policy: str) -> None:
-    """Exactly so many community models; nobody gets a task after the last."""
+    """Exactly this many community models; nobody gets a task after the last."""
     run = still([4, 2], [0.25, 0.5]).simulate(POLICIES[policy](), rounds=5)
 
     assert (run.finish_reason, run.rounds) == ("5 rounds are done", 5)
@@ -150,7 +150,7 @@ def test_stop_by_rounds(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stop_by_seconds(policy: str) -> None:
-    """At that very moment; what is in hand is not waited for."""
+    """At that very moment, without waiting for open tasks."""
     run = still([4, 2], [0.25, 0.5]).simulate(POLICIES[policy](), seconds=7.7)
 
     assert run.finish_reason == "7.7 seconds have passed"
@@ -160,7 +160,7 @@ def test_stop_by_seconds(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stop_by_update_requests(policy: str) -> None:
-    """Exactly so many, or as many as complete the round of a protocol with a barrier."""
+    """Exactly this many, or as many as complete the round of a protocol with a barrier."""
     run = still([4, 2], [0.25, 0.5]).simulate(POLICIES[policy](), update_requests=9)
 
     made = 9 if policy.startswith(("async", "fed")) else 10
@@ -182,7 +182,7 @@ def test_stop_by_steps(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stop_at_a_target(policy: str) -> None:
-    """As soon as an evaluation reaches it; the bill of the target is the bill of that publication."""
+    """As soon as an evaluation reaches it; the costs of the target are the costs of that publication."""
     stop = metis.StopRule(target=metis.Target("accuracy", 0.05), rounds=1000)
     run = still([4, 2], [0.25, 0.5], engine=Climbing()).simulate(POLICIES[policy](), stop)
 
@@ -208,7 +208,7 @@ def test_whichever_rule_comes_first() -> None:
 
 
 def test_a_target_is_only_reported_unless_it_is_in_the_stop_rule() -> None:
-    """The run goes on to its end; the first time that the target was reached is on the bill."""
+    """The run goes on to its end; the costs are those when the target was first reached."""
     run = still([4], [0.25], engine=Climbing()).simulate(metis.fedrec(1), rounds=10, target=0.04)
 
     assert run.finish_reason == "10 rounds are done"
@@ -218,7 +218,7 @@ def test_a_target_is_only_reported_unless_it_is_in_the_stop_rule() -> None:
 
 
 def test_a_target_that_is_not_reached() -> None:
-    """Said so in the summary."""
+    """The summary says so."""
     run = still([4], [0.25], engine=Climbing()).simulate(metis.fedrec(1), rounds=3, target=0.9)
 
     assert run.costs_at_target is None
@@ -429,8 +429,8 @@ def test_the_timeline_tiles_the_time_and_agrees_with_the_bill(
         for span in spans:
             assert span.end > span.start
             sums[span.kind] += span.end - span.start
-        bill = {"training": costs.active, "transfer": costs.transfer, "idle": costs.idle, "away": costs.away}
-        assert sums == pytest.approx(bill, abs=1e-9)
+        expected = {"training": costs.active, "transfer": costs.transfer, "idle": costs.idle, "away": costs.away}
+        assert sums == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=50)

@@ -26,7 +26,7 @@ def test_a_budget_of_steps() -> None:
     [(1.0, 4), (0.9, 3), (0.91, 4), (0.05, 1), (68.4, 228)],
     ids=["in the middle of a batch", "whole batches", "just over", "less than one", "a hair over a whole number"],
 )
-def test_a_budget_of_seconds_ends_with_the_batch_in_hand(seconds: float, steps: int) -> None:
+def test_a_budget_of_seconds_ends_with_the_current_batch(seconds: float, steps: int) -> None:
     """At least one batch, and the one that is begun before the end (R3)."""
     spent = Speed(0.3).spend(Budget(None, seconds), 0.0, rng())
 

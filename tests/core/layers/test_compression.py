@@ -20,7 +20,7 @@ KINDS = [
     Compression("top_k"),
 ]
 kinds = pytest.mark.parametrize("compression", KINDS, ids=lambda each: each.label)
-ways = arrays.arrays(np.float32, st.integers(1, 200), elements=st.floats(-100, 100, width=32))
+deltas = arrays.arrays(np.float32, st.integers(1, 200), elements=st.floats(-100, 100, width=32))
 
 
 def layout_of(size: int) -> Layout:
@@ -32,18 +32,18 @@ def model(vector: np.ndarray, counter: int = 0) -> Model:
 
 
 @kinds
-@given(way=ways, start=st.floats(-3, 3, width=32))
-def test_the_controller_restores_what_the_learner_says_will_arrive(compression, way, start):
+@given(delta=deltas, start=st.floats(-3, 3, width=32))
+def test_the_controller_restores_what_the_learner_expects_to_arrive(compression, delta, start):
     """To the bit, counters included, in as many bytes as were announced."""
-    base = model(np.full(way.size, start))
-    compressed = compression.compress(model(base.vector + way, 7), base, None)
+    base = model(np.full(delta.size, start))
+    compressed = compression.compress(model(base.vector + delta, 7), base, None)
 
     assert len(compressed.payload) == compression.nbytes(base.layout)
     restored = compression.restore(compressed.payload, base)
     assert restored.sha256() == compressed.local_model.sha256()
     assert restored.counters.tolist() == [7]
     arrived = restored.vector.astype(np.float64) - base.vector
-    went = (base.vector + way).astype(np.float64) - base.vector
+    went = (base.vector + delta).astype(np.float64) - base.vector
     assert compressed.left_out == pytest.approx(went - arrived, abs=1e-4)
     assert 0 <= compressed.error <= 1
 
@@ -51,28 +51,28 @@ def test_the_controller_restores_what_the_learner_says_will_arrive(compression, 
 @pytest.mark.parametrize(
     ("compression", "bound"),
     [
-        (Compression("float16"), lambda way: np.abs(way) * 2.0**-11 + 2.0**-25),
-        (Compression("bfloat16"), lambda way: np.abs(way) * 2.0**-8),
-        (Compression("int8"), lambda way: np.abs(way).max() / 127 / 2 * (1 + 1e-5)),
+        (Compression("float16"), lambda delta: np.abs(delta) * 2.0**-11 + 2.0**-25),
+        (Compression("bfloat16"), lambda delta: np.abs(delta) * 2.0**-8),
+        (Compression("int8"), lambda delta: np.abs(delta).max() / 127 / 2 * (1 + 1e-5)),
     ],
     ids=["float16", "bfloat16", "int8"],
 )
-@given(way=ways)
-def test_what_is_left_out_is_half_a_step_at_most(compression, bound, way):
-    left_out = way - compression._decode(compression._encode(way), way.size)
-    assert (np.abs(left_out) <= bound(way) + 1e-38).all()
+@given(delta=deltas)
+def test_what_is_left_out_is_half_a_step_at_most(compression, bound, delta):
+    left_out = delta - compression._decode(compression._encode(delta), delta.size)
+    assert (np.abs(left_out) <= bound(delta) + 1e-38).all()
 
 
-@given(ways, st.floats(0.01, 1))
-def test_the_largest_numbers_arrive_as_they_are(way, share):
+@given(deltas, st.floats(0.01, 1))
+def test_the_largest_numbers_arrive_as_they_are(delta, share):
     compression = Compression("top_k", share)
-    arrives = compression._decode(compression._encode(way), way.size)
-    kept = min(way.size, math.ceil(share * way.size * (1 - 1e-9)))
+    arrives = compression._decode(compression._encode(delta), delta.size)
+    kept = min(delta.size, math.ceil(share * delta.size * (1 - 1e-9)))
 
     assert np.count_nonzero(arrives) <= kept
-    assert ((arrives == way) | (arrives == 0)).all()
-    left_out = np.abs(way[arrives != way])
-    assert left_out.size == 0 or left_out.max() <= np.sort(np.abs(way))[way.size - kept]
+    assert ((arrives == delta) | (arrives == 0)).all()
+    left_out = np.abs(delta[arrives != delta])
+    assert left_out.size == 0 or left_out.max() <= np.sort(np.abs(delta))[delta.size - kept]
 
 
 @kinds
@@ -82,10 +82,10 @@ def test_nothing_is_lost_over_the_rounds(compression):
     base = model(np.zeros(300))
     left_out, went, arrived = None, np.zeros(300), np.zeros(300)
     for _ in range(60):
-        way = (rng.normal(size=300) * 0.01 + 0.003).astype(np.float32)
-        compressed = compression.compress(model(way), base, left_out)
+        delta = (rng.normal(size=300) * 0.01 + 0.003).astype(np.float32)
+        compressed = compression.compress(model(delta), base, left_out)
         left_out = compressed.left_out
-        went += way
+        went += delta
         arrived += compressed.local_model.vector
 
     assert arrived + left_out == pytest.approx(went, abs=1e-4)
@@ -140,8 +140,8 @@ def test_statistics_arrive_as_they_are(compression):
 
 @pytest.mark.parametrize("compression", KINDS[:2], ids=["float16", "bfloat16"])
 def test_a_way_beyond_the_numbers_stays_finite(compression):
-    way = np.array([3.4e38, -3.4e38, 1e5, -1e5], np.float32)
-    assert np.isfinite(compression._decode(compression._encode(way), 4)).all()
+    delta = np.array([3.4e38, -3.4e38, 1e5, -1e5], np.float32)
+    assert np.isfinite(compression._decode(compression._encode(delta), 4)).all()
 
 
 def test_rounding_to_bfloat16_is_to_the_nearest_even():

@@ -119,7 +119,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         ),
     }
     made = {(layer.key, name): composed(make(), layer) for layer in EXAMPLES for name, make in POLICIES.items()}
-    assert {pair: told for pair, told in made.items() if isinstance(told, str)} == {
+    assert {pair: result for pair, result in made.items() if isinstance(result, str)} == {
         ("proximal", "fedasync"): "proximal is given twice; keep one of them",  # it is FedAsync's regularization
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},
     }

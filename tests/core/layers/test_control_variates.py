@@ -137,7 +137,7 @@ def test_who_had_no_part_in_a_round_still_counts_in_the_variate() -> None:
 
 
 def test_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
-    locals_ = {learner: random_model(place) for place, learner in enumerate(LEARNERS)}
+    locals_ = {learner: random_model(index) for index, learner in enumerate(LEARNERS)}
     vectors = set()
     for order in itertools.permutations(LEARNERS):
         community = controlled("full", random_model(9), MemoryStore())
@@ -206,11 +206,11 @@ def test_progress_divergence_optimizer_and_normalised_averaging_see_the_network_
     start = random_model(0)
     alone = plain.start_community(start.network, MemoryStore())
     community = with_controls.start_community(start, MemoryStore())
-    for place, learner in enumerate("abab"):
-        local = random_model(10 + place)
-        alone.commit(learner, local.network, 1.0 + place, 5 + place, None)
-        community.commit(learner, local, 1.0 + place, 5 + place, None)
-        if place % 2:
+    for index, learner in enumerate("abab"):
+        local = random_model(10 + index)
+        alone.commit(learner, local.network, 1.0 + index, 5 + index, None)
+        community.commit(learner, local, 1.0 + index, 5 + index, None)
+        if index % 2:
             assert alone.publish() and community.publish()
             assert community.model.network.sha256() == alone.model.sha256()
             assert community.measure == alone.measure

@@ -23,12 +23,12 @@ momenta = st.floats(0, 0.99)
 
 
 def step_by_step(count: int, momentum: float, pull: float) -> float:
-    """The slow twin: go so many steps along a gradient of 1 with a learning rate of 1."""
-    way = velocity = 0.0
+    """The slow twin: take this many steps along a gradient of 1 with a learning rate of 1."""
+    distance = velocity = 0.0
     for _ in range(count):
-        velocity = momentum * velocity + 1 - pull * way
-        way += velocity
-    return way
+        velocity = momentum * velocity + 1 - pull * distance
+        distance += velocity
+    return distance
 
 
 # --- how far steps lead -----------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_plain_sgd_goes_as_far_as_it_has_steps(count: int):
 
 
 def test_a_boundless_claim_is_digested_at_once():
-    """Whoever claims 2^53 steps does not keep the controller busy."""
+    """A learner that claims 2^53 steps does not keep the controller busy."""
     assert accumulated_steps(2**53, 0.5) == pytest.approx(2**54, rel=1e-9)
 
 
@@ -122,8 +122,8 @@ def test_order_of_arrival_cannot_change_a_bit():
     for order in ("abc", "cba", "bca"):
         nova = NormalizedAverage(model(1, 2, 3), MemoryStore(), FedNova(momentum=0.9))
         for learner in order:
-            place = ord(learner)
-            nova.commit(learner, model(1e30 / place, 1 / place, -place), place, place % 7 + 1, None)
+            code = ord(learner)
+            nova.commit(learner, model(1e30 / code, 1 / code, -code), code, code % 7 + 1, None)
         nova.publish()
         shas.add(nova.model.sha256())
     assert len(shas) == 1

@@ -25,11 +25,11 @@ rounds = st.lists(
 
 
 @given(vectors, rounds)
-def test_against_the_written_out_norms(start: list[float], course: list[dict[str, tuple[list[float], float]]]) -> None:
+def test_against_the_written_out_norms(start: list[float], rounds: list[dict[str, tuple[list[float], float]]]) -> None:
     """Progress and divergence of every round; the models are those of the rule inside."""
     community, plain = Measured(FullPass(model(*start), MemoryStore())), FullPass(model(*start), MemoryStore())
     published = [np.array(start, np.float64)]
-    for commits in course:
+    for commits in rounds:
         current = plain.model.vector.astype(np.float64)
         for learner, (vector, value) in commits.items():
             community.commit(learner, model(*vector), value, 1, None)
@@ -44,14 +44,14 @@ def test_against_the_written_out_norms(start: list[float], course: list[dict[str
         )
         measure = community.measure
         assert measure is not None
-        way = published[-1] - published[-2]
-        assert measure.progress == pytest.approx(np.linalg.norm(way), rel=1e-9, abs=1e-12)
+        delta = published[-1] - published[-2]
+        assert measure.progress == pytest.approx(np.linalg.norm(delta), rel=1e-9, abs=1e-12)
         assert measure.divergence == pytest.approx(math.sqrt(spread / total), rel=1e-9, abs=1e-12)
         assert measure.progress <= measure.divergence * (1 + 1e-6) + 1e-5, "no average goes further than its parts"
 
 
 def test_learners_that_agree_go_as_far_as_their_mean():
-    """The same way: progress is divergence. Opposite ways: all divergence, no progress."""
+    """The same direction: progress is divergence. Opposite directions: all divergence, no progress."""
     community = Measured(FullPass(model(1, 1, 1), MemoryStore()))
     community.commit("a", model(2, 1, 1), 1.0, 1, None)
     community.commit("b", model(2, 1, 1), 1.0, 1, None)

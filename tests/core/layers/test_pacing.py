@@ -176,7 +176,7 @@ def test_a_learner_that_becomes_ten_times_slower_does_less_instead_of_holding_ev
 
 
 def test_rounds_are_measured_only_where_somebody_asks():
-    """And the measure is told with the publication."""
+    """And the measure is published with the model."""
     plain = Play(semisync_fedavg(2), gpu=0.03, cpu=0.3).run_until(community_version=3)
     adaptive = Play(semisync_fedavg().with_layers(AdaptivePeriod()), gpu=0.03, cpu=0.3).run_until(community_version=3)
 
@@ -195,13 +195,13 @@ def test_a_replay_without_weights_paces_as_it_was_measured():
 
     again = Controller(policy, Model.empty(), learners_expected=2)
     again.measures = {item.stamp.version: item.measure for item in play.published()}
-    told = []
+    replayed = []
     for at, item in play.log:
         if isinstance(item, UpdateRequest):
             item = UpdateRequest(item.learner, item.task, item.steps, item.seconds, item.time_per_batch, Model.empty())
         if isinstance(item, (LearnerJoined, UpdateRequest)) or type(item).__name__ == "DeadlinePassed":
-            told += [item, *again.handle(item, at)]
-    assert told == [item for _, item in play.log]
+            replayed += [item, *again.handle(item, at)]
+    assert replayed == [item for _, item in play.log]
 
 
 # --- exchange inside a period -----------------------------------------------------------------
@@ -252,8 +252,8 @@ def test_one_exchange_that_stalls_does_not_change_a_smoothed_period(policy):
 
 
 @pytest.mark.parametrize("budget", ["steps", "deadline"])
-def test_a_learner_with_little_data_does_not_go_round_and_round(budget):
-    """At most so many epochs in a period; who is done waits, and the clock of the others does not change."""
+def test_a_learner_with_little_data_stops_at_the_maximum_of_epochs(budget):
+    """At most this many epochs in a period; a learner that is done waits, the clock of the others is unchanged."""
     cast = (Actor("small", 0.03, examples=500), Actor("large", 0.03, examples=5000))
     play = Play(semisync_fedavg(2, budget=budget, max_local_epochs=3), *cast).run_until(community_version=3)
 
@@ -282,7 +282,7 @@ def test_idle_time_of_a_cap_is_not_charged_as_work():
 
 
 def test_one_odd_task_does_not_change_the_period_and_two_are_told():
-    """A learner that is slow once is let be; slow twice, it has changed, and somebody is told."""
+    """A learner that is slow once is ignored; slow twice, it has changed, and that is reported."""
     play = Play(semisync_fedavg(1, timings="smoothed"), gpu=0.03, cpu=0.3).run_until(community_version=2)
     period = play.controller.protocol.synchronization_period
     cpu = play.actors["cpu"]
@@ -342,12 +342,12 @@ def test_the_server_s_rate_follows_its_schedule(over):
     plain = Play(sync_fedavg(1).with_layers(FedAvgM(1.0, 0.0)), cpu=0.3).run_until(community_version=2)
     halved = Play(sync_fedavg(1).with_layers(FedAvgM(1.0, 0.0, rate=schedule)), cpu=0.3).run_until(community_version=2)
 
-    ways = []
+    deltas = []
     for play in (plain, halved):
         first, second = (item.community_model.vector for item in play.published())
-        ways.append((first[0], second[0] - first[0]))
-    assert ways[1][0] == pytest.approx(ways[0][0])
-    assert ways[1][1] == pytest.approx(ways[0][1] / 2)
+        deltas.append((first[0], second[0] - first[0]))
+    assert deltas[1][0] == pytest.approx(deltas[0][0])
+    assert deltas[1][1] == pytest.approx(deltas[0][1] / 2)
 
 
 def test_a_function_that_gives_no_rate_is_named():

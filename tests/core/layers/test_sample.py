@@ -134,21 +134,21 @@ def test_impossible_samples_are_refused(settings, complaint):
 
 
 def test_a_period_has_room_for_download_training_and_upload():
-    """Near and far learners hand in at the same moment; beside the period, all wait for the exchange of the far one."""
+    """Near and far learners hand in at the same moment; outside the period, all wait for the far exchange."""
     cast = (Actor("near", 0.1), Actor("far", 0.1, transfer=4.0))
-    inside, beside = (
+    inside, outside = (
         Play(semisync_fedavg(2, exchange=exchange), *cast).run_until(community_version=6)
         for exchange in ("inside", None)
     )
-    for play in (inside, beside):
+    for play in (inside, outside):
         gaps = [
             late - early
             for early, late in zip(play.times(CommunityPublished)[1:], play.times(CommunityPublished)[2:], strict=False)
         ]
         assert gaps == pytest.approx([2 * 50 * 0.1 + 4.0] * len(gaps)), "the far learner does its two epochs"
     assert inside.tasks() == {"near": 140, "far": 100}
-    assert beside.tasks() == {"near": 100, "far": 100}
-    assert inside.costs().by_learner["near"].idle < beside.costs().by_learner["near"].idle / 3
+    assert outside.tasks() == {"near": 100, "far": 100}
+    assert inside.costs().by_learner["near"].idle < outside.costs().by_learner["near"].idle / 3
 
 
 def test_a_learner_whose_exchange_fills_the_period_does_one_batch():

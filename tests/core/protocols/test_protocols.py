@@ -198,7 +198,7 @@ def test_a_late_joiner_with_a_cold_start_limit_below_the_period():
 
 
 def test_a_newcomer_that_is_the_slowest_stretches_the_period_once_it_is_known():
-    """Its first, late update tells its speed; the next period fits it."""
+    """Its first, late update shows its speed; the next period fits it."""
     play = Play(semisync_fedavg(1), gpu=FAST, cpu=SLOW)
     play.run_until(community_version=1)
     play.cast(Actor("snail", 30.0), at=play.now + 1)
@@ -224,7 +224,7 @@ def test_a_leaving_learners_speed_no_longer_counts():
 
 @pytest.mark.parametrize("policy", [sync_fedavg(1), semisync_fedavg(1)], ids=lambda policy: policy.name)
 def test_the_barrier_opens_when_the_last_awaited_learner_leaves(policy):
-    """Whoever waits goes on at that moment, from a model without the leaver."""
+    """The waiting learners go on at that moment, from a model without the one that left."""
     play = Play(policy, gpu=FAST, cpu=SLOW)
     play.run_until(time=EPOCH * FAST + 1)
     assert play.waiting() == ["gpu"]
@@ -256,7 +256,7 @@ def test_a_late_learner_is_refused_with_late_and_rebased():
     play = Play(semisync_fedavg(2, grace=0.1), gpu=FAST, cpu=SLOW)
     play.run_until(community_version=1)
     begun, period = play.now, 2 * EPOCH * SLOW
-    play.actors["cpu"].transfer = 1000.0  # from its next task on: the one in hand is already timed
+    play.actors["cpu"].transfer = 1000.0  # from its next task on: the open one is already timed
     play.run_until(community_version=2)
     play.actors["cpu"].transfer = 0.0
     play.run_until(community_version=3)
@@ -571,7 +571,7 @@ def test_a_good_update_clears_the_record(policy: Policy):
 
 
 def test_late_updates_do_not_set_a_learner_aside():
-    """Being slow is no offence (R3)."""
+    """Being slow does not count against a learner (R3)."""
     limit = 2.0
     play = Play(sync_fedavg(1, round_limit=limit), Actor("gpu", FAST), Actor("far", FAST, transfer=0.0))
     play.run_until(community_version=1)

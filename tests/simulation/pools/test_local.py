@@ -103,13 +103,13 @@ def test_every_ticket_gets_its_own_result(jobs: list[tuple[float, int, str]], wo
                 assert pool._ahead <= 2 * workers + 1
         with pool._changed:
             assert pool._changed.wait_for(lambda: pool._ahead == 0, timeout=600)  # cancelled ones may still run
-            assert pool._most_ahead == 2 * workers
+            assert pool._max_ahead == 2 * workers
 
 
 @settings(max_examples=15)
 @given(tasks=st.integers(0, 12), workers=st.integers(1, 3), wait=st.floats(0, 0.01), size=st.sampled_from([3, 300_000]))
 def test_close_at_any_moment(tasks: int, workers: int, wait: float, size: int) -> None:
-    """Closing ends the workers in the middle of a task, also while a large model is on its way to one."""
+    """Closing ends the workers in the middle of a task, also while a large model is being sent to one."""
     with never_hangs():
         pool = ProcessPool(Office(), workers)  # type: ignore[arg-type]
         tickets = [pool.train(float(n), n, lambda: model(1.0, size), n, 2_000, None) for n in range(tasks)]
@@ -124,7 +124,7 @@ def test_close_at_any_moment(tasks: int, workers: int, wait: float, size: int) -
 
 
 def test_close_while_somebody_waits() -> None:
-    """Whoever waits for a result when the pool closes is told, and does not wait on."""
+    """Waiting for a result ends with an error when the pool closes."""
     for _ in range(5):
         pool = ProcessPool(Office(), 1)  # type: ignore[arg-type]
         tickets = [pool.train(float(n), n, lambda: model(1.0), n, 10_000_000, None) for n in range(3)]

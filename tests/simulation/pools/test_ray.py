@@ -90,7 +90,7 @@ class Watched:
         """Of the workers that are alive; waits for what they are doing."""
         alive = []
         for actor in list(self.pools[-1]._actors.values()):
-            with suppress(self._ray.exceptions.RayActorError):  # its place is taken when there is work for it
+            with suppress(self._ray.exceptions.RayActorError):  # it is replaced when there is work for it
                 alive.append(int(self._ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))))
         return alive
 
@@ -109,7 +109,7 @@ def in_processes() -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_same_bits_inline_in_processes_and_on_ray(in_processes: dict[str, Any], ray: Any, policy: str) -> None:
-    """Every policy, every kind of learner: the course of events and every weight."""
+    """Every policy, every kind of learner: the sequence of events and every weight."""
     on_ray = fingerprint(simulate_lively(policy, seconds=4, pool="ray", workers=2))
 
     assert on_ray == fingerprint(simulate_lively(policy, seconds=4))
@@ -126,7 +126,7 @@ def test_small_learners_that_train_together_on_ray(ray: Any) -> None:
 
 
 def test_worker_processes_after_ray(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork beside Ray's threads would hang: a cluster of ours ends before, one of the program's is an error."""
+    """A fork while Ray's threads run would hang: our own cluster is shut down first, the program's is an error."""
     from metis.simulation.pools import ray as ray_pool
 
     on_ray = lively().simulate(metis.sync_fedavg(1), rounds=1, pool="ray", workers=1)
@@ -159,7 +159,7 @@ def test_killed_workers_change_nothing(watched: Watched, policy: str, capfd: pyt
     assert fingerprint(run) == fingerprint(simulate_lively(policy))
 
 
-def test_a_model_is_put_once_a_version_and_let_go(
+def test_a_model_is_put_once_per_version_and_released(
     ray: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Five learners train on it and it is evaluated: one copy in the object store, until the simulator drops it."""
@@ -177,7 +177,7 @@ def test_a_model_is_put_once_a_version_and_let_go(
     assert fingerprint(run) == fingerprint(again)
     tasks = run.costs.models_exchanged - run.costs.update_requests
     assert tasks > 2 * run.rounds
-    # From the disk a model is read for the evaluation and for the tasks: two ways to it.
+    # From the disk a model is read once for the evaluation and once for the tasks: two functions fetch it.
     assert put.count(Model) <= 2 * (run.rounds + 1) + (again.rounds + 1)
     pool = watched.pools[-1]
     del again
@@ -186,7 +186,7 @@ def test_a_model_is_put_once_a_version_and_let_go(
 
 
 class Bad(ArrayExamples):
-    """Examples that raise what they are told, in the process that reads them."""
+    """Examples that raise a given exception in the process that reads them."""
 
     def __init__(self, problem: Exception | None) -> None:
         super().__init__(*blobs())
