@@ -349,7 +349,7 @@ def test_too_few_places_for_all_classes():
         non_iid(labels, [60, 52, 50], 1, generator())
 
 
-def test_too_many_places_for_the_examples():
+def test_too_many_slots_for_the_examples():
     """A class of one example cannot be at two learners."""
     labels = np.array([0] * 10 + [1])
     with pytest.raises(DataError, match=r"2 learners x 2 classes = 4 slots .* 11 examples in 2 classes fill at most 3"):

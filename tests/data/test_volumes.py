@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from metis.core.solvers import VanillaSGD
 from metis.data import NiftiVolumes, brain_phantoms, find_dataset, load_dataset, load_volumes, natural
 from metis.errors import DataError
 
@@ -132,7 +133,7 @@ def test_a_folder_feeds_the_5_cnn(scans):
         lambda: learning.brain_age_cnn3d(folder.train.input_shape, width=2), task="regression"
     )
     examples = learning.as_examples(folder.train)
-    learner = learning.Learner("north", 0, examples, np.arange(4), 1, learning.VanillaSGD(1e-4), seed=1990)
+    learner = learning.Learner("north", 0, examples, np.arange(4), 1, VanillaSGD(1e-4), seed=1990)
     start = engine.initial_model(1990)
     trained = learner.train(engine, start, 0, steps=4)
     assert trained.steps == 4
