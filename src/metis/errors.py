@@ -4,6 +4,7 @@ MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
 │   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
 │   ├── DataError          a data set that is missing, damaged or cannot be divided as asked
+│   ├── DefinitionError    a policy, solver, layer or engine whose code does not keep its contract
 │   ├── LockHeld           a file or folder that another process uses
 │   ├── StateError         a controller's state folder that cannot be used
 │   └── Unreachable        a controller that does not answer now, but may later
@@ -44,6 +45,10 @@ class ArgumentError(ConfigError, ValueError):
 
 class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
+
+
+class DefinitionError(ConfigError):
+    """A policy, solver, layer or engine, perhaps of another package, does not keep its contract."""
 
 
 class LockHeld(ConfigError):

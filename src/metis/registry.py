@@ -161,6 +161,11 @@ def nearest(name: str, known: Iterable[str], also: Mapping[str, str] = types.Map
     return best if best is not None and likeness(best) >= 0.6 else None
 
 
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name of which this is almost certainly a misspelling."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.9)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str], also: Mapping[str, str] = types.MappingProxyType({})) -> str:
     """The nearest known name as a question, or the list of all."""
     known = list(known)

@@ -41,7 +41,7 @@ from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.stop import StopRule
 from metis.core.timing import SHORTEST_BATCH, TOLERANCE
-from metis.errors import UnexpectedEvent
+from metis.errors import DefinitionError, UnexpectedEvent
 
 
 class Controller:
@@ -124,8 +124,15 @@ class Controller:
             return actions
         expected = math.inf if self.learners_expected is None else self.learners_expected
         self.started = self.started or self.roster.available_count >= expected
-        if self.started and not self.paused and self.protocol.ready(self.roster, now):
-            actions += self._publish_and_assign(now)
+        if self.started and not self.paused:
+            if self.protocol.ready(self.roster, now):
+                actions += self._publish_and_assign(now)
+            elif isinstance(event, DeadlinePassed) and self.protocol.deadline <= now:
+                # It would be woken at this moment for ever.
+                raise DefinitionError(
+                    f"{type(self.protocol).__name__} asked to be woken at {self.protocol.deadline:g} s; that moment "
+                    "has come, and it is still not ready"
+                )
         return actions
 
     # --- events -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from metis.core.protocols.protocol import CommunicationProtocol
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.solvers import Solver
-from metis.errors import ArgumentError
+from metis.errors import ArgumentError, DefinitionError
 from metis.registry import Registry
 
 
@@ -34,6 +34,7 @@ class Policy:
     label: str = ""  # how tables and legends call it
 
     def __post_init__(self) -> None:
+        self._check_parts()
         layers = tuple(sorted(self.layers, key=lambda layer: layer.order))
         object.__setattr__(self, "layers", layers)
         self._check()
@@ -41,8 +42,25 @@ class Policy:
             label = reduce(lambda so_far, layer: layer.relabel(so_far), layers, self.name)
             object.__setattr__(self, "label", label)
 
+    def _check_parts(self) -> None:
+        """What a user's package gives must be there and callable: better said now than in the middle of a run."""
+        protocol = type(self.protocol).__name__
+        for method, arguments in (("ready", "roster, now"), ("tasks", "who, roster, moment, measure")):
+            if not callable(getattr(self.protocol, method, None)):
+                raise DefinitionError(
+                    f"the protocol {protocol} of policy '{self.name}' has no method {method}({arguments})"
+                )
+        if not isinstance(getattr(self.protocol, "deadline", None), (int, float)):
+            raise DefinitionError(f"deadline of {protocol} must be a number of seconds, math.inf for never: a property")
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise ArgumentError(f"layers of '{self.name}' has {layer!r}, which is not a layer", "layers")
+
     def with_layers(self, *layers: Layer) -> Policy:
         """The same policy with these layers on top, and its label extended by theirs."""
+        for layer in layers:
+            if not isinstance(layer, Layer):
+                raise ArgumentError(f"with_layers takes layers such as metis.FedNova(), not {layer!r}", "layers")
         added = sorted(layers, key=lambda layer: layer.order)
         label = reduce(lambda so_far, layer: layer.relabel(so_far), added, self.label)
         return replace(self, layers=(*self.layers, *layers), label=label)
@@ -75,6 +93,10 @@ class Policy:
 
     def for_solver(self, solver: Solver) -> tuple[Policy, Solver]:
         """The policy and the solver as they need each other."""
+        if type(solver).step is Solver.step:
+            raise DefinitionError(
+                f"the solver {type(solver).__name__} has no method step(weights, gradient, memory, community)"
+            )
         brought = [layer for layer in solver.layers if layer.key not in {own.key for own in self.layers}]
         policy = replace(self, layers=(*self.layers, *brought))
         solver = reduce(lambda so_far, layer: layer.adapt_solver(so_far), policy.layers, solver)

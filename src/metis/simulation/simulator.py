@@ -151,7 +151,7 @@ class Simulator:
                     if interrupts.pending:
                         raise KeyboardInterrupt
                     if not self.step(interrupts):
-                        self._handle(StopRequested("no learner is left that could go on", publish=True))
+                        self._handle(StopRequested(self._standstill(), publish=True))
                         break
                     after_each()
                 if self._evaluate and self._last_evaluated != self.controller.community.stamp.version:
@@ -162,6 +162,13 @@ class Simulator:
                 if not self.finished:
                     on_interrupt()
                     self._handle(StopRequested("interrupted"))
+
+    def _standstill(self) -> str:
+        waiting = len(self.controller.roster.waiting) if self.controller.started and not self.controller.paused else 0
+        if not waiting:
+            return "no learner is left that could go on"
+        learners = "1 learner waits" if waiting == 1 else f"{waiting} learners wait"
+        return f"{learners}, but {type(self.controller.protocol).__name__} gives nobody a task"
 
     def step(self, interrupts: Interrupts) -> bool:
         """Let the next thing happen; False if nothing can happen any more."""

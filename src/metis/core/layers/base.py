@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from numpy.typing import NDArray
 
@@ -18,8 +18,8 @@ from metis.core.mixing import Mixing
 from metis.core.model import Layout, Model
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
-from metis.errors import InternalError
-from metis.registry import Registry, check_settings, parameters_of
+from metis.errors import DefinitionError, InternalError
+from metis.registry import Registry, check_settings, misspelt
 
 if TYPE_CHECKING:
     from metis.core.protocols import CommunicationProtocol
@@ -81,6 +81,7 @@ class Layer:
         in_files: bool = True,
     ) -> None:
         super().__init_subclass__()
+        _check_definition(cls, needs or {}, takes or ())
         if needs is not None:
             cls.needs = needs
         if takes is not None:
@@ -90,9 +91,6 @@ class Layer:
             LAYERS.add(key, LAYERS[key] if key in LAYERS.registered else LayerKind(key)).add(cls)
 
     def __post_init__(self) -> None:
-        hooks = {name for name in vars(Layer) if not name.startswith("_")}
-        for name in hooks & parameters_of(type(self)).keys():
-            raise InternalError(f"{type(self).__name__} has a field '{name}', which is the name of a hook")
         check_settings(self, self.key)
 
     @classmethod
@@ -175,6 +173,24 @@ class Layer:
     def decode(self, payload: bytes | memoryview, base: Model) -> Model:
         """The local model of a payload; a ValueError if `encode` cannot have made it."""
         raise InternalError(f"{self.key} does not own the wire")
+
+
+def _check_definition(layer: type[Layer], needs: Mapping[Need, str], takes: Iterable[Need]) -> None:
+    """Refuse what would otherwise be ignored without a word."""
+    name = layer.__name__
+    hooks = {hook for hook in (*vars(Layer), *Layer.__annotations__) if not hook.startswith("_")}
+    for need in (*needs, *takes):
+        if need not in get_args(Need):
+            raise DefinitionError(f"{name} needs or takes '{need}'; choose one of {', '.join(get_args(Need))}")
+    for field_name, annotation in vars(layer).get("__annotations__", {}).items():
+        if field_name in hooks and "ClassVar" not in str(annotation):
+            raise DefinitionError(f"{name} has a field '{field_name}', which is the name of a hook; call it otherwise")
+    own = [method for method, value in vars(layer).items() if callable(value) and not method.startswith("_")]
+    for method in own:
+        if method not in hooks and (meant := misspelt(method, hooks)) is not None:
+            raise DefinitionError(f"{name} has a method '{method}'; did you mean the hook '{meant}'?")
+    if {"wire_bytes", "decode"} & set(own) and "wire" not in takes:
+        raise DefinitionError(f"{name} encodes updates but does not own the wire; declare takes={{'wire'}}")
 
 
 class LayerKind:
