@@ -76,8 +76,8 @@ def test_words() -> None:
     assert [text.plural(count, "learner") for count in (0, 1, 1200)] == ["0 learners", "1 learner", "1,200 learners"]
     assert text.plural(2, "policy", "policies") == "2 policies"
     assert [text.listed(["a", "b", "c"][:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]
-    assert text.listed(["a", "b", "c", "d"], most=3) == "a, b, c and d"  # one more is shorter named than counted
-    assert text.listed(["a", "b", "c", "d", "e"], most=3) == "a, b, c and 2 others"
+    assert text.listed(["a", "b", "c", "d"], max_words=3) == "a, b, c and d"  # one more is shorter named than counted
+    assert text.listed(["a", "b", "c", "d", "e"], max_words=3) == "a, b, c and 2 others"
     assert text.printable("a\x1b[31mb") == "a�[31mb"
 
 

@@ -84,10 +84,10 @@ def plural(count: int, noun: str, several: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
-def listed(words: Sequence[str], most: int | None = None) -> str:
-    """a, b and c; beyond `most` words the others are counted: a, b, c and 4 others."""
-    if most is not None and len(words) > most + 1:
-        return f"{', '.join(words[:most])} and {len(words) - most} others"
+def listed(words: Sequence[str], max_words: int | None = None) -> str:
+    """a, b and c; beyond `max_words` the others are counted: a, b, c and 4 others."""
+    if max_words is not None and len(words) > max_words + 1:
+        return f"{', '.join(words[:max_words])} and {len(words) - max_words} others"
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

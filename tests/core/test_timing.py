@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from metis.core.timing import MOST_STEPS, TypicalTime, robust_time_per_batch, steps_of_epochs, steps_within
+from metis.core.timing import MAX_STEPS, TypicalTime, robust_time_per_batch, steps_of_epochs, steps_within
 
 
 @given(st.integers(1, 10_000), st.sampled_from([0.03, 0.3, 0.05, 0.8, 0.06, 2.0, 0.12, 0.1, 0.7]))
@@ -37,7 +37,7 @@ def test_steps_fit_and_one_more_does_not(seconds: float, time_per_batch: float):
 @pytest.mark.parametrize(("seconds", "time_per_batch"), [(1.0, 5e-324), (math.inf, 0.3), (1e308, 1e-308)])
 def test_absurd_times_stay_countable(seconds: float, time_per_batch: float):
     """No claim of a learner overflows."""
-    assert steps_within(seconds, time_per_batch) == MOST_STEPS
+    assert steps_within(seconds, time_per_batch) == MAX_STEPS
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_mo
 from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
-from metis.core.timing import MOST_STEPS
+from metis.core.timing import MAX_STEPS
 from metis.deployment.controller.upload import NumberCheck
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes
@@ -226,7 +226,7 @@ def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
 
 # --- row 13: sizes that would hurt ------------------------------------------------------------------------
 
-MOST_GROWTH = 48 << 20  # bytes of both ends of the wire in this one process; a fraction of what is announced
+MAX_GROWTH = 48 << 20  # bytes of both ends of the wire in this one process; a fraction of what is announced
 
 
 def test_what_is_announced_or_sent_without_end_costs_no_memory(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_is_announced_or_sent_without_end_costs_no_memory(tmp_path: Path) -
                 assert code == _CODE.INTERNAL or (code == _CODE.INVALID_ARGUMENT and str(LENGTH) in reason)
                 assert here.process._service.refusals["INVALID_ARGUMENT"] == refusals + 1
                 assert sent < 1000  # what was under way when the answer came
-            assert psutil.Process().memory_info().rss - memory < MOST_GROWTH
+            assert psutil.Process().memory_info().rss - memory < MAX_GROWTH
             assert (files(here), journaled(here)) == (before, [])
 
     play(scene())
@@ -275,7 +275,7 @@ def test_a_whole_model_in_the_smallest_chunks_is_a_model(tmp_path: Path) -> None
             receipt = await learner.upload(parts(learner.header(task.number), model, size=4))
             tried()
             assert receipt.verdict == pb.Receipt.COMMITTED
-            assert psutil.Process().memory_info().rss - memory < MOST_GROWTH
+            assert psutil.Process().memory_info().rss - memory < MAX_GROWTH
 
     play(scene())
 
@@ -387,7 +387,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
                 receipt = await liar.hand_in((await liar.task()).number, **claims)
                 assert receipt.verdict == pb.Receipt.COMMITTED
                 await liar.notice(pb.Notice.COMMITTED)
-            assert (await liar.task()).steps <= MOST_STEPS
+            assert (await liar.task()).steps <= MAX_STEPS
             status = await here.process.status()
             json.dumps(status, allow_nan=False)
             (account,) = status["learners"]

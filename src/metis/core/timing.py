@@ -15,12 +15,12 @@ TOLERANCE = 1e-9
 # times that learners report, keep every digit: far below this, floats lose them.
 SHORTEST_BATCH = 1e-9
 # The quotient of a period and a time per batch must stay a number that can be counted.
-MOST_STEPS = 2**53
+MAX_STEPS = 2**53
 
 
 def steps_within(seconds: float, time_per_batch: float) -> int:
     """B_k: whole batches that fit in `seconds`, at least one (Eq. 5, R1)."""
-    return max(1, math.floor(min(seconds / time_per_batch * (1 + TOLERANCE), MOST_STEPS)))
+    return max(1, math.floor(min(seconds / time_per_batch * (1 + TOLERANCE), MAX_STEPS)))
 
 
 def steps_of_epochs(epochs: float, epoch_steps: int) -> int:

@@ -232,7 +232,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> tuple[list[_Round], bool]:
-    """So many rounds, and whether the first tasks asked for something else than the last ones: a cold start."""
+    """This many rounds, and whether the first tasks asked for something else than the last ones: a cold start."""
     by_name = {learner.name: learner for learner in learners}
     ledger = _ledger(policy, learners)
     rounds: list[_Round] = []

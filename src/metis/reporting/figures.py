@@ -68,9 +68,9 @@ CSS_VARIABLES: dict[str, str] = {
 }
 
 # Beyond these a figure shows shares instead of single learners, or leaves something out.
-MOST_ROWS = 48
-MOST_SPANS = 3000
-MOST_VERSIONS = 40
+MAX_ROWS = 48
+MAX_SPANS = 3000
+MAX_VERSIONS = 40
 SMOOTH_FROM = 60
 NOTHING = 0.0005  # a share too small to be seen
 
@@ -365,12 +365,12 @@ def smoothed(runs: Sequence[Run]) -> bool:
 
 def versions_drawn(run: Run, until: float) -> bool:
     """Whether the timeline has a line for each community model: not if there are too many."""
-    return 0 < len(_publications(run, until)) <= MOST_VERSIONS
+    return 0 < len(_publications(run, until)) <= MAX_VERSIONS
 
 
 def rows_drawn(run: Run, until: float) -> bool:
     """Whether the timeline has a row for each learner: not if there are too many."""
-    return len(run.setting.learners) <= MOST_ROWS and len(_spans(run, until)) <= MOST_SPANS
+    return len(run.setting.learners) <= MAX_ROWS and len(_spans(run, until)) <= MAX_SPANS
 
 
 def _publications(run: Run, until: float) -> list[float]:
@@ -402,10 +402,10 @@ def distribution_of(run: Run) -> tuple[NDArray[np.int64], list[str], list[str]]:
     return np.array([[learner.examples] for learner in learners], dtype=np.int64), names, []
 
 
-def _shown(name: str, most: int = 40) -> str:
+def _shown(name: str, longest: int = 40) -> str:
     """A name that fits and is valid in an XML file."""
     clean = printable(name)
-    return clean if len(clean) <= most else clean[: most - 1] + "…"
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def _learner_label(learner: LearnerInfo) -> str:
@@ -481,7 +481,7 @@ def _distribution_figure(
 def _rows_height(run: Run) -> float:
     """Inches for a figure with one row per learner, or for one with shares."""
     learners = len(run.setting.learners)
-    return 2.6 if learners > MOST_ROWS else 1.0 + 0.2 * max(2, learners)
+    return 2.6 if learners > MAX_ROWS else 1.0 + 0.2 * max(2, learners)
 
 
 def _legend_below(figure: Figure, axes: Axes, columns: int) -> None:
@@ -601,7 +601,7 @@ def draw_learner_bars(axes: Axes, run: Run, until: float, title: str = "") -> No
         kind: np.array([spent[kind][index] if index >= 0 else absent.get(kind, 0.0) for index in order])
         for kind in KIND_COLOURS
     }
-    many = len(learners) > MOST_ROWS
+    many = len(learners) > MAX_ROWS
     left = np.zeros(len(learners))
     for kind, width in stacked.items():
         if many:
@@ -681,8 +681,8 @@ def _draw_distribution(
     learners, classes = counts.shape
     axes = figure.add_subplot()
     shown = [_shown(str(name), 14) for name in class_names] or [str(k) for k in range(classes)]
-    axes.set_xlabel(f"{learners:,} learners" if learners > MOST_ROWS else "learner")
-    if classes > 1 and learners * classes > MOST_SPANS:
+    axes.set_xlabel(f"{learners:,} learners" if learners > MAX_ROWS else "learner")
+    if classes > 1 and learners * classes > MAX_SPANS:
         # A column per learner, a row per class: an image stays small, however many there are.
         image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest", vmin=0)
         figure.colorbar(image, ax=axes, label="examples", pad=0.01, ticks=MaxNLocator(6, integer=True))
@@ -721,7 +721,7 @@ def stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:
         elif classes > 1:
             colour = CLASS_COLOURS[k]
         height = counts[:, k].astype(float)
-        if learners > MOST_ROWS:
+        if learners > MAX_ROWS:
             axes.stairs(
                 bottom + height,
                 np.arange(learners + 1) - 0.5,
@@ -741,7 +741,7 @@ def stack_classes(axes: Axes, counts: NDArray[np.int64]) -> None:
 
 def _draw_inset(axes: Axes, run: Run) -> None:
     counts = distribution_of(run)[0]
-    if counts.size <= MOST_SPANS:
+    if counts.size <= MAX_SPANS:
         stack_classes(axes, counts)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -793,7 +793,7 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def label_columns(axes: Axes, names: Sequence[str]) -> None:
-    if len(names) > MOST_ROWS:
+    if len(names) > MAX_ROWS:
         return
     shown = [_shown(name, 12) for name in names]
     crowded = sum(len(name) + 1 for name in shown) > 90

@@ -54,7 +54,7 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "bars": charts.bars(runs, names),
         "timelines": charts.timelines(runs, names, window),
         "window": charts.window(runs, window),
-        "hatched": len(runs[0].setting.learners) <= figures.MOST_ROWS,
+        "hatched": len(runs[0].setting.learners) <= figures.MAX_ROWS,
         "rows": all(figures.rows_drawn(run, window) for run in runs),
         "kinds": [
             kind

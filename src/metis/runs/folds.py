@@ -95,8 +95,8 @@ class RunFold:
                 self.version = item.stamp.version
                 # Before the next tasks are sent: what this model has cost.
                 self._published[item.stamp.version] = self._ledger.moment(now)
-                most = min(_UNEVALUATED, max(2, _REMEMBERED // max(1, self._ledger.learners)))
-                while len(self._published) > most:
+                max_kept = min(_UNEVALUATED, max(2, _REMEMBERED // max(1, self._ledger.learners)))
+                while len(self._published) > max_kept:
                     del self._published[next(iter(self._published))]
             case Evaluated():
                 self._evaluated(item)

@@ -222,7 +222,7 @@ class ControllerProcess:
             if (session := self._sessions.open.get(learner)) is not None:
                 session.close()
             self._report("warning", f"learner '{learner}' was silent for {self._settings.lease:g} s and has left")
-            self._let_go(learner)
+            self._release(learner)
         standing = self._view.standing
         if not standing.started:
             self._wait_for_learners(time.monotonic())
@@ -263,7 +263,7 @@ class ControllerProcess:
 
             self._writer.post(LearnersExpected(joined), wait_again)
 
-    def _let_go(self, learner: LearnerId) -> None:
+    def _release(self, learner: LearnerId) -> None:
         """The learner has left; if that cannot be journaled now, it leaves after another lease."""
         del self._presence.heard[learner]
         self._writer.post(LearnerLeft(learner), lambda: self._presence.heard.setdefault(learner, time.monotonic()))
@@ -346,7 +346,7 @@ class ControllerProcess:
             case "leaving":
                 if session.learner in self._presence:
                     self._report("info", f"learner '{session.learner}' leaves: {message.leaving.reason[:200]}")
-                    self._let_go(session.learner)
+                    self._release(session.learner)
             case _:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT, "a message of a kind that this controller does not know"

@@ -12,7 +12,7 @@ import grpc
 
 from metis.core.events import LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
 from metis.core.model import Layout, Model
-from metis.core.timing import MOST_STEPS
+from metis.core.timing import MAX_STEPS
 from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import Entry, State
@@ -67,7 +67,7 @@ class LearnerRequests:
         task = self._writer.durable.open_task(learner)
         if task is not None and task.number == failed.task and not self._writer.controller.finished:
             seconds = failed.seconds if math.isfinite(failed.seconds) else 0.0
-            steps = min(failed.steps, task.budget.steps or MOST_STEPS)
+            steps = min(failed.steps, task.budget.steps or MAX_STEPS)
             event = TaskFailed(learner, failed.task, failed.reason[:1000], steps, max(0.0, seconds))
             self._writer.journal(event, self._writer.now())
 

@@ -171,7 +171,7 @@ class Connection:
     def __init__(self) -> None:
         self.session: Session | None = None
         self.welcome = pb.Welcome()  # the latest
-        self.leaving = False  # goodbye was said: no more dialling
+        self.leaving = False  # after the goodbye: no more dialling
         self._opened = asyncio.Event()
 
     def open(self, session: Session) -> None:

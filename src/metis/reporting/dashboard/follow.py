@@ -29,8 +29,8 @@ class RunFolder:
     @property
     def alive(self) -> bool:
         """Whether a controller of this run is running, so that its time is the wall clock's."""
-        said = None if self.state is None else find(self.state)
-        return said is not None and not said.gone
+        announced = None if self.state is None else find(self.state)
+        return announced is not None and not announced.gone
 
 
 def runs_in(folder: Path) -> list[RunFolder]:
@@ -97,7 +97,7 @@ class Tail:
         """Bytes that were there last time and are not read yet, including an incomplete line."""
         return self._size - self._offset
 
-    def read(self, most: int = 1 << 16) -> list[bytes]:
+    def read(self, max_bytes: int = 1 << 16) -> list[bytes]:
         """The next complete lines, up to about this many bytes; raises `Restarted` once if the file was replaced."""
         try:
             status = self.path.stat()
@@ -116,8 +116,8 @@ class Tail:
             file.seek(self._offset - len(self._mark))
             if file.read(len(self._mark)) != self._mark:
                 self._restart()
-            data = file.read(most)
-            while b"\n" not in data and (more := file.read(most)):
+            data = file.read(max_bytes)
+            while b"\n" not in data and (more := file.read(max_bytes)):
                 data += more
                 if len(data) > _LONGEST_LINE:
                     raise ValueError(f"a line is longer than {_LONGEST_LINE} bytes")
