@@ -20,8 +20,11 @@ import metis
 from metis import errors
 from metis.cli import app as cli
 from metis.core import contribution, mixing, protocols
-from metis.core.layers import LAYERS, Layer
+from metis.core.events import Budget, CommunityStamp, UpdateRequest
+from metis.core.layers import LAYERS, Layer, Outgoing, Work
 from metis.core.policies import POLICIES
+from metis.core.roster import LearnerRecord, Roster
+from metis.core.schedules import Moment
 from metis.core.solvers import SOLVERS, Solver
 from metis.data import datasets, partition
 from metis.experiments.config.load import config_schema
@@ -296,13 +299,16 @@ def python() -> str:
         "`metis.data.partition`: who holds which examples. First the sizes, then the examples.",
         *_functions(partition),
         "## For extensions",
-        "The parts of [a policy of your own](../extend.md).",
+        "The parts of [a policy of your own](../extend.md), and the arguments that they receive.",
     ]
     for name in protocols.__all__:
         parts += _described(f"metis.core.protocols.{name}", getattr(protocols, name), 3)
     for name in mixing.__all__:
         if name != "Mixing":  # an alias
             parts += _described(f"metis.core.mixing.{name}", getattr(mixing, name), 3)
+    for thing in (Roster, LearnerRecord, UpdateRequest, CommunityStamp, Budget, Moment, Work, Outgoing):
+        if thing.__name__ not in metis.__all__:
+            parts += _described(f"{thing.__module__.removesuffix('.base')}.{thing.__name__}", thing, 3)
     parts += _described("metis.core.layers.Layer", Layer, 3)
     parts += _described("metis.core.solvers.Solver", Solver, 3)
     parts += _described("metis.learning.engine.Engine", Engine, 3)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import io
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import typer
@@ -21,8 +22,9 @@ from typer.testing import CliRunner
 
 import metis
 from metis.cli import app as cli
-from metis.core.layers import LAYERS
+from metis.core.layers import LAYERS, Layer, Need
 from metis.core.policies import POLICIES
+from metis.core.protocols import BaseProtocol, CommunicationProtocol
 from metis.core.solvers import SOLVERS
 from metis.data.datasets import DATASETS
 from metis.experiments.config.load import config_schema, load_config, read_toml, resolve_config
@@ -258,6 +260,64 @@ def test_the_table_of_policies_lists_their_parameters() -> None:
     listed = {policy: set(re.findall(r"`(\w+)`", parameters)) for policy, parameters in rows}
     for policy, rules in config_schema()["policies"].items():
         assert listed[policy] == set(rules["properties"]), policy
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The cells of the table of docs/extend.md with this heading."""
+    table = (DOCS / "extend.md").read_text("utf-8").partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
+def signature(name: str, method: Any) -> str:
+    call = inspect.signature(method)
+    return f"{name}({', '.join(list(call.parameters)[1:])}) -> {call.return_annotation}"
+
+
+def test_the_members_of_a_protocol_are_listed_with_their_defaults() -> None:
+    """Each member of the interface; `paced` stands with `has_period`, which says whether there is one."""
+    rows = {
+        member.strip("`"): (meaning, default.strip("`")) for member, meaning, default in rows_of("member of a protocol")
+    }
+    members = {*CommunicationProtocol.__annotations__, *vars(CommunicationProtocol)}
+    names = {name for name in members if not name.startswith("_")} - {"paced"}
+    assert {row.partition("(")[0] for row in rows} == names
+    assert "paced(pacing)" in rows["has_period"][0]
+    for name in ("ready", "tasks"):
+        assert rows[signature(name, getattr(CommunicationProtocol, name))][1] == "required"
+    for name in names - {"ready", "tasks"}:
+        assert rows[name][1].removeprefix("math.") == str(getattr(BaseProtocol(), name)), name
+
+
+def test_the_hooks_of_a_layer_are_listed_with_their_signatures() -> None:
+    """In the order of the code."""
+    hooks = {name: value for name, value in vars(Layer).items() if inspect.isfunction(value) and name[0] != "_"}
+    listed = [hook.strip("`") for _, hook, _ in rows_of("when | hook | returns")]
+    assert listed == [signature(name, hook) for name, hook in hooks.items()]
+
+
+def test_the_layers_of_metis_are_listed_with_their_order() -> None:
+    """And with what they need and take; the possible needs are all explained."""
+
+    def words(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(names))
+
+    classes = [layer for kind in LAYERS.values() for layer in kind.classes.values()]
+    own = [layer for layer in classes if layer.__module__.startswith("metis.core.")]
+    expected = {(layer.order, layer.key, words(layer.needs), words(layer.takes)) for layer in own}
+    assert rows_of("order | key | needs | takes") == [
+        [str(order), f"`{key}`", needs, takes] for order, key, needs, takes in sorted(expected)
+    ]
+    assert [row[0].strip("`") for row in rows_of("need")] == list(get_args(Need))
+
+
+def test_the_attributes_of_the_arguments_exist() -> None:
+    """What docs/extend.md says that a record, a roster or a task has."""
+    for path, attributes in rows_of("class"):
+        module, _, name = path.strip("`").rpartition(".")
+        offered = getattr(importlib.import_module(module), name)
+        known = {*dir(offered), *getattr(offered, "__dataclass_fields__", ())}
+        listed = set(re.findall(r"`(\w+)`", attributes)) - {"None"}
+        assert listed and listed <= known, f"{path}: {listed - known}"
 
 
 def test_links_are_moved_with_their_pages(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
