@@ -375,6 +375,20 @@ def test_a_bill_of_the_past_is_the_bill_of_then(policy, cast, absences, end, pow
             assert getattr(totals, name) == getattr(costs, name)
 
 
+def test_a_past_bill_leaves_out_who_joined_later():
+    """Also where a later moment remembers an account of the newcomer."""
+    book = fold(ledger(), *ROUND)
+    early, bill = book.moment(8.0), book.costs(8.0)
+    fold(book, (9.0, joined("late")))
+    later = book.moment(9.0)
+    fold(book, (9.0, sent("late", 2)), (12.0, done("late", 3, 3.0, 2)))
+
+    assert book.learners == 3
+    assert book.costs(early) == bill
+    assert set(bill.by_learner) == {"fast", "slow"}
+    assert book.costs(later).by_learner["late"].steps == 0
+
+
 def test_what_is_kept_of_the_past_goes_with_its_last_moment():
     """A long run does not pile up accounts: a moment that nobody holds is gone, and only later ones stay."""
     book = fold(ledger(), *ROUND)

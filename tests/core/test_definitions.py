@@ -17,7 +17,7 @@ from metis.core.policies import sync_fedavg
 from metis.core.policy import Policy
 from metis.core.protocols import BaseProtocol
 from metis.core.solvers import Solver
-from metis.errors import ArgumentError, DefinitionError
+from metis.errors import ArgumentError, DefinitionError, InternalError
 
 
 def field_like_a_hook() -> None:
@@ -132,3 +132,5 @@ def test_a_solver_needs_a_step() -> None:
 
     with pytest.raises(DefinitionError, match=r"the solver Empty has no method step\(weights, gradient"):
         sync_fedavg().for_solver(Empty())
+    with pytest.raises(InternalError, match="Empty has no step"):
+        Empty().step(None, None, None, None)

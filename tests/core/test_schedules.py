@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from metis.core.schedules import Moment, Schedule
+from metis.core.schedules import Cadence, Moment, Schedule
 
 numbers = st.floats(1e-3, 1e3)
 
@@ -69,3 +69,14 @@ def test_a_step_schedule_waits_for_its_jump():
 def test_impossible_schedules_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=f"^{complaint}$"):
         Schedule(*settings)
+
+
+def test_a_cadence_is_due_once_in_each_interval():
+    """At the first opportunity in it; intervals start at multiples, however late the previous one was used."""
+    cadence = Cadence(10)
+    assert [now for now in (0, 3, 9.9, 10, 10, 19, 35, 39, 40, 49) if cadence.due(now)] == [0, 10, 35, 40]
+
+
+def test_a_cadence_of_zero_is_always_due():
+    cadence = Cadence(0)
+    assert all(cadence.due(now) for now in (0.0, 0.0, 1.5, 1.5))

@@ -181,6 +181,47 @@ def test_facts_say_how_far_steps_along_one_gradient_lead(solver: Solver, steps: 
         assert START - after(each, steps) == pytest.approx(ETA * length * GRADIENT, rel=1e-9)
 
 
+def test_any_solver_can_be_pulled() -> None:
+    """`Pulled` around a rule does what the rules that know a proximal term do, and passes everything else on."""
+    for solver in (VanillaSGD(ETA), MomentumSGD(ETA, GAMMA, keep_momentum=True)):
+        around = Pulled(solver, MU)
+        assert around.keeps_memory == solver.keeps_memory
+        for pulled, twin in (
+            (around, solver.with_pull(MU)),
+            (around.with_rate(0.5), solver.with_rate(0.5).with_pull(MU)),
+            (around.with_pull(MU), solver.with_pull(2 * MU)),
+        ):
+            assert after(pulled, 7) == pytest.approx(after(twin, 7), rel=1e-12)
+            assert after(pulled, 7) != pytest.approx(after(solver, 7), rel=1e-3)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("scaffold", [Scaffold(ETA), Scaffold(ETA, GAMMA, DECAY)], ids=["plain", "momentum and decay"])
+def test_scaffold_adds_its_correction_and_remembers_the_mean_gradient(scaffold: Scaffold, library: str) -> None:
+    """w -= eta u, u = gamma u + grad + decay w + c - c_k; the mean is of the gradients before the correction."""
+    correction = np.array([0.5, -1.0, 0.0, 2.0])
+    w, u, gradients = START.copy(), np.zeros(4), []
+    for _ in range(5):
+        gradients.append(gradient_at(w) + scaffold.weight_decay * w)
+        u = scaffold.momentum * u + gradients[-1] + correction
+        w = w - ETA * u
+
+    task = scaffold.corrected(correction)
+
+    assert run(task, library, 5) == pytest.approx(w, rel=1e-12)
+    assert task.mean_gradient() == pytest.approx(np.mean(gradients, axis=0), rel=1e-6)
+
+
+def test_the_mean_of_16_bit_gradients_is_made_in_32_bits() -> None:
+    """In 16 bits the sum of ones would stop at 256, where the next number is 258."""
+    task = Scaffold(ETA).corrected(np.zeros(4, np.float32))
+    weights = torch.zeros(4, dtype=torch.bfloat16)
+    memory = task.start(weights)
+    for _ in range(1000):
+        task.step(weights, torch.ones_like(weights), memory, torch.zeros_like(weights))
+    assert task.mean_gradient().tolist() == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("kept", [MomentumSGD(ETA, GAMMA, keep_momentum=True), FedProx(ETA, MU, GAMMA, True)])
 def test_momentum_that_is_kept_does_not_build_up_in_a_task(kept: Solver) -> None:
     assert kept.facts.momentum == 0

@@ -211,8 +211,7 @@ def mixable_problem(model: Model, layout: Layout) -> str | None:
     finite = np.isfinite(model.vector)
     if finite.all():
         return None
-    for spec in layout.tensors:
-        if spec.role != "counter" and not finite[layout.slices[spec.name]].all():
-            bad = int((~finite[layout.slices[spec.name]]).sum())
-            return f"tensor '{spec.name}' holds {bad} of {spec.size} numbers that are not finite"
-    return "it holds numbers that are not finite"
+    stored = (spec for spec in layout.tensors if spec.role != "counter")
+    spec = next(spec for spec in stored if not finite[layout.slices[spec.name]].all())
+    bad = int((~finite[layout.slices[spec.name]]).sum())
+    return f"tensor '{spec.name}' holds {bad} of {spec.size} numbers that are not finite"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -38,7 +38,8 @@ from metis.core.policies import POLICIES, semisync_fedavg
 from metis.core.policy import Policy
 from metis.core.schedules import Schedule
 from metis.core.solvers import MomentumSGD, Scaffold, Solver
-from metis.errors import ArgumentError
+from metis.errors import ArgumentError, InternalError
+from metis.registry import parameters_of
 
 EXAMPLES: tuple[Layer, ...] = (
     ProximalPull(0.1),
@@ -63,6 +64,37 @@ def test_every_layer_has_an_example() -> None:
     classes = {each for kind in LAYERS.values() for each in kind.classes.values() if each.__module__[:6] == "metis."}
     missing = sorted(each.__name__ for each in classes - {type(layer) for layer in EXAMPLES})
     assert not missing, f"add {', '.join(missing)} to EXAMPLES in tests/core/layers/test_contract.py"
+
+
+@every_layer
+def test_a_layer_is_what_its_table_says(layer: Layer) -> None:
+    """Its kind finds it by its choice, and all its settings in a table make it again."""
+    kind = LAYERS[layer.key]
+    assert kind.classes[layer.choice] is type(layer)
+    assert (kind.selector, kind.in_files) == (layer.selector, layer.in_files)
+    assert bool(kind.selector) == (len(kind.classes) > 1)
+    own = [layer, *(value for value in vars(layer).values() if isinstance(value, Schedule))]
+    written = next(each for each in own if isinstance(each, layer.definition()))  # type: ignore[arg-type]
+    assert type(layer).from_table({name: getattr(written, name) for name in parameters_of(type(written))}) == layer
+
+
+def test_a_layer_without_hooks_leaves_everything_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Idle(Layer):
+        key, order = "idle", 0
+
+    plain = semisync_fedavg()
+    made = plain.with_layers(Idle())
+    assert replace(made, layers=()) == plain
+    assert made.learner_layers == ()
+    work = Work(model(), MomentumSGD(0.1), {})
+    out = Outgoing(model(), {})
+    assert Idle().prepare(work) is work
+    assert Idle().encode(out, work, work) is out
+    assert Idle().sent(model(), out.memory) is out.memory
+    for hook in (lambda: Idle().wire_bytes(LAYOUT), lambda: Idle().decode(b"", model())):
+        with pytest.raises(InternalError, match="idle does not own the wire"):
+            hook()
 
 
 def composed(policy: Policy, *layers: Layer) -> Policy | str:
@@ -163,6 +195,26 @@ def retell(play: Play, twin: Controller, start: int, *, weights: bool) -> None:
         if isinstance(item, get_args(Event)):
             given = isinstance(item, UpdateRequest) and not weights
             twin.handle(replace(item, local_model=Model.empty()) if given else item, at)
+
+
+@every_layer
+def test_the_published_model_can_be_exchanged_for_a_copy(layer: Layer) -> None:
+    """As a controller does that keeps it in a file; nothing else changes."""
+    made = semisync_fedavg().with_layers(layer)
+    made, _ = made.for_solver(solver_for(made))
+    start = made.extend_model(model(1, 2, 3), LAYOUT.size)
+    plain, exchanged = (made.start_community(start, MemoryStore()) for _ in range(2))
+    for number in range(6):
+        for community in (plain, exchanged):
+            local = start.with_vector(start.vector * np.float32(number - 2))
+            community.commit("ab"[number % 2], local, 1.0, 3, community.model, 100)
+        if number % 2:
+            assert plain.publish() and exchanged.publish()
+            copied = exchanged.model.with_vector(exchanged.model.vector.copy())
+            exchanged.model = copied
+            assert exchanged.model is copied
+        assert exchanged.model.sha256() == plain.model.sha256()
+        assert exchanged.measure == plain.measure
 
 
 @every_layer

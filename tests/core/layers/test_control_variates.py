@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from metis.core import policies
-from metis.core.layers import AdaptivePeriod, FedNova
+from metis.core import arithmetic, policies
+from metis.core.arithmetic import Row
+from metis.core.layers import AdaptivePeriod, FedNova, Work
 from metis.core.layers.compression import Compression
-from metis.core.layers.control_variates import ControlledCommunity
+from metis.core.layers.control_variates import ControlledCommunity, ControlVariates
 from metis.core.layers.server_optimizers import FedAdam
 from metis.core.mixing import Buffered, CachedAverage, Community, FullPass, Interpolation, MemoryStore, ModelStore
-from metis.core.model import Layout, Model, TensorSpec
+from metis.core.model import Layout, Model, TensorSpec, Vector
 from metis.core.solvers import MomentumSGD, Scaffold
+from metis.errors import ConfigError
 from metis.runs.storage import DiskStore
 
 NETWORK = Layout(
@@ -194,6 +196,64 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(name: st
     assert twin.model.sha256() == original.model.sha256()
     assert twin.stamp == original.stamp
     assert {n: a.tobytes() for n, a in twin.arrays().items()} == {n: a.tobytes() for n, a in original.arrays().items()}
+
+
+class Rows:
+    """A store that hands out rows, of which a slice is read, as the controller's files are."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self.put, self.remove = self._store.put, self._store.remove
+
+    def get(self, learner: str) -> _Row:
+        return _Row(self._store.get(learner))
+
+
+class _Row:
+    def __init__(self, vector: Row) -> None:
+        self._vector = vector
+
+    def __getitem__(self, part: slice, /) -> Vector:
+        return np.array(self._vector[part])
+
+
+@rules
+def test_rows_that_are_read_in_slices_give_the_same_bits(name: str) -> None:
+    """Blocks shorter than either part of a model, so that slices start and end inside of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arithmetic, "BLOCK", 3)
+        there, elsewhere = (controlled(name, random_model(0), store) for store in (MemoryStore(), Rows()))
+        for k in range(12):
+            for community in (there, elsewhere):
+                learner = LEARNERS[k % 3]
+                community.commit(learner, random_model(k), 0.5, 1, random_model(0), EXAMPLES[learner])
+                community.publish()
+            assert elsewhere.model.sha256() == there.model.sha256()
+        assert elsewhere.stamp.version > 1
+
+
+@rules
+def test_an_adopted_model_is_gone_on_from_in_both_parts(name: str) -> None:
+    """As the rule alone goes on from the network."""
+    community, alone = (
+        controlled(name, random_model(0), MemoryStore()),
+        RULES[name](random_model(0).network, MemoryStore()),
+    )
+    for number, learner in enumerate("abab"):
+        local, base = random_model(10 + number), random_model(0)
+        community.commit(learner, local, 0.5, 1, base, EXAMPLES[learner])
+        alone.commit(learner, local.network, 0.5, 1, base.network)
+        assert community.publish() == alone.publish()
+        assert community.model.network.sha256() == alone.model.sha256()
+        community.adopt(random_model(number))
+        alone.adopt(random_model(number).network)
+        assert community.model.sha256() == random_model(number).sha256()
+        assert community.stamp == alone.stamp
+
+
+def test_a_solver_without_a_correction_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="MomentumSGD was given a model with control variates; either all learners"):
+        ControlVariates().prepare(Work(random_model(0), MomentumSGD(0.1), {}))
 
 
 # --- what is put on top of a policy sees the network alone ---------------------------------------------

@@ -6,6 +6,8 @@ the community model. A server-side optimizer's step is not measured: its length 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,13 +139,9 @@ class _Adaptive:
 
 def _served(learners: Sequence[TimedLearner], seconds: Callable[[TimedLearner], float], share: float) -> float:
     """Long enough for the quickest learners that hold this share of all examples."""
-    wanted = share * sum(learner.examples for learner in learners) * (1 - 1e-9)
-    held = 0
-    for learner in sorted(learners, key=seconds):
-        held += learner.examples
-        if held >= wanted:
-            return seconds(learner)
-    raise ValueError("there are no learners")
+    quickest = sorted(learners, key=seconds)
+    held = list(itertools.accumulate(learner.examples for learner in quickest))
+    return seconds(quickest[bisect.bisect_left(held, share * held[-1] * (1 - 1e-9))])
 
 
 def _square(to: Vector, start: Vector) -> float:

@@ -7,6 +7,7 @@ are optimized: floating-point buffers, such as BatchNorm's statistics, become wh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -19,7 +20,6 @@ from metis.core.layers.wrapper import Wrapper
 from metis.core.mixing import Community, Mixing, ModelStore
 from metis.core.model import Layout, Model, Vector
 from metis.core.schedules import Changing, Moment, Schedule, factor_of
-from metis.errors import InternalError
 from metis.registry import Setting
 
 _BLOCK = 32 * 1024  # numbers; what a step needs of them stays in the processor's cache
@@ -28,7 +28,7 @@ Block: TypeAlias = NDArray[np.float64]
 
 
 class ServerOptimizer(
-    Layer, needs={"models": "makes steps from what the mixing proposes, which it cannot see under {other}"}
+    Layer, ABC, needs={"models": "makes steps from what the mixing proposes, which it cannot see under {other}"}
 ):
     """Settings and arithmetic of an optimizer; the state is an argument."""
 
@@ -36,13 +36,13 @@ class ServerOptimizer(
     selector = "optimizer"
     rate: Changing | None
 
+    @abstractmethod
     def start_state(self, size: int) -> dict[str, Block]:
         """The state before the first round: vectors as long as the model."""
-        raise InternalError(f"{type(self).__name__} has no start_state")
 
+    @abstractmethod
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
         """How far to go for this proposed difference; changes the state in place."""
-        raise InternalError(f"{type(self).__name__} has no step")
 
     def relabel(self, label: str) -> str:
         return f"{label} + {self.title}"

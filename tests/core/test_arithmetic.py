@@ -1,0 +1,40 @@
+"""Which arithmetic a process computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from metis.core import arithmetic
+from metis.core.arithmetic import Arithmetic, add_scaled
+
+
+@pytest.fixture(autouse=True)
+def plain() -> Iterator[None]:
+    """Whatever a test chooses, the next one starts with numpy."""
+    yield
+    arithmetic.choose(Arithmetic())
+
+
+def test_what_a_runtime_chooses_does_the_work() -> None:
+    """Here: blocks in descending order, which changes no result."""
+
+    class Backward(Arithmetic):
+        blocks: list[tuple[int, int]] = []
+
+        def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
+            super().each_block(size, models, lambda start, end: self.blocks.append((start, end)))
+            for start, end in reversed(self.blocks):
+                work(start, end)
+
+    rows = [(np.arange(arithmetic.BLOCK + 5, dtype=np.float32), 0.1), (np.ones(arithmetic.BLOCK + 5, np.float32), 0.7)]
+    expected, total = np.zeros(arithmetic.BLOCK + 5), np.zeros(arithmetic.BLOCK + 5)
+    add_scaled(expected, rows)
+
+    arithmetic.choose(Backward())
+    add_scaled(total, rows)
+
+    assert Backward.blocks == [(0, arithmetic.BLOCK), (arithmetic.BLOCK, arithmetic.BLOCK + 5)]
+    assert total.tobytes() == expected.tobytes()
