@@ -8,7 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 RESULTS ?= all
 ROUNDS ?= 5
-COVERED ?= tests/core
+# The state machine runs long and reaches nothing that the rest does not.
+COVERED ?= tests/core --deselect tests/core/test_machine.py
 
 # One torch thread a process: more than there are cores is many times slower, not faster.
 export OMP_NUM_THREADS ?= 1
@@ -53,10 +54,10 @@ test-random: $(STAMP)  ## what hypothesis checks, with other examples (ROUNDS=20
 			--hypothesis-profile=random --hypothesis-seed=$$seed $(ARGS) || exit 1; \
 	done
 
-coverage: $(STAMP)  ## fails unless tests/core covers all branches of core (COVERED=tests: a report of all the rest)
+coverage: $(STAMP)  ## fails unless tests/core covers every branch of core (COVERED=tests: also reports on the rest)
 	@mkdir -p .cache
 	$(BIN)/python -m coverage run -m pytest -q $(COVERED) $(ARGS)
-	$(BIN)/python -m coverage report --omit='src/metis/core/*' --skip-covered --sort=cover | tail -n 60
+	$(if $(filter tests,$(COVERED)),$(BIN)/python -m coverage report --omit='src/metis/core/*' --sort=cover | tail -n 60)
 	$(BIN)/python -m coverage report --include='src/metis/core/*' --fail-under=100
 
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
