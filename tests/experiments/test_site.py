@@ -475,7 +475,7 @@ def test_a_learner_that_the_experiment_does_not_have_is_told(site: Path) -> None
     with pytest.raises(ConfigError, match="has no learner 'zurick'; did you mean 'zurich'"):
         build_silo(settings(two), site, "zurick", 0)
     tables = {key: value for key, value in FEDERATION.items() if key != "site"}
-    with pytest.raises(ConfigError, match="no learner 'basel'; known are clevel"):
+    with pytest.raises(ConfigError, match="no learner 'basel'; choose one of clevel"):
         build_silo(settings(resolve_config(tables, "x.toml")), None, "basel", 0)
 
 

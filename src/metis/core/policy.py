@@ -79,7 +79,7 @@ class Policy:
         for layer in self.layers:
             if keys.count(layer.key) > 1:
                 raise ArgumentError(f"{layer.key} is given twice; keep one of them", layer.key)
-            for need, otherwise in layer.needs.items():
+            for need in sorted(layer.needs.keys() | layer.takes):
                 takers = [other for other in self.layers if other is not layer and need in other.takes]
                 if takers and need in layer.takes:
                     raise ArgumentError(
@@ -87,6 +87,7 @@ class Policy:
                     )
                 if takers or not offered[need]:
                     other = takers[0].key if takers else ""
+                    otherwise = layer.needs.get(need, f"takes the {need}, and {{policy}} has none")
                     raise ArgumentError(f"{layer.key} {otherwise.format(policy=self.name, other=other)}", layer.key)
 
     # --- before a run ---------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_there_is_room_for_so_many_pages_only(served: DashboardServer, monkeypat
         page.next()
 
     answer, said = ask(served.url, "/events")
-    assert answer.status == 503 and b"looking already" in said
+    assert answer.status == 503 and b"already connected" in said
     for page in pages:
         page.close()
 
