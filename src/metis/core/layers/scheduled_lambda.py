@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from metis.core.events import RoundMeasure
-from metis.core.layers.base import Layer
+from metis.core.layers.scheduled import Scheduled
 from metis.core.protocols.pacing import Pace, TimedLearner
-from metis.core.schedules import Changing, Moment, Schedule, factor_of
+from metis.core.schedules import Changing, Moment, factor_of
 
 if TYPE_CHECKING:
     from metis.core.protocols import CommunicationProtocol
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScheduledLambda(
-    Layer,
+    Scheduled,
     key="schedule",
     order=1,
     needs={"period": "changes lambda, which is for semi-synchronous training; {policy} has none"},
@@ -28,14 +28,6 @@ class ScheduledLambda(
     slowest_learner_epochs: Changing
 
     replaces = frozenset({"slowest_learner_epochs"})
-
-    @classmethod
-    def definition(cls) -> Callable[..., Any]:
-        return Schedule
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Layer:
-        return cls(Schedule(**table))
 
     def relabel(self, label: str) -> str:
         return paced_label(label, "λ scheduled")
