@@ -81,7 +81,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of several tells the one that sums up; each leaves out the same tests."""
+    """One of several processes reports to the one that sums up; each leaves out the same tests."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["deselected"] = session.config.stash.get(_DESELECTED, 0)
 

@@ -49,7 +49,7 @@ CORE_STANDARD_LIBRARY = {
     "itertools", "json", "math", "operator", "types", "typing",
 }  # fmt: skip
 
-# Every third-party package and its home (None: anywhere outside core). What is not listed is no dependency.
+# Every third-party package and its home (None: anywhere outside core). What is not listed is not a dependency.
 HOMES: dict[str, set[str] | None] = {
     "numpy": None,
     "safetensors": None,
@@ -182,7 +182,7 @@ def import_violations(tree: ast.AST, module: str, is_package: bool) -> Iterator[
         elif top == "tomllib":
             continue  # standard library from 3.11 on
         elif top not in HOMES:
-            yield line, f"{top} is no dependency of Metis"
+            yield line, f"{top} is not a dependency of Metis"
         elif part == "core" and top != "numpy":
             yield line, f"core may import numpy only, not {top}"
         else:
@@ -215,7 +215,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     tree = ast.parse(source)
     found = {*import_violations(tree, module, is_package), *use_violations(tree, module)}
     if part_of(module) not in MAY_IMPORT:
-        found.add((1, f"{part_of(module)} has no place in the layers; give it one in tests/test_architecture.py"))
+        found.add((1, f"{part_of(module)} is not in any layer; add it in tests/test_architecture.py"))
     return [f"{module}:{line}: {reason}" for line, reason in sorted(found)]
 
 
@@ -288,7 +288,7 @@ def test_every_module_is_python_3_10(path: Path) -> None:
         ("metis.cli.app", "import sys\nsys.modules['metis']", "sys.modules goes around the dependency rule"),
         ("metis.runs.x", "from sys import modules\nmodules['metis']", "sys.modules goes around the dependency rule"),
         ("metis.core.x", "from metis import __version__", "core may not import metis"),
-        ("metis.helpers", "x = 1", "helpers has no place in the layers"),
+        ("metis.helpers", "x = 1", "helpers is not in any layer"),
     ],
 )  # fmt: skip
 def test_the_checker_finds_a_violation(module: str, source: str, reason: str) -> None:
@@ -320,7 +320,7 @@ def test_the_checker_lets_the_rest_pass(module: str, source: str) -> None:
 
 
 def test_relative_imports_are_resolved_from_a_package_too() -> None:
-    """In `core/protocols/__init__.py` three dots are the package metis, as they are in a module beside it."""
+    """In `core/protocols/__init__.py` three dots are the package metis, as they are in a module next to it."""
     assert violations("from ...learning import solvers", "metis.core.protocols.x")
     assert violations("from ...learning import solvers", "metis.core.protocols", is_package=True)
     assert not violations("from ..model import Model", "metis.core.protocols", is_package=True)

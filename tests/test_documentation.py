@@ -366,8 +366,8 @@ def test_the_navigation_has_every_page_once(build: ModuleType, tmp_path: Path, m
     """A missing page is left out; a page that is not listed is added at the end, under its heading."""
     monkeypatch.setattr(build, "BUILD", tmp_path)
     monkeypatch.setattr(build, "STAGED", tmp_path)
-    for place in ("index.md", "extra.md"):
-        (tmp_path / place).write_text("# A page\n\nWords.\n", encoding="utf-8")
+    for page in ("index.md", "extra.md"):
+        (tmp_path / page).write_text("# A page\n\nWords.\n", encoding="utf-8")
     build.configure({"index.md", "extra.md"})
     nav = read_toml(tmp_path / "zensical.toml")["project"]["nav"]
     assert [entry for entry in nav if isinstance(next(iter(entry.values())), str)] == [

@@ -67,8 +67,8 @@ def test_every_bit_is_the_same(
         pairs = list(zip(rows, factors, strict=True))
         start = np.random.default_rng(seed).standard_normal(size)
         results = []
-        for way in (Arithmetic(), FastArithmetic(threads)):
-            arithmetic.choose(way)
+        for variant in (Arithmetic(), FastArithmetic(threads)):
+            arithmetic.choose(variant)
             total = start.copy()
             add_scaled(total, pairs)
             results.append((average(size, pairs, divisor), total, quotient(total, divisor)))
@@ -146,16 +146,16 @@ def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "_LARGE", 1)
     fast = FastArithmetic(1)
 
-    def place(result: np.ndarray) -> int:
+    def address(result: np.ndarray) -> int:
         return int(result.__array_interface__["data"][0])
 
     first, second = fast.empty(1000), fast.empty(1000)
-    places = place(first), place(second)
-    assert places[0] != places[1]
+    addresses = address(first), address(second)
+    assert addresses[0] != addresses[1]
     del first
-    assert place(fast.empty(1000)) == places[0]
-    assert place(fast.empty(500)) not in places
-    assert place(fast.empty(1000)) != places[1]
+    assert address(fast.empty(1000)) == addresses[0]
+    assert address(fast.empty(500)) not in addresses
+    assert address(fast.empty(1000)) != addresses[1]
     careful = FastArithmetic(1, keeps_memory=False)
     kept = weakref.ref(careful.empty(1000))
     assert kept() is None

@@ -116,8 +116,8 @@ def test_its_pieces_are_deployed_by_name(python: Path, tmp_path: Path) -> None:
         finally:
             for process in processes:
                 process.kill()
-    said = [(tmp_path / f"{number}.log").read_text("utf-8") for number in range(len(commands))]
-    assert codes == [0, 0, 0], "\n".join(said)
+    logs = [(tmp_path / f"{number}.log").read_text("utf-8") for number in range(len(commands))]
+    assert codes == [0, 0, 0], "\n".join(logs)
     assert (tmp_path / "state" / "run" / "community.safetensors").exists()
 
 

@@ -161,7 +161,7 @@ def test_one_of_several_policies_is_chosen_by_name() -> None:
 
 
 def test_a_diverged_learner_is_named_and_the_run_goes_on() -> None:
-    """NaN losses are refused by name; the run ends with a bill all the same."""
+    """NaN losses are refused by name; the run ends with its costs all the same."""
     result = metis("simulate", "one.toml", "--set", "training.learning_rate=1e38", "--set", "stop.seconds=20")
     assert result.exit_code == 0, result.output
     assert "note: refused an update from learner 'fast-1'" in result.stderr
@@ -326,7 +326,7 @@ def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(command: str) -> 
     stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     assert "interrupted; continue with: metis resume cut" in stderr
-    assert "iterations" in stdout  # the bill so far
+    assert "iterations" in stdout  # the costs so far
     assert "Traceback" not in stderr
 
     resumed = metis("resume", "cut", "--json")

@@ -1,4 +1,4 @@
-"""`metis dashboard`, and `--dashboard` beside a run: what they print, and that a page can follow to the end."""
+"""`metis dashboard`, and `--dashboard` during a run: what they print, and that a page can follow to the end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def metis(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "there is no directory nowhere; make a run with: metis simulate FILE --out nowhere"),
         (
@@ -91,10 +91,10 @@ def metis(*arguments: str) -> Result:
         ([".", "--token-file", "two.toml"], "the token in two.toml must have at least 16 letters, digits and signs"),
     ],
 )
-def test_a_mistake_is_one_clear_line(arguments: list[str], said: str) -> None:
+def test_a_mistake_is_one_clear_line(arguments: list[str], message: str) -> None:
     result = metis("dashboard", *arguments)
     assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("arguments", [["dashboard", "."], ["simulate", "two.toml", "--policy", "sync", "--dashboard"]])
@@ -152,8 +152,8 @@ def test_the_address_of_a_dashboard_that_is_served_elsewhere(workplace: Path) ->
     (workplace / "other").write_text("a-token-of-somebody-else\n", "utf-8")
     with serving("run", "--listen", "127.0.0.1:0", "--token-file", "token") as (_, url):
         address = url.removeprefix("http://").partition("/")[0]
-        for place in (address, f"http://{address}/"):
-            assert metis("dashboard", place, "--token-file", "token").stdout.strip() == url
+        for target in (address, f"http://{address}/"):
+            assert metis("dashboard", target, "--token-file", "token").stdout.strip() == url
         refused = metis("dashboard", address)
         assert refused.exit_code == 2
         assert "requires a token: give its token with --token-file" in refused.stderr
@@ -198,7 +198,7 @@ def test_a_token_of_ones_own(workplace: Path) -> None:
         stranger.close()
 
 
-# --- beside a run -----------------------------------------------------------------------------------
+# --- during a run -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -252,6 +252,6 @@ def test_beside_a_controller_that_waits_for_its_learners(workplace: Path) -> Non
 
     assert page.kinds[-1] == "end"
     assert page.runs["state"].names == ["fast-1", "fast-2", "slow-1", "slow-2"]
-    assert page.runs["state"].told == [
+    assert page.runs["state"].notices == [
         "4 learners ('fast-1', 'fast-2', 'slow-1' and 1 more) have not joined yet."
     ]  # fmt: skip

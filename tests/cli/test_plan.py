@@ -360,7 +360,7 @@ def test_probes_of_sites_make_a_plan(workplace: Path) -> None:
 
 
 def test_a_site_file_alone_can_be_probed(workplace: Path) -> None:
-    """Before there is an experiment, and a name; whose data it is asked for is said."""
+    """Before there is an experiment, and a name; the answer names whose data is needed."""
     (workplace / "site.py").write_text(
         "import numpy as np\nfrom torch import nn\n\n\n"
         "def network():\n    return nn.Linear(3, 2)\n\n\n"
@@ -424,7 +424,7 @@ def test_the_size_of_a_model_is_known_without_the_data(example: str) -> None:
 
 
 def test_the_recorded_policy_gives_the_recorded_bill(workplace: Path) -> None:
-    """All costs are those of the run, and the sequence is said to be the same."""
+    """All costs are those of the run, and the sequence is reported to be the same."""
     run = simulated("sync.toml")
     replayed = document("replay", "run")
     assert replayed["recorded_course_reproduced"] is True
@@ -450,7 +450,7 @@ def test_a_course_with_normalised_averaging_is_known_again(workplace: Path) -> N
 
 
 def test_a_replay_of_another_policy_is_a_simulation_of_it(workplace: Path) -> None:
-    """Recorded synchronously, asked for semi-synchronous and asynchronous: the bills of direct runs."""
+    """Recorded synchronously, asked for semi-synchronous and asynchronous: the costs of direct runs."""
     simulated("sync.toml")
     for name, change in (("semisync_fedavg", "slowest_learner_epochs=1.5"), ("fedrec", "local_epochs=2")):
         replayed = document("replay", "run", "--policy", name, change)["what_if"][0]

@@ -53,8 +53,8 @@ def test_a_controllers_state_stands_for_its_run(workplace: Path) -> None:
     state = workplace / "state"
     state.mkdir()
     (state / "controller.db").touch()
-    told = refused("report", "state")
-    assert told == "error: the federation in state has not ended; to see it: metis status state"
+    message = refused("report", "state")
+    assert message == "error: the federation in state has not ended; to see it: metis status state"
     assert metis("simulate", "one.toml", "--out", "state/run").exit_code == 0
     (state / "run" / "report.html").unlink()
     assert metis("report", "state").exit_code == 0
@@ -62,21 +62,21 @@ def test_a_controllers_state_stands_for_its_run(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("report", "x", "--format", "pfd"), "error: --format is 'pfd'; choose one of html, md, csv, parquet, png"),
         (("simulate", "one.toml", "--track", "tensorbord"), "error: there is no tracker 'tensorbord'; allowed: csv"),
         (("simulate", "one.toml", "--set", 'run.trackers=["cvs"]'), "error: --set run.trackers.0: there is no tracker"),
     ],
 )
-def test_a_name_that_is_none_is_refused(workplace: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_a_name_that_is_none_is_refused(workplace: Path, arguments: tuple[str, ...], message: str) -> None:
     """Before anything is written."""
-    assert refused(*arguments).startswith(told)
+    assert refused(*arguments).startswith(message)
     assert names(workplace) == {"one.toml", "two.toml"}
 
 
 def test_trackers_of_the_file_and_of_the_command_line_follow_a_run(workplace: Path) -> None:
-    """Beside each other; the configuration remembers them, the result is the same, and JSON stays JSON."""
+    """Next to each other; the configuration remembers them, the result is the same, and JSON stays JSON."""
     assert metis("simulate", "one.toml", "--out", "plain").exit_code == 0
     text = (workplace / "one.toml").read_text("utf-8") + '\n[run]\ntrackers = ["csv"]\n'
     (workplace / "tracked.toml").write_text(text, encoding="utf-8")
@@ -85,8 +85,8 @@ def test_trackers_of_the_file_and_of_the_command_line_follow_a_run(workplace: Pa
     document = json.loads(result.stdout)
     plain, tracked = Run.load("plain"), Run.load("tracked")
     assert document["community_sha256"] == plain.community_model.sha256() == tracked.community_model.sha256()
-    for place in ("tracked/metrics.csv", "elsewhere/tracked/metrics.csv"):
-        with Path(place).open(encoding="utf-8", newline="") as file:
+    for path in ("tracked/metrics.csv", "elsewhere/tracked/metrics.csv"):
+        with Path(path).open(encoding="utf-8", newline="") as file:
             assert [float(row["metrics/accuracy"]) for row in csv.DictReader(file)] == plain.metric_values
     assert 'trackers = ["csv", "csv:elsewhere"]' in (workplace / "tracked" / "config.toml").read_text("utf-8")
 

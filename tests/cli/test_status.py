@@ -43,7 +43,7 @@ class Controller:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
-    """Starts controllers, in `tmp_path / "state"` if not told otherwise, and leaves none behind."""
+    """Starts controllers, in `tmp_path / "state"` by default, and leaves none behind."""
     started: list[Controller] = []
 
     def start(folder: Path = tmp_path / "state", **options: Any) -> Controller:
@@ -59,8 +59,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def test_a_running_federation(start: Any, tmp_path: Path) -> None:
     """A head with policy, model, metric and costs, and a row for each learner; the same by folder and by address."""
     controller = start()
-    for place in ([tmp_path / "state"], ["--http", controller.http]):
-        result = metis(*place)
+    for target in ([tmp_path / "state"], ["--http", controller.http]):
+        result = metis(*target)
         assert result.exit_code == 0, result.output
         lines = result.stdout.splitlines()
         assert lines[0] == "Sync  running, 3 of 3 learners connected"
@@ -144,9 +144,9 @@ def test_a_controller_that_serves_no_status(start: Any, tmp_path: Path) -> None:
     assert "but serves no status" in result.stdout
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows who holds a lock")
 def test_a_controller_that_only_begins(start: Any, tmp_path: Path) -> None:
-    """The folder is taken, but nobody has said yet where the controller is found."""
+    """The folder is taken, but it is not announced yet where the controller is found."""
     start()
     (tmp_path / "state" / "controller.json").unlink()
     result = metis(tmp_path / "state")
@@ -158,8 +158,8 @@ def test_another_controller_has_the_address(start: Any, tmp_path: Path) -> None:
     """Its status is not taken for that of this folder."""
     start()
     other = start(tmp_path / "other")
-    said = json.loads((tmp_path / "state" / "controller.json").read_text())
-    (tmp_path / "state" / "controller.json").write_text(json.dumps({**said, "http": other.http}))
+    announced = json.loads((tmp_path / "state" / "controller.json").read_text())
+    (tmp_path / "state" / "controller.json").write_text(json.dumps({**announced, "http": other.http}))
     result = metis(tmp_path / "state")
     assert result.exit_code == 1 and "serves the status of run" in result.stdout
 

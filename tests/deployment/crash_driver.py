@@ -33,7 +33,7 @@ def local_model(number: int) -> bytes:
 
 
 def community_model(number: int) -> bytes:
-    """Version `number`, a function of the first so many updates."""
+    """Version `number`, a function of that many first updates."""
     if number == 1:
         return local_model(1)  # of one learner: the same bytes, so the same file
     return b"".join(hashlib.sha256(local_model(n)).digest() for n in range(1, number + 1))

@@ -4,7 +4,7 @@
     python tests/deployment/crash_points.py --all      # every point; some minutes
 
 A dry run under strace lists the calls; then one process a point runs with a SIGKILL, an I/O error or a full disk
-injected there. Two stories are told: a folder that is new, and one that an earlier process left behind when it was
+injected there. Two cases are covered: a folder that is new, and one that an earlier process left behind when it was
 killed. After each, the folder must open, hold every acknowledged update exactly once, and go on working.
 """
 
@@ -43,7 +43,7 @@ Fault = Literal["killed", "EIO", "ENOSPC"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place to strike."""
+    """One point at which to strike."""
 
     story: Story
     fault: Fault
@@ -132,7 +132,7 @@ def all_points(workspace: Path) -> list[Point]:
         prepare(story, folder, killed)
         for call, number, inside in count_calls(folder, workspace):
             points.append(Point(story, "killed", call, number))
-            if inside:  # an error while the driver prints is no concern of the folder
+            if inside:  # an error while the driver prints does not concern the folder
                 points += [Point(story, "EIO", call, number), Point(story, "ENOSPC", call, number)]
         shutil.rmtree(folder)
     return points

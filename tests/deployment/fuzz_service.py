@@ -41,7 +41,7 @@ from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD
 
 HANG = 600.0  # seconds after which a call that should have ended hangs
 METHODS = {"attend": ATTEND, "upload": UPLOAD, "download": DOWNLOAD}
-# What a learner may be told; UNKNOWN would be an exception that a handler let out.
+# The answers that a learner may get; UNKNOWN would be an exception that a handler let out.
 ANSWERS = {
     grpc.StatusCode.OK,
     grpc.StatusCode.ABORTED,
@@ -187,7 +187,7 @@ class Mutator:
                     content[at:at] = bytes([self.rng.randrange(256)]) + b"\xff" * 9 + b"\x01"
                 case 6:
                     content[at:at] = struct.pack("<d", self.rng.choice(WILD))
-                case 7:  # text that is no UTF-8
+                case 7:  # text that is not UTF-8
                     content[at : at + length] = b"\xc3\x28\xed\xa0\x80\xff"[:length]
                 case _:  # nested as deep as it goes
                     inner = bytes(content[:100])
@@ -225,7 +225,7 @@ def _varint(value: int) -> bytes:
 async def strike(
     channel: grpc.aio.Channel, name: str, method: str, messages: list[bytes], hang_up: str = "end"
 ) -> grpc.StatusCode:
-    """Send these bytes as one call, hang up as told ("end" or "cancel"), and wait for how it ends."""
+    """Send these bytes as one call, hang up by "end" or "cancel", and wait for how it ends."""
     metadata = (("metis-learner", name),)
     if method == "download":
         call: Any = channel.unary_stream(DOWNLOAD, None, None)(messages[0], metadata=metadata)
@@ -250,7 +250,7 @@ async def _sent(messages: list[bytes]) -> AsyncIterator[bytes]:
 
 
 async def knock(address: str, content: bytes) -> None:
-    """Send something to the port that is no call at all."""
+    """Send something to the port that is not a call at all."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -2,7 +2,7 @@
 
     python killed_controller.py FOLDER UPDATES
 
-Prints its address, and ends itself with SIGKILL the moment that so many updates are durable.
+Prints its address, and ends itself with SIGKILL as soon as that many updates are durable.
 """
 
 from __future__ import annotations

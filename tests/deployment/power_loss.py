@@ -118,9 +118,9 @@ class Disk:
 
     def follow(self, call: str, strings: list[bytes], numbers: list[int], flags: str, answer: int) -> bool:
         """Do as the recorded process did; whether it may matter to the disk."""
-        places = [self._find(string.decode()) for string in strings] if call not in {"write", "pwrite64"} else []
-        if call == "openat" and places[0]:
-            folder, name = places[0]
+        entries = [self._find(string.decode()) for string in strings] if call not in {"write", "pwrite64"} else []
+        if call == "openat" and entries[0]:
+            folder, name = entries[0]
             names = folder.after(folder.changes)
             if name and name not in names:
                 file = File()
@@ -133,15 +133,15 @@ class Disk:
         elif call == "close":
             self._open.pop(numbers[0], None)
             return False
-        elif call == "mkdir" and places[0]:
-            folder, name = places[0]
+        elif call == "mkdir" and entries[0]:
+            folder, name = entries[0]
             made = Folder()
             self._change(folder, lambda names: names.__setitem__(name, made))
-        elif call == "unlink" and places[0]:
-            folder, name = places[0]
+        elif call == "unlink" and entries[0]:
+            folder, name = entries[0]
             self._change(folder, lambda names: names.__delitem__(name))
-        elif call in {"rename", "renameat"} and places[0] and places[1]:
-            (folder, old), (other, new) = places[0], places[1]
+        elif call in {"rename", "renameat"} and entries[0] and entries[1]:
+            (folder, old), (other, new) = entries[0], entries[1]
             assert folder is other, "between folders is not followed"
             self._change(folder, lambda names: names.__setitem__(new, names.pop(old)))
         elif call == "write" and numbers[0] == 1 and strings[0].startswith(b"ACK"):
@@ -189,7 +189,7 @@ class Result:
 
 
 def enumerate_power_losses(workspace: Path, every: int = 1, durability: str = "power") -> Iterator[Result]:
-    """Lose power after every call, or every so many: once with nothing kept that was not synced, twice with a part."""
+    """Lose power after every call, or every few: once with nothing kept that was not synced, twice with a part."""
     from deployment.crash_points import examine, run_driver
 
     root, log = workspace / "disk", workspace / "recording"

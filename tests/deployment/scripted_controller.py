@@ -56,7 +56,7 @@ class Stream:
         return getattr(message, kind)
 
     async def beats(self, count: int) -> list[pb.Heartbeat]:
-        """So many heartbeats from now on."""
+        """This many heartbeats from now on."""
         start = len(self.heartbeats)
         async with self.beat:
             await self.beat.wait_for(lambda: len(self.heartbeats) >= start + count)

@@ -29,7 +29,7 @@ from metis.deployment.controller.settings import DeploymentSettings
 from metis.runs.trace import read_trace
 
 BATCH = 0.01  # seconds
-PATIENT = 100.0  # periods that a round waits for whoever is late, however busy the machine is
+PATIENT = 100.0  # periods that a round waits for a late learner, however busy the machine is
 
 
 class Steady(HonestLearner):
@@ -156,7 +156,7 @@ def test_an_adaptive_period_goes_by_what_the_controller_measures(
 
 
 def test_a_learner_that_becomes_slower_is_noticed(tmp_path: Path) -> None:
-    """Two odd tasks in a row: the new time counts, and it is told."""
+    """Two odd tasks in a row: the new time counts, and it is reported."""
 
     class Throttled(Steady):
         async def work(self, task: Any) -> None:
@@ -186,7 +186,7 @@ def test_tasks_carry_the_learning_rate_of_their_moment(tmp_path: Path) -> None:
 
 
 def test_each_round_has_its_sample(tmp_path: Path) -> None:
-    """Two of four a round, in the course of time all of them."""
+    """Two of four a round, in time all of them."""
     policy = policies.sync_fedavg(1).with_layers(Sample(learners=2, seed=3))
     _, trace, _ = federate(tmp_path, policy, steady(BATCH, BATCH, BATCH, BATCH), 8)
     assert [item.contributors for _, item in trace if isinstance(item, CommunityPublished)] == [2] * 8

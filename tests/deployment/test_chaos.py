@@ -44,8 +44,8 @@ def test_every_row_is_there() -> None:
     assert len({row.name for row in run.ROWS}) == len(run.ROWS)
     assert all(row.fault for row in run.ROWS)
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_faults_*.py"))
-    told = set().union(*(rows_of(line.strip().strip('"')) for line in tests.splitlines() if "C1 row" in line))
-    assert set(wires.WIRE) <= told
+    named = set().union(*(rows_of(line.strip().strip('"')) for line in tests.splitlines() if "C1 row" in line))
+    assert set(wires.WIRE) <= named
 
 
 def test_rows_of_a_test_are_read_from_its_docstring() -> None:

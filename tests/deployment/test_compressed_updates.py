@@ -112,8 +112,8 @@ def test_what_is_left_out_and_what_travels_are_reported(
     assert all(0 <= error < 1 for error in recorded)
 
     mean = sum(recorded) / 15
-    told = json.loads((folder / "summary.json").read_text("utf-8"))
-    assert told["compression_error"] == status["compression_error"] == pytest.approx(mean)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert summary["compression_error"] == status["compression_error"] == pytest.approx(mean)
     assert {row["name"]: row["compression_error"] for row in status["learners"]} == pytest.approx(
         dict(zip(("l0", "l1", "l2"), errors, strict=True))
     )
@@ -123,7 +123,7 @@ def test_what_is_left_out_and_what_travels_are_reported(
 
     tasks = sum(isinstance(item, SendTask) for _, item in trace)
     travelled = tasks * initial_model().nbytes + 15 * compression.nbytes(LAYOUT)
-    assert told["bytes_exchanged"] == travelled
+    assert summary["bytes_exchanged"] == travelled
     loaded = Run.load(folder)
     assert ("update size", f"{compression.nbytes(LAYOUT):,} bytes") in facts(loaded)
     view = RunView(loaded.setting)

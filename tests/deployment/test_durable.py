@@ -74,7 +74,7 @@ def maker(policy: Policy) -> Callable[[Model, ModelStore], Controller]:
 
 
 class Twin:
-    """One controller on its folder, with the lines that it has told."""
+    """One controller on its folder, with the lines that it has written."""
 
     def __init__(self, folder: Path, policy: Policy, **options: int) -> None:
         self._folder, self._policy, self._options = folder, policy, options
@@ -105,7 +105,7 @@ class Twin:
         self.durable.apply(self.entry)
 
 
-def course(policy: Policy, seed: int, events: int, folder: Path) -> list[tuple[Event, float]]:
+def random_events(policy: Policy, seed: int, events: int, folder: Path) -> list[tuple[Event, float]]:
     """What may happen to a federation: joins, updates, failures, departures, deadlines, in some order."""
     rng = random.Random(seed)
     twin = Twin(folder, policy)
@@ -162,7 +162,7 @@ def same(one: Twin, other: Twin) -> None:
 def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, tmp_path: Path) -> None:
     """Restarts at random moments, also between journal and effect; snapshots as often or as seldom as they come."""
     policy, rng = POLICIES[name], random.Random(seed)
-    events = course(policy, seed, 90, tmp_path / "course")
+    events = random_events(policy, seed, 90, tmp_path / "events")
     steady, killed = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=rng.choice([1, 3, 10]))
     for event, now in events:
         steady.happen(event, now)
@@ -187,7 +187,7 @@ def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, t
 def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> None:
     """Disk use is bounded by learners and snapshots, not by rounds."""
     policy = POLICIES["fedrec"]
-    events = course(policy, 5, 400, tmp_path / "course")
+    events = random_events(policy, 5, 400, tmp_path / "events")
     twin = Twin(tmp_path / "a", replace(policy), replay_at_most=5)
     for event, now in events:
         twin.happen(event, now)
@@ -203,7 +203,7 @@ def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> N
 def test_a_damaged_snapshot_is_no_loss(tmp_path: Path) -> None:
     """The older one and the journal give the same."""
     policy = POLICIES["async"]
-    events = course(policy, 1, 80, tmp_path / "course")
+    events = random_events(policy, 1, 80, tmp_path / "events")
     steady, hurt = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=5)
     for event, now in events:
         steady.happen(event, now)
@@ -220,7 +220,7 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     """Nothing is mixed from bytes that are not those that were handed in."""
     policy = POLICIES["async"]
     twin = Twin(tmp_path / "a", policy, replay_at_most=1000)
-    for event, now in course(policy, 1, 40, tmp_path / "course"):
+    for event, now in random_events(policy, 1, 40, tmp_path / "events"):
         twin.happen(event, now)
     entry = next(entry for entry in twin.state.entries() if entry.blob is not None)
     assert entry.blob is not None
@@ -235,7 +235,7 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
 def test_an_update_counts_once(tmp_path: Path) -> None:
     """The journal knows the task for ever."""
     twin = Twin(tmp_path / "a", POLICIES["async"])
-    events = course(POLICIES["async"], 2, 40, tmp_path / "course")
+    events = random_events(POLICIES["async"], 2, 40, tmp_path / "events")
     done: list[tuple[UpdateRequest, float]] = []
     for event, now in events:
         twin.happen(event, now)

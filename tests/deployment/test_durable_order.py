@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployment.test_durable import POLICIES, Twin, course, same
+from deployment.test_durable import POLICIES, Twin, random_events, same
 from metis.deployment.controller.state import Entry, State
 from metis.errors import DiskFull
 
@@ -18,7 +18,7 @@ from metis.errors import DiskFull
 def test_snapshots_hold_what_was_applied_not_what_was_journaled(name: str, seed: int, tmp_path: Path) -> None:
     """Updates are journaled in bursts and applied later; after a kill anywhere nothing is missing from the mixture."""
     policy, rng = POLICIES[name], random.Random(seed)
-    events = course(policy, seed, 60, tmp_path / "course")
+    events = random_events(policy, seed, 60, tmp_path / "events")
     straight, burst = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=1)
     waiting: list[Entry] = []
     for event, now in events:
@@ -43,7 +43,7 @@ def test_a_full_disk_between_journal_and_effect_loses_nothing(
 ) -> None:
     """The same entry is applied again when there is room; its actions come once, and are those of a disk with room."""
     policy, rng = POLICIES[name], random.Random(5)
-    events = course(policy, 5, 60, tmp_path / "course")
+    events = random_events(policy, 5, 60, tmp_path / "events")
     straight, starved = Twin(tmp_path / "a", policy), Twin(tmp_path / "b", policy, replay_at_most=2)
     full = False
     for method in ("put_blob", "append", "write_snapshot"):

@@ -46,9 +46,9 @@ LENGTH = model_bytes(LAYOUT)
 # --- row 11: numbers ------------------------------------------------------------------------------------
 
 
-def _with(number: float, *places: int) -> bytes:
+def _with(number: float, *indices: int) -> bytes:
     vector = np.frombuffer(local_model(), "<f4", LAYOUT.size).copy()
-    vector[list(places)] = number
+    vector[list(indices)] = number
     return vector.tobytes() + local_model()[4 * LAYOUT.size :]
 
 
@@ -202,7 +202,7 @@ def _changed(draw: st.DrawFn) -> Layout:
 
 @pytest.mark.hypothesis
 def test_a_network_of_another_layout_is_refused(tmp_path: Path) -> None:
-    """C1 row 12: wrong shape, dtype, name, order, extra or missing tensors: told at once, before any model travels."""
+    """C1 row 12: wrong shape, dtype, name, order, extra or missing tensors: refused before any model travels."""
     with Stage(tmp_path) as stage:
 
         async def attempt_with(fingerprint: str) -> None:
@@ -426,7 +426,7 @@ def test_a_claim_of_slowness_stretches_the_period_no_further_than_what_was_seen(
 
 
 def test_lies_about_a_failed_task(tmp_path: Path) -> None:
-    """C1 row 31: steps and seconds that never were do not enter the bill; a long story is cut."""
+    """C1 row 31: steps and seconds that never were do not enter the costs; a long story is cut."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted("liar") as liar:
@@ -440,9 +440,9 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
                 await liar.send(failed=pb.Failed(task=10**6, reason="not even its task"))
                 assert len((await liar.notice(pb.Notice.REFUSED)).text) <= 1000
             status = await here.process.status()
-            (bill,) = status["learners"]
+            (costs,) = status["learners"]
             assert status["costs"]["steps"] <= 3 * 10
-            assert 0 <= bill["active"] <= status["seconds"]
+            assert 0 <= costs["active"] <= status["seconds"]
             assert [failed.steps for failed in traced(here, TaskFailed)] == [10, 10, 10]
             assert (await liar.hand_in((await liar.task()).number)).verdict == pb.Receipt.COMMITTED
 
@@ -504,7 +504,7 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
                 await here.until(lambda: here.process._writer.durable.controller.community.stamp.version >= seen + 2)
                 assert [aside.learner for aside in traced(here, LearnerSetAside)] == ["offender"]
                 await offender.vanish()
-                await offender.join()  # somebody has mended it
+                await offender.join()  # somebody has fixed it
                 await offender.hand_in((await offender.task()).number)
                 await offender.notice(pb.Notice.COMMITTED)
                 await offender.send(leaving=pb.Leaving(reason="that is all"))

@@ -299,7 +299,7 @@ def test_the_same_update_a_hundred_times_at_once_counts_once(tmp_path: Path) -> 
 
 
 def test_the_same_task_with_other_bytes_is_refused(tmp_path: Path) -> None:
-    """C1 row 7: ALREADY_EXISTS; the first stays, the others are told to the operator and leave nothing on the disk."""
+    """C1 row 7: ALREADY_EXISTS; the first stays, the operator hears of the others, which leave nothing on disk."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:
@@ -410,11 +410,11 @@ def test_a_bit_that_flips_in_transit_is_found(tmp_path: Path) -> None:
             task = await (await learner.join()).task()
             before = files(here)
             found = 0
-            for place in range(100, len(marker) - 100, len(marker) // 12):
+            for offset in range(100, len(marker) - 100, len(marker) // 12):
                 flipped = []
 
-                def flip(data: bytes, place: int = place, flipped: list[int] = flipped) -> bytes:
-                    where = data.find(marker[place : place + 64])
+                def flip(data: bytes, offset: int = offset, flipped: list[int] = flipped) -> bytes:
+                    where = data.find(marker[offset : offset + 64])
                     if where < 0:
                         return data
                     flipped.append(where)

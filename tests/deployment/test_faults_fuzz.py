@@ -165,7 +165,7 @@ def test_a_message_that_cannot_be_read_is_the_senders_mistake(tmp_path: Path) ->
 
 
 def test_noise_on_the_port_is_ignored(tmp_path: Path) -> None:
-    """C1 row 14: what is no HTTP/2 at all, or only its first line, harms nobody else."""
+    """C1 row 14: what is not HTTP/2 at all, or only its first line, harms nobody else."""
     rng = random.Random(14)
     with Stage(tmp_path) as stage:
 

@@ -19,7 +19,7 @@ _CODE = grpc.StatusCode
 
 
 def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -> None:
-    """C1 row 28: it is told why and leaves, the operator hears of it, the newer one has the open task."""
+    """C1 row 28: it gets the reason and leaves, the operator is warned, the newer one has the open task."""
 
     async def scene() -> None:
         async with federation(tmp_path, rounds=3) as here, here.scripted(instance="old") as old:
@@ -35,7 +35,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
                 assert await old.ended() == _CODE.OK
                 alarms = [text for kind, text in here.reports if kind == "warning"]
                 assert any("a second process with the certificate of 'l0'" in text for text in alarms)
-                # What the old one said last may arrive when the new one is there already.
+                # The last message of the old one may arrive when the new one is there already.
                 here.process._hear(session, pb.FromLearner(leaving=pb.Leaving(reason="replaced")))
                 await new.ready()
                 assert (await new.task()).number == task.number

@@ -93,7 +93,7 @@ def test_a_learner_that_comes_back_in_time_has_its_task_again(tmp_path: Path) ->
 
 
 def test_a_learner_that_lost_only_its_connection_goes_on(tmp_path: Path) -> None:
-    """C1 row 5: it says which task it has in hand, is not sent it again, and hands it in."""
+    """C1 row 5: it says which task it is working on, is not sent it again, and hands it in."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:
@@ -108,7 +108,7 @@ def test_a_learner_that_lost_only_its_connection_goes_on(tmp_path: Path) -> None
 
 
 def test_a_lease_that_ends_while_its_learner_comes_back(tmp_path: Path) -> None:
-    """C1 row 5: the departure is journaled but has no effect yet when the learner is there again; it joins anew."""
+    """C1 row 5: the departure is journaled but has no effect yet when the learner is there again; it joins again."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:
@@ -131,7 +131,7 @@ def test_a_lease_that_ends_while_its_learner_comes_back(tmp_path: Path) -> None:
 
 
 def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path) -> None:
-    """C1 row 5: it is durable, but void when its turn comes; the site is told that it does not count."""
+    """C1 row 5: it is durable, but void when its turn comes; the site learns that it does not count."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:

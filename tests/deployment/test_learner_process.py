@@ -268,7 +268,7 @@ def test_the_seconds_of_a_task_count_from_its_receipt(play: Play, tmp_path: Path
     play(story)
 
 
-def test_another_task_takes_the_place_of_the_one_in_hand(play: Play, tmp_path: Path) -> None:
+def test_another_task_replaces_the_current_one(play: Play, tmp_path: Path) -> None:
     """The controller gave this learner up for lost and starts again with it; the old training is abandoned."""
 
     async def story(controller: ScriptedController) -> None:
@@ -665,7 +665,7 @@ def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp
 
 
 def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play, tmp_path: Path) -> None:
-    """Told with file and line; the child lives and the next task trains."""
+    """Reported with file and line; the child lives and the next task trains."""
 
     async def story(controller: ScriptedController) -> None:
         write_site(

@@ -58,9 +58,9 @@ def test_recorded_events_give_the_same_actions_to_the_letter(name: str, tmp_path
     policy = POLICIES[name]
     asyncio.run(deploy(tmp_path, policy))
     recorded = [(at, item) for at, item in read_trace(tmp_path / "run" / "events.jsonl")]
-    controller, told = fresh(policy), []
+    controller, replayed = fresh(policy), []
     for at, item in recorded:
         if "event" in to_record(at, item):
-            told.append(to_line(at, item))
-            told += [to_line(at, action) for action in controller.handle(item, at)]  # type: ignore[arg-type]
-    assert told == [to_line(at, item) for at, item in recorded]
+            replayed.append(to_line(at, item))
+            replayed += [to_line(at, action) for action in controller.handle(item, at)]  # type: ignore[arg-type]
+    assert replayed == [to_line(at, item) for at, item in recorded]

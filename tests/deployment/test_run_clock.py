@@ -1,4 +1,4 @@
-"""The run's clock stands still while the controller does not run, whoever asks it first afterwards."""
+"""The run's clock stands still while the controller does not run, whatever reads it first afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
 
 
 def test_it_begins_with_the_first_task(wall: Wall) -> None:
-    """Waiting for learners is no time of the run."""
+    """Waiting for learners does not count as time of the run."""
     clock = RunClock(7.0)
     wall.moment += 0.4
     clock.tick()
@@ -66,9 +66,9 @@ def test_a_damaged_note_of_the_clock_is_none(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert read_tick(path, "run")[0] == 12.5
     assert read_tick(path, "another run") == (0.0, 0.0)
-    for place in range(8 * len(whole)):
+    for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
-        flipped[place // 8] ^= 1 << place % 8
+        flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         assert read_tick(path, "run")[0] in (0.0, 12.5)
     for length in range(len(whole)):

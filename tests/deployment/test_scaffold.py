@@ -130,7 +130,7 @@ def federate(folder: Path, rounds: int, *, new_disk: bool) -> np.ndarray[Any, An
 
 @pytest.mark.slow
 def test_a_killed_learner_goes_on_with_its_variate(tmp_path: Path) -> None:
-    """The same course as in virtual time, where nobody is killed; FedAvg with as many steps goes elsewhere."""
+    """The same trace as in virtual time, where nobody is killed; FedAvg with as many steps goes elsewhere."""
     expected = rehearsed(tmp_path / "simulated", 7)
     assert federate(tmp_path / "real", 7, new_disk=False) == pytest.approx(expected, abs=1e-5)
     assert np.abs(rehearsed(tmp_path / "plain", 7, "vanilla") - expected).max() > 0.05
@@ -138,7 +138,7 @@ def test_a_killed_learner_goes_on_with_its_variate(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_learner_with_a_new_disk_starts_anew_and_all_stays_right(tmp_path: Path) -> None:
-    """Its variate is gone with its disk: the course is another one, and ends at the optimum all the same."""
+    """Its variate is gone with its disk: the run is another one, and ends at the optimum all the same."""
     found = federate(tmp_path / "real", 30, new_disk=True)
     assert np.abs(found - optimum()).max() < 1e-3
     assert np.abs(rehearsed(tmp_path / "plain", 30, "vanilla") - optimum()).max() > 0.05

@@ -85,7 +85,7 @@ def test_a_run_is_begun_once(state: State) -> None:
 
 
 def test_two_controllers_cannot_share_a_folder(tmp_path: Path) -> None:
-    """The second is told who has it, also in another process; when that is killed the folder is free."""
+    """The second learns who has it, also in another process; when that is killed the folder is free."""
     program = "import sys, time\nfrom pathlib import Path\nfrom metis.deployment.controller.state import State\n"
     program += "State.open(Path(sys.argv[1]))\nprint('open', flush=True)\ntime.sleep(100)"
     with subprocess.Popen(
@@ -146,7 +146,7 @@ def test_a_folder_of_another_version_or_kind_is_refused(tmp_path: Path, change: 
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """A file in its place, or another program's database."""
+    """A file instead of it, or another program's database."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(StateError, match="cannot be opened"):
         State.open(tmp_path / "file")
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b""])
 def test_a_missing_journal_is_no_new_run(tmp_path: Path, content: bytes | None) -> None:
-    """Starting anew beside the models of a run would be silent and wrong."""
+    """Starting again next to the models of a run would be silent and wrong."""
     with State.open(tmp_path, "process") as state:
         hand_in(state, 1)
     (tmp_path / "controller.db").unlink()
@@ -363,7 +363,7 @@ def test_only_a_blob_is_a_blob(state: State, name: str) -> None:
 
 
 def test_a_damaged_blob_is_set_aside(state: State) -> None:
-    """It is not taken for whole, and the same bytes sent again take its place."""
+    """It is not taken for whole, and the same bytes sent again replace it."""
     name = put(state, b"model")
     assert state.verify_blob(name)
     path = state.blob_path(name)
@@ -475,7 +475,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_another_moment_is_damaged(state: State) -> None:
-    """A whole file in the wrong place is wrong too."""
+    """A whole file under the wrong name is wrong too."""
     state.append(1.0, {})
     state.append(2.0, {})
     state.write_snapshot(1, {"w": np.zeros(2)}, {})
@@ -554,14 +554,14 @@ def everything(folder: Path) -> dict[str, Any]:
     with State.open(folder, "process") as state:
         found: dict[str, Any] = {"run": state.run, "facts": state.facts(), "entries": list(state.entries())}
         found["find"] = [state.find(number) for number in range(1, 117)]
-        for place, snapshot in enumerate(state.snapshots()):
-            found[f"snapshot {place}"] = snapshot
+        for index, snapshot in enumerate(state.snapshots()):
+            found[f"snapshot {index}"] = snapshot
             try:
                 arrays = state.load_snapshot(snapshot)
             except DataError:
-                found[f"arrays {place}"] = None
+                found[f"arrays {index}"] = None
             else:
-                found[f"arrays {place}"] = {name: array.tolist() for name, array in arrays.items()}
+                found[f"arrays {index}"] = {name: array.tolist() for name, array in arrays.items()}
         for entry in found["entries"]:
             if entry.blob is not None:
                 found[entry.blob] = True if state.verify_blob(entry.blob) else None

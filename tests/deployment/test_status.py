@@ -61,7 +61,7 @@ def ask(address: str, path: str, method: str = "GET", body: bytes | None = None,
 
 
 def send(address: str, data: bytes) -> bytes:
-    """All that comes back for these bytes; whoever sent them says no more."""
+    """All that comes back for these bytes; the sender sends no more."""
     host, _, port = address.rpartition(":")
     answer = b""
     with socket.create_connection((host, int(port)), timeout=600) as connection:
@@ -153,7 +153,7 @@ def quiet() -> Any:
     loop.close()
 
 
-# --- what it tells ----------------------------------------------------------------------------------
+# --- what it shows ----------------------------------------------------------------------------------
 
 
 def test_the_document_is_that_of_the_controller(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_document_is_that_of_the_controller(tmp_path: Path) -> None:
     async def scene(federation: Watched) -> None:
         await federation.until_version(2)
         reply = await federation.ask("/status")
-        document = json.loads(reply.text, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+        document = json.loads(reply.text, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
         assert reply.code == 200 and reply.headers["Content-Type"] == "application/json"
         assert document.keys() == (await federation.served.process.status()).keys()
         assert document["state"] == "running" and document["version"] >= 2
@@ -190,7 +190,7 @@ def test_metrics_say_what_the_document_says(tmp_path: Path) -> None:
 
     async def scene(federation: Watched) -> None:
         await federation.until_version(3)
-        # Both from one answer: what was just told is told again for a moment.
+        # Both from one answer: an answer is repeated for a moment.
         while True:
             before = json.loads((await federation.ask("/status")).text)
             reply = await federation.ask("/metrics")
@@ -333,7 +333,7 @@ def test_many_who_ask_are_one_question(quiet: Any) -> None:
 
 
 def test_a_status_that_cannot_be_made_is_asked_for_again(quiet: Any) -> None:
-    """An error is told in a sentence and not kept."""
+    """An error is reported in a sentence and not kept."""
     problems = [RuntimeError("cannot schedule new futures after shutdown")]
 
     async def moody() -> dict[str, Any]:
@@ -494,7 +494,7 @@ def one_server(quiet: Any) -> StatusServer:
 
 
 def test_who_says_nothing_is_sent_away(quiet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that never become a request take all places only for a while."""
+    """Connections that never become a request take all slots only for a while."""
     monkeypatch.setattr(status_server, "_REQUEST_SECONDS", 0.3)
     server = quiet()
     host, _, port = server.address.rpartition(":")
@@ -532,7 +532,7 @@ def test_a_port_that_is_taken(quiet: Any) -> None:
 
 @pytest.mark.parametrize("address", ["9464", ":9464", "localhost", "localhost:http", "localhost:99999", "::1:9464"])
 def test_an_address_that_is_none(quiet: Any, address: str) -> None:
-    """Told before anything is opened."""
+    """Reported before anything is opened."""
     with pytest.raises(ConfigError, match="is not a valid address; write HOST:PORT"):
         quiet(address)
 
@@ -559,7 +559,7 @@ def test_closed_is_closed(quiet: Any) -> None:
 
 
 def test_something_else_listens_there(quiet: Any) -> None:
-    """A page that is not ours is told apart from a controller."""
+    """A page that is not ours is distinguished from a controller."""
 
     async def other() -> dict[str, Any]:
         return {"state": "running"}
@@ -569,7 +569,7 @@ def test_something_else_listens_there(quiet: Any) -> None:
 
 
 def test_a_token_file(tmp_path: Path) -> None:
-    """One line; what cannot be a token is told with the file's name."""
+    """One line; what cannot be a token is reported with the file's name."""
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     assert read_token(file) == TOKEN
@@ -629,7 +629,7 @@ def test_an_announcement_that_makes_no_sense(tmp_path: Path, text: str) -> None:
     assert find(tmp_path) is None
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows who holds a lock")
 def test_a_folder_in_use_is_seen_without_touching_it(tmp_path: Path) -> None:
     """The lock is not taken, so a controller that starts at this moment is not kept from it."""
     assert not in_use(tmp_path)
@@ -638,7 +638,7 @@ def test_a_folder_in_use_is_seen_without_touching_it(tmp_path: Path) -> None:
     assert not in_use(tmp_path / "state")
 
 
-# --- what the journal tells -------------------------------------------------------------------------
+# --- what the journal shows -------------------------------------------------------------------------
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -662,14 +662,14 @@ def test_recalled_from_the_journal(tmp_path: Path) -> None:
     assert (tmp_path / "killed" / "controller.db-wal").stat().st_size
     for folder in (tmp_path / "state", tmp_path / "killed"):
         before = files(folder)
-        told = recall(folder)
+        recalled = recall(folder)
         assert files(folder) == before
         for name in ("run", "version", "start"):
-            assert told[name] == known[name], name
-        assert told["update_requests"] == known["costs"]["update_requests"]
-        assert {learner["name"] for learner in told["learners"]} == {"l0", "l1", "l2"}
-        assert told["latest"]["accuracy"] == known["latest"]["accuracy"]
-        assert told["state"] == "not running" and told["finish_reason"] is None
+            assert recalled[name] == known[name], name
+        assert recalled["update_requests"] == known["costs"]["update_requests"]
+        assert {learner["name"] for learner in recalled["learners"]} == {"l0", "l1", "l2"}
+        assert recalled["latest"]["accuracy"] == known["latest"]["accuracy"]
+        assert recalled["state"] == "not running" and recalled["finish_reason"] is None
 
 
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:

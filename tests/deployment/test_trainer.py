@@ -112,12 +112,12 @@ def test_a_task_may_ask_for_another_learning_rate(trainer: Trainer, site: Path, 
     """A thousandth of the rate goes about a thousandth of the way."""
     trainer.prepare(site)
     start = np.fromfile(model, "<f4")
-    ways = []
+    lengths = []
     for number, rate in enumerate((1.0, 1e-3)):
         out = tmp_path / f"{number}.model"
         assert "done" in trainer.train(model, out, rate=rate)
-        ways.append(np.linalg.norm(np.fromfile(out, "<f4") - start))
-    assert 0.3e-3 < ways[1] / ways[0] < 3e-3
+        lengths.append(np.linalg.norm(np.fromfile(out, "<f4") - start))
+    assert 0.3e-3 < lengths[1] / lengths[0] < 3e-3
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "top_k"])

@@ -1,4 +1,4 @@
-"""A deployment's record replayed: its own policy gives its own course, another one a course of the same learners."""
+"""A deployment's record replayed: its own policy gives its own trace, another one a trace of the same learners."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_a_deployment_is_replayed_from_its_state_folder(name: str, tmp_path: Pat
     recording = load_recording(tmp_path)
     assert recording.folder == tmp_path / "run"
 
-    course = counterfactual_trace(recording, policy)
-    assert decisions(course, recording.end) == decisions(recording.events, recording.end)
+    trace = counterfactual_trace(recording, policy)
+    assert decisions(trace, recording.end) == decisions(recording.events, recording.end)
     fills = policy.protocol.fills_the_period
-    again, recorded = (trace_costs(recording, events, "any", fills) for events in (course, recording.events))
+    again, recorded = (trace_costs(recording, events, "any", fills) for events in (trace, recording.events))
     assert again == recorded
 
     other = compare_policies(recording, [metis.sync_fedavg(1)])
@@ -71,7 +71,7 @@ def test_a_deployment_is_replayed_from_its_state_folder(name: str, tmp_path: Pat
 
 
 def test_timings_of_a_deployment(tmp_path: Path) -> None:
-    """Examples and batch size as the learners said, time per batch as they measured it, exchanges as they took."""
+    """Examples and batch size as the learners reported, time per batch as they measured it, exchanges as they took."""
     asyncio.run(deploy(tmp_path, POLICIES["semi-synchronous"], 4))
     found = read_timings([tmp_path])
     assert sorted(found.learners) == ["l0", "l1", "l2"]
@@ -97,7 +97,7 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
     events: list[Event] = [LearnerJoined(name, 10, 2) for name in crew]
     scheduled = [ScheduledEvent(float(k), event) for k, event in enumerate(events)]
     controller = Controller(metis.sync_fedavg(1), Model.empty(), stop=StopRule(seconds=9), learners_expected=None)
-    course = list(
+    trace = list(
         play(
             controller,
             [*scheduled, ScheduledEvent(5.0, LearnersExpected(2))],
@@ -105,9 +105,9 @@ def test_who_begins_with_fewer_than_expected_begins_when_they_did() -> None:
         )
     )
     for policy in (metis.sync_fedavg(1), metis.fedrec(2)):
-        again = counterfactual_trace(recording(course), policy)
+        again = counterfactual_trace(recording(trace), policy)
         assert min(at for at, item in again if isinstance(item, SendTask)) == 5.0
-    assert decisions(counterfactual_trace(recording(course), metis.sync_fedavg(1)), 9.0) == decisions(course, 9.0)
+    assert decisions(counterfactual_trace(recording(trace), metis.sync_fedavg(1)), 9.0) == decisions(trace, 9.0)
 
 
 def test_events_that_cannot_follow_each_other_are_no_recording() -> None:

@@ -82,7 +82,7 @@ class Simulated:
     """What the real simulator made of a policy, with nothing trained."""
 
     events: list[tuple[float, Event | Action]]
-    bills: dict[int, Costs]  # at each version
+    costs_at: dict[int, Costs]  # at each version
     costs: Costs
 
 
@@ -95,18 +95,18 @@ def simulated(
     ]
     powers = {machine.name: POWERS[k % 2] for k, machine in enumerate(machines)}
     ledger = CostLedger(powers, MODEL_BYTES, policy.protocol.fills_the_period)
-    events, bills = [], {}
+    events, costs_at = [], {}
 
     def record(now: float, item: Event | Action) -> None:
         events.append((now, item))
         ledger.record(now, item)
         if isinstance(item, CommunityPublished) and policy.protocol.has_rounds:
-            bills[item.stamp.version] = ledger.costs(now)
+            costs_at[item.stamp.version] = ledger.costs(now)
 
     controller = Controller(policy, Model.empty(), stop=stop, learners_expected=len(machines))
     simulator = Simulator(controller, machines, DryPool(), record, seed=1, evaluate=False, model_bytes=MODEL_BYTES)
     simulator.run(lambda: None, lambda: None)
-    return Simulated(events, bills, ledger.costs(simulator.now))
+    return Simulated(events, costs_at, ledger.costs(simulator.now))
 
 
 def paper(environment: str, links: str) -> tuple[list[int], list[float], list[metis.Link]]:
@@ -140,7 +140,7 @@ def check(found: Forecast, span: float, start: Costs, end: Costs, tolerance: flo
 
 def check_rounds(policy: Policy, found: Forecast, run: Simulated, first: int) -> None:
     """In every round from `first` on: B_k to the digit, everything else but for rounding."""
-    start, end, rounds = run.bills[first], run.bills[max(run.bills)], max(run.bills) - first
+    start, end, rounds = run.costs_at[first], run.costs_at[max(run.costs_at)], max(run.costs_at) - first
     span = end.parallel_time - start.parallel_time
     assert found.round == pytest.approx(span / rounds, rel=1e-9)
     check(found, span, start, end, 1e-6)

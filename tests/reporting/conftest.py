@@ -59,7 +59,7 @@ def runs() -> list[Run]:
 
 @pytest.fixture
 def written_run() -> WrittenRun:
-    """A synchronous run of so many learners and so many rounds, with these values of the metric."""
+    """A synchronous run of this many learners and rounds, with these values of the metric."""
 
     def write(
         learners: int = 2,

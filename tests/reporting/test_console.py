@@ -1,4 +1,4 @@
-"""A run on its way: live in a terminal, now and then a plain line elsewhere, nothing where nobody asked."""
+"""A run in progress: live in a terminal, now and then a plain line elsewhere, nothing where nobody asked."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_log_gets_plain_lines(written_run: Callable[..., Run]) -> None:
-    """No control characters, no bar; a label in brackets is no markup."""
+    """No control characters, no bar; a label in brackets is not markup."""
     lines = shown(written_run(values=[0.1, 0.2, 0.3]), terminal=False).splitlines()
     assert lines[-1] == "Sync [1]: round 3  t=9.0 s  update requests 6  accuracy 0.300"
     assert not any("\x1b" in line or "━" in line for line in lines)
 
 
 def test_a_short_run_says_nothing_in_a_log(written_run: Callable[..., Run]) -> None:
-    """A line comes once a minute; the result is told at the end by others."""
+    """A line comes once a minute; the result is printed at the end by others."""
     assert shown(written_run(values=[0.1]), terminal=False) == ""
 
 
@@ -63,14 +63,14 @@ def test_a_quiet_console_stays_quiet(written_run: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_learner_shows_what_it_does_in_a_terminal_only(terminal: bool) -> None:
-    """One line that changes and goes at the end, below what is told meanwhile; in a log only what is told."""
+    """One line that changes and goes at the end, below what is printed meanwhile; in a log only what is printed."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, highlight=False)
     with TaskProgress(console, "north [1]") as progress:
         progress("task 3: 5 of 10 batches", 0.5)
-        console.print("told")
+        console.print("printed")
     text = file.getvalue()
-    assert "told" in text
+    assert "printed" in text
     assert ("north [1]" in text and "5 of 10 batches" in text and "━" in text) == terminal
     assert ("\x1b" in text) == terminal
 

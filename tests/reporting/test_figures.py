@@ -95,7 +95,7 @@ def test_any_partition_can_be_drawn(learners: int, classes: int, tmp_path: Path)
 
 @pytest.mark.parametrize("classes", [8, 30])
 def test_a_partition_of_a_regression_is_not_said_to_show_classes(classes: int, tmp_path: Path) -> None:
-    """The legend, or the scale beside many of them, says what the colours are."""
+    """The legend, or the scale next to many of them, says what the colours are."""
     counts = np.ones((3, classes), dtype=np.int64)
     path = figures.partition_figure(counts, ["a", "b", "c"], [], tmp_path / "p.svg", "range of the target")
     text = path.read_text("utf-8")
@@ -201,7 +201,7 @@ def test_svg_for_a_page_has_ids_of_its_own_and_colours_that_the_page_may_change(
 
 
 def test_names_are_text_whatever_they_contain(runs: list[Run], written_run: Callable[..., Run]) -> None:
-    """Markup is escaped, a dollar sign is no formula, and control characters do not break the file."""
+    """Markup is escaped, a dollar sign is not a formula, and control characters do not break the file."""
     text = figures.timeline_svg(runs[0], 5.0, "x")
     assert "<b>" not in text and "&lt;b&gt;&amp;$fast$-2" in text
     strange = figures.curve_svg([written_run(label="a\x00b\x1b <&> 半同期"), written_run()], "parallel_time", "x")

@@ -145,7 +145,7 @@ def test_the_same_runs_give_the_same_page(runs: list[Run], tmp_path: Path) -> No
 
 
 def test_the_configuration_and_its_command_are_shown(written_run: Callable[..., Run], tmp_path: Path) -> None:
-    """A text that runs share is told once; without a command the one that runs the files again is given.
+    """A text that runs share is shown once; without a command the one that runs the files again is given.
 
     Runs that were not one comparison are repeated one by one: a comparison of them might be refused.
     """
@@ -192,11 +192,11 @@ def test_any_single_run_has_a_report(
 
 
 def test_refused_updates_are_told_in_words(written_run: Callable[..., Run], tmp_path: Path) -> None:
-    """Who, how often, when and why; the same refusal is told once."""
+    """Who, how often, when and why; the same refusal is shown once."""
     run = written_run(2, 3, refused="the local model has 3 values that are not finite")
     _, page = read(write_report([run], tmp_path, "Refused"))
-    told = "learner-0, 3 times from 1 s to 7 s (invalid): the local model has 3 values that are not finite"
-    assert page.text.count(told) == 1
+    sentence = "learner-0, 3 times from 1 s to 7 s (invalid): the local model has 3 values that are not finite"
+    assert page.text.count(sentence) == 1
     _, page = read(write_report([written_run()], tmp_path, "Fine"))
     assert "None: every update entered the community model." in page.text
 

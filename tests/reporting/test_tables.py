@@ -26,7 +26,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def test_csv_has_one_row_for_each_thing(runs: list[Run], tmp_path: Path) -> None:
-    """An evaluation, a learner, a bill; the policy and the seed lead each row, and numbers are exact."""
+    """An evaluation, a learner, costs; the policy and the seed lead each row, and numbers are exact."""
     paths = write_tables(runs, tmp_path / "new", "csv")
     assert [path.name for path in paths] == [f"{name}.csv" for name in NAMES]
     history, learners, costs = map(read, paths)
@@ -46,7 +46,7 @@ def test_csv_has_one_row_for_each_thing(runs: list[Run], tmp_path: Path) -> None
 
 
 def test_what_is_not_known_is_empty(written_run: Callable[..., Run], tmp_path: Path) -> None:
-    """A target that was missed, a value that is no number, a history without evaluations."""
+    """A target that was missed, a value that is not a number, a history without evaluations."""
     missed = written_run(values=[0.1, math.nan], target=0.9)
     (_, _, costs) = write_tables([missed], tmp_path, "csv")
     first, second = read(costs)
@@ -95,14 +95,14 @@ def test_without_pyarrow_one_sentence_says_what_to_install(monkeypatch: pytest.M
 # --- Markdown -----------------------------------------------------------------------------------
 
 
-def test_markdown_tells_the_tables_and_shows_the_pictures(runs: list[Run], tmp_path: Path) -> None:
+def test_markdown_has_the_tables_and_shows_the_pictures(runs: list[Run], tmp_path: Path) -> None:
     """Findings, costs with factors, links that are relative to the file, how to repeat it; every row is whole."""
-    pictures = [tmp_path / "out" / "curves.png", tmp_path / "other place" / "data.png"]
+    pictures = [tmp_path / "out" / "curves.png", tmp_path / "other folder" / "data.png"]
     text = write_markdown(
         runs, tmp_path / "out", "Sync & <b>SemiSync</b>", pictures, "metis compare a.toml"
     ).read_text()
     assert text.startswith("# Sync & \\<b\\>SemiSync\\</b\\>\n")
-    assert "![curves](curves.png)" in text and "![data](../other%20place/data.png)" in text
+    assert "![curves](curves.png)" in text and "![data](../other%20folder/data.png)" in text
     assert "```\nmetis compare a.toml\n```" in text
     costs = runs[1].costs_at_target
     assert costs is not None
@@ -136,6 +136,6 @@ def test_a_real_federation_is_repeated_by_its_controller(written_run: Callable[.
     (tmp_path / "config.toml").write_text("seed = 1\n")
     page = write_report([run], tmp_path, "x").read_text()
     text = write_markdown([run], tmp_path, "x").read_text()
-    for told in (page, text):
-        assert "metis controller config.toml --state ANOTHER-FOLDER" in told and "metis simulate" not in told
+    for output in (page, text):
+        assert "metis controller config.toml --state ANOTHER-FOLDER" in output and "metis simulate" not in output
     assert "bit for bit" not in page

@@ -34,19 +34,19 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 class Listener:
-    """Remembers what it is told."""
+    """Remembers what it receives."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
 
     def begin(self, setting: Setting, config: Mapping[str, Any]) -> None:
-        self.told.append(("begin", dict(config)))
+        self.received.append(("begin", dict(config)))
 
     def record(self, point: HistoryPoint, fresh: Mapping[str, float]) -> None:
-        self.told.append((f"record {point.version}", dict(fresh)))
+        self.received.append((f"record {point.version}", dict(fresh)))
 
     def end(self, fold: RunFold) -> None:
-        self.told.append(("end", fold.finish_reason))
+        self.received.append(("end", fold.finish_reason))
 
 
 class Failing(Listener):
@@ -84,10 +84,11 @@ def test_every_point_is_told_once_with_the_configuration_before_and_the_end_afte
         play(runs[0], tracking)
 
     versions = [f"record {point.version}" for point in runs[0].history]
-    assert [name for name, _ in listener.told] == ["begin", *versions, "end"]
-    assert listener.told[0][1] == {"a": {"b": "inf"}}
-    assert [told for name, told in listener.told if name.startswith("record")] == list(map(scalars, runs[0].history))
-    assert listener.told[-1][1] == runs[0].finish_reason
+    assert [name for name, _ in listener.received] == ["begin", *versions, "end"]
+    assert listener.received[0][1] == {"a": {"b": "inf"}}
+    recorded = [values for name, values in listener.received if name.startswith("record")]
+    assert recorded == list(map(scalars, runs[0].history))
+    assert listener.received[-1][1] == runs[0].finish_reason
 
 
 def test_a_second_measurement_tells_only_what_is_new(written_run: Callable[..., Run]) -> None:
@@ -98,7 +99,7 @@ def test_a_second_measurement_tells_only_what_is_new(written_run: Callable[..., 
         fold.record(fold.now, Evaluated(2, {"federated_accuracy": 0.25}))
         tracking(fold)
 
-    assert listener.told[-2:] == [("record 2", {"metrics/federated_accuracy": 0.25}), ("end", run.finish_reason)]
+    assert listener.received[-2:] == [("record 2", {"metrics/federated_accuracy": 0.25}), ("end", run.finish_reason)]
 
 
 def test_a_measurement_after_the_last_watch_is_told_too(written_run: Callable[..., Run]) -> None:
@@ -109,35 +110,35 @@ def test_a_measurement_after_the_last_watch_is_told_too(written_run: Callable[..
         for now, item in run.events[2:]:
             fold.record(now, item)
 
-    assert [name for name, _ in listener.told] == ["begin", "record 1", "end"]
+    assert [name for name, _ in listener.received] == ["begin", "record 1", "end"]
 
 
 @pytest.mark.parametrize("method", ["begin", "record", "end"])
 def test_a_tracker_that_fails_is_left_out_with_one_warning(runs: list[Run], method: str) -> None:
     """The others hear everything; the run does not notice."""
-    said: list[str] = []
+    warnings: list[str] = []
     listener = Listener()
-    with Tracking([Failing(method), listener], warn=said.append) as tracking:
+    with Tracking([Failing(method), listener], warn=warnings.append) as tracking:
         play(runs[0], tracking)
 
-    assert said == ["the tracker Failing failed and is left out: OSError: no space left on device"]
-    assert len(listener.told) == len(runs[0].history) + 2
+    assert warnings == ["the tracker Failing failed and is left out: OSError: no space left on device"]
+    assert len(listener.received) == len(runs[0].history) + 2
 
 
 def test_a_tracker_that_does_not_answer_is_not_waited_for(written_run: Callable[..., Run]) -> None:
     """Neither during the run nor, beyond its timeout, at the end."""
-    said: list[str] = []
+    warnings: list[str] = []
     release = threading.Event()
 
     class Hanging(Listener):
         def record(self, point: HistoryPoint, fresh: Mapping[str, float]) -> None:
             release.wait(60)
 
-    with Tracking([Hanging()], warn=said.append, timeout=0.05) as tracking:
+    with Tracking([Hanging()], warn=warnings.append, timeout=0.05) as tracking:
         play(written_run(rounds=2, values=[0.1, 0.2]), tracking)
     release.set()
 
-    assert said == ["the tracker Hanging does not respond; what it has not received by now is missing there"]
+    assert warnings == ["the tracker Hanging does not respond; what it has not received by now is missing there"]
 
 
 def test_without_a_listener_for_warnings_python_warns(written_run: Callable[..., Run]) -> None:
@@ -223,7 +224,7 @@ def test_a_run_is_the_same_with_and_without_trackers(tmp_path: Path, workers: in
 
 
 def test_csv_has_a_line_for_each_measured_model(runs: list[Run], tmp_path: Path) -> None:
-    """All numbers come back exactly; a place gets a folder for the group and the run."""
+    """All numbers come back exactly; a path gets a folder for the group and the run."""
     with Tracking([f"csv:{tmp_path}"], "elsewhere", name="sync", group="demo") as tracking:
         play(runs[0], tracking)
 
@@ -235,7 +236,7 @@ def test_csv_has_a_line_for_each_measured_model(runs: list[Run], tmp_path: Path)
 
 
 def test_csv_is_mended_when_a_model_is_measured_again(written_run: Callable[..., Run], tmp_path: Path) -> None:
-    """A new metric gets a column of its own, a later one its place in an earlier line; no line comes twice."""
+    """A new metric gets a column of its own, a later one its column in an earlier line; no line comes twice."""
     run = written_run(rounds=4, values=[0.1, 0.2, math.nan, 0.4])
     with Tracking(["csv"], tmp_path) as tracking:
         fold = play(run, tracking)
@@ -249,7 +250,7 @@ def test_csv_is_mended_when_a_model_is_measured_again(written_run: Callable[...,
 
 
 def test_csv_of_a_run_that_goes_on_has_every_line_once(runs: list[Run], tmp_path: Path) -> None:
-    """A resumed run tells its past again."""
+    """A resumed run logs its past again."""
     for events in (40, None):
         with Tracking(["csv"], tmp_path) as tracking:
             play(runs[0], tracking, events)
@@ -273,11 +274,11 @@ def test_tensorboard_reads_its_event_files(runs: list[Run], tmp_path: Path) -> N
     read.Reload()
     history = runs[0].history
     for name in scalars(history[0]):
-        told = read.Scalars(name)
-        assert [event.step for event in told] == [point.version for point in history]
-        assert [event.value for event in told] == pytest.approx([scalars(point)[name] for point in history])
-    told = read.Scalars("metrics/accuracy")
-    assert [event.wall_time - told[0].wall_time for event in told] == pytest.approx(
+        logged = read.Scalars(name)
+        assert [event.step for event in logged] == [point.version for point in history]
+        assert [event.value for event in logged] == pytest.approx([scalars(point)[name] for point in history])
+    logged = read.Scalars("metrics/accuracy")
+    assert [event.wall_time - logged[0].wall_time for event in logged] == pytest.approx(
         [point.at for point in history], abs=1e-3
     )
     reached = runs[0].costs_at_target
@@ -297,17 +298,17 @@ def test_tensorboard_reads_its_event_files(runs: list[Run], tmp_path: Path) -> N
 def test_mlflow_keeps_the_run_in_a_file(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters, metrics by version and the end; a resumed run goes on in the same run of MLflow."""
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
+    warnings: list[str] = []
     for events in (40, None):
         with Tracking(
             [f"mlflow:{tmp_path / 'new' / 'm.db'}"],
             tmp_path / "run",
             name="sync",
             config={"stop": {"rounds": 4}},
-            warn=said.append,
+            warn=warnings.append,
         ) as tracking:
             play(runs[0], tracking, events)
-    assert said == []
+    assert warnings == []
 
     from mlflow import MlflowClient
 
@@ -320,9 +321,9 @@ def test_mlflow_keeps_the_run_in_a_file(runs: list[Run], tmp_path: Path, monkeyp
     assert found.data.tags["metis.ended"] == runs[0].finish_reason
     history = runs[0].history
     for name in scalars(history[0]):
-        told = sorted(client.get_metric_history(found.info.run_id, name), key=lambda metric: metric.step)
-        assert [metric.step for metric in told] == [point.version for point in history]
-        assert [metric.value for metric in told] == [scalars(point)[name] for point in history]
+        logged = sorted(client.get_metric_history(found.info.run_id, name), key=lambda metric: metric.step)
+        assert [metric.step for metric in logged] == [point.version for point in history]
+        assert [metric.value for metric in logged] == [scalars(point)[name] for point in history]
     reached = runs[0].costs_at_target
     assert reached is not None and found.data.metrics["target/parallel_time"] == reached.parallel_time
 
@@ -335,10 +336,10 @@ def test_a_server_that_is_not_there_costs_one_warning(
 ) -> None:
     """The run goes on and ends; no password of the address is written down."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    said: list[str] = []
-    with Tracking(["mlflow:http://me:secret@127.0.0.1:9"], tmp_path, warn=said.append) as tracking:
+    warnings: list[str] = []
+    with Tracking(["mlflow:http://me:secret@127.0.0.1:9"], tmp_path, warn=warnings.append) as tracking:
         play(written_run(rounds=2, values=[0.1, 0.2]), tracking)
-    assert len(said) == 1 and said[0].startswith("the tracker mlflow failed and is left out: MlflowException")
+    assert len(warnings) == 1 and warnings[0].startswith("the tracker mlflow failed and is left out: MlflowException")
     assert not list(tmp_path.rglob("*"))
 
 
@@ -347,17 +348,17 @@ def test_a_server_that_is_not_there_costs_one_warning(
 
 def records(path: Path) -> Iterator[bytes]:
     """What is in a file of W&B: after seven bytes of heading, LevelDB's log of blocks of 32 KiB."""
-    data, place, block = path.read_bytes(), 7, 32_768
+    data, offset, block = path.read_bytes(), 7, 32_768
     parts = b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
+    while offset + 7 <= len(data):
+        if block - offset % block < 7:
+            offset += block - offset % block
             continue
-        size, kind = struct.unpack_from("<HB", data, place + 4)
-        if place + 7 + size > len(data):
+        size, kind = struct.unpack_from("<HB", data, offset + 4)
+        if offset + 7 + size > len(data):
             return  # not written to its end yet
-        parts += data[place + 7 : place + 7 + size]
-        place += 7 + size
+        parts += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
         if kind in (1, 4):  # whole, or the last part
             yield parts
             parts = b""
@@ -374,12 +375,12 @@ def test_wandb_writes_files_where_there_is_no_key(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    said: list[str] = []
+    warnings: list[str] = []
     with Tracking(
-        ["wandb:consortium"], tmp_path / "run", name="sync", group="demo", config={"a": 1}, warn=said.append
+        ["wandb:consortium"], tmp_path / "run", name="sync", group="demo", config={"a": 1}, warn=warnings.append
     ) as tracking:
         play(runs[0], tracking)
-    assert said == []
+    assert warnings == []
 
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
@@ -395,9 +396,9 @@ def test_wandb_writes_files_where_there_is_no_key(
     config = {item.key: item.value_json for item in started.config.update}
     assert config["a"] == "1" and "digits" in config["facts"]
     assert started.host == "metis" and not started.git.remote_url
-    told = []
+    logged = []
     for record in read:
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): float(item.value_json) for item in record.history.item}
-            told.append({name: value for name, value in items.items() if not name.startswith("_")})
-    assert told == [{"version": point.version, **scalars(point)} for point in runs[0].history]
+            logged.append({name: value for name, value in items.items() if not name.startswith("_")})
+    assert logged == [{"version": point.version, **scalars(point)} for point in runs[0].history]

@@ -51,7 +51,7 @@ def test_the_summary_keeps_its_contract(saved: tuple[Run, Path]) -> None:
 
 
 def test_a_run_comes_back_from_its_directory(saved: tuple[Run, Path]) -> None:
-    """The same summary, history, bill, timeline and weights."""
+    """The same summary, history, costs, timeline and weights."""
     run, out = saved
     again = Run.load(out)
 
@@ -82,7 +82,7 @@ def test_a_run_directory_holds_what_it_should(saved: tuple[Run, Path]) -> None:
 
 
 def test_the_setting_is_there_before_the_first_event(saved: tuple[Run, Path], tmp_path: Path) -> None:
-    """So that whoever watches a run from outside can fold its events; it is the one that the summary holds."""
+    """So that an observer of a run can fold its events; it is the one that the summary holds."""
     run, out = saved
     run.setting.save(tmp_path)
 
@@ -169,8 +169,8 @@ def test_a_summary_that_is_none_is_refused(copy: Path, text: str) -> None:
 def test_a_summary_with_values_of_other_types_is_refused(copy: Path, path: str, wrong: object) -> None:
     """Before anybody computes with them."""
     summary = json.loads((copy / "summary.json").read_text())
-    place, _, key = path.rpartition(".")
-    {"": summary, "setting": summary["setting"], "learner": summary["setting"]["learners"][0]}[place][key] = wrong
+    part, _, key = path.rpartition(".")
+    {"": summary, "setting": summary["setting"], "learner": summary["setting"]["learners"][0]}[part][key] = wrong
     (copy / "summary.json").write_text(json.dumps(summary))
 
     with pytest.raises(DataError, match=r"summary.json is not the summary of a run"):
@@ -179,7 +179,7 @@ def test_a_summary_with_values_of_other_types_is_refused(copy: Path, path: str, 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.98])
 def test_truncated_events_are_noticed(copy: Path, kept: float) -> None:
-    """They do not lead to the summary beside them."""
+    """They do not lead to the summary next to them."""
     content = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(content[: int(kept * len(content))])
 

@@ -187,7 +187,7 @@ def test_what_is_put_is_got(tmp_path_factory: pytest.TempPathFactory, vectors: l
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be replaced there")
 def test_a_replaced_or_removed_file_does_not_disturb_a_reader(tmp_path: Path) -> None:
-    """Whoever holds the old model keeps it to the last bit."""
+    """A reference to the old model keeps it to the last bit."""
     store = DiskStore(tmp_path)
     old = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
     store.put("a", old)

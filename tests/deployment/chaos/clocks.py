@@ -13,7 +13,7 @@ from deployment.chaos.harness import Crowd, Federation, Outcome, Process, Tally,
 from deployment.consortium import DAY, Consortium
 from metis.deployment.security.identity import now_utc
 
-_PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime")
+_FOLDERS = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime")
 
 
 class Wall:
@@ -37,7 +37,7 @@ class Wall:
 
 
 def _library() -> Path | None:
-    found = [path for place in _PLACES for path in Path("/").glob(f"{place[1:]}/libfaketimeMT.so.1")]
+    found = [path for folder in _FOLDERS for path in Path("/").glob(f"{folder[1:]}/libfaketimeMT.so.1")]
     return found[0] if found else None
 
 
@@ -62,8 +62,8 @@ def row_22(tmp: Path, times: int) -> Outcome:
     _controller_is_set(tally, tmp, times)
     if times > 1:  # with torch
         _learners_are_off(tally, tmp)
-    said = _certificates(tally, tmp)
-    return tally.outcome(expected, f"{tally.tried} clocks off or set, 0 wrong decisions; {said}")
+    message = _certificates(tally, tmp)
+    return tally.outcome(expected, f"{tally.tried} clocks off or set, 0 wrong decisions; {message}")
 
 
 def _course_is_sound(tally: Tally, here: Federation, elapsed: float) -> None:
@@ -128,8 +128,10 @@ def _learners_are_off(tally: Tally, tmp: Path) -> None:
             for name, learner in running.items():
                 tally.check(learner.code is None, f"'{name}' ended with {learner.code}")
                 tally.check(len(events(here, "update_committed", name)) > counted[name], f"'{name}' does not count")
-                told = [line for line in learner.told("warning") if "the clock of this machine is off by" in line]
-                tally.check(len(told) == 1, f"'{name}' was told {len(told)} times that its clock is off")
+                warnings = [
+                    line for line in learner.printed("warning") if "the clock of this machine is off by" in line
+                ]
+                tally.check(len(warnings) == 1, f"'{name}' was warned {len(warnings)} times that its clock is off")
                 tally.check(any(f"the clock of '{name}' is off by" in line for line in here.warnings()), f"{name}")
         finally:
             for learner in running.values():
@@ -143,7 +145,7 @@ def _certificates(tally: Tally, tmp: Path) -> str:
     made = now_utc() - 100 * DAY
     learner, main = ours.kit("north", made=made), ours.controller(made=made)
     here = Federation(tmp / "dates", ("north",), numbers=400, identity=main.folder)
-    said = ""
+    message = ""
     for offset, words, date in (
         ("@1970-01-02 00:00:00", "is not valid before", made),
         ("-101d", "is not valid before", made),
@@ -161,8 +163,8 @@ def _certificates(tally: Tally, tmp: Path) -> str:
             shown = f"{words} {date.astimezone(timezone.utc):%Y-%m-%d}" if words == "expired on" else words
             for needed in (shown, "this machine's clock says", "1970" if "1970" in offset else str(_year(offset))):
                 tally.check(needed in text, f"{offset}: {command[0]} does not say '{needed}': {text[-300:]}")
-            said = text.strip().splitlines()[0] if text.strip() else ""
-    return f"exit 2: …{said.partition('the certificate of ')[2][:70]}"
+            message = text.strip().splitlines()[0] if text.strip() else ""
+    return f"exit 2: …{message.partition('the certificate of ')[2][:70]}"
 
 
 def _year(offset: str) -> int:

@@ -38,8 +38,8 @@ class Counted:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             lines = str(report.longrepr).strip().splitlines()
-            told = [line for line in lines if line.startswith("E ")] or lines
-            self._problems.append(f"{report.nodeid.split('::')[-1]}: {told[0].removeprefix('E').strip()}")
+            shown = [line for line in lines if line.startswith("E ")] or lines
+            self._problems.append(f"{report.nodeid.split('::')[-1]}: {shown[0].removeprefix('E').strip()}")
         elif report.when == "call" and report.passed:
             self._passed += 1
 

@@ -26,16 +26,16 @@ def row_30(tmp: Path, times: int) -> Outcome:
         tally.problems.append(f"it ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
         return tally.outcome("all served", "nothing was measured")
     figures = json.loads(out.read_text())
-    told = []
+    summaries = []
     for when, name in (("first", "at once"), ("second", "after the kill")):
         found = figures[when]
         tally.tried += 2 * count
         tally.check(found["joined"] == count, f"{name}: {found['joined']} of {count} joined")
         tally.check(found["handed_in"] == count, f"{name}: {found['handed_in']} of {count} handed in")
         tally.check(not found["failures"], f"{name}: {found['failures'][:1]}")
-        told.append(f"{name} join p50 {found['join_p50']:.1f} s, p99 {found['join_p99']:.1f} s")
+        summaries.append(f"{name} join p50 {found['join_p50']:.1f} s, p99 {found['join_p99']:.1f} s")
     memory = (figures["second"]["peak"] - figures["idle"]["rss"]) * 1e3 / count
     return tally.outcome(
         "all are served, both times; 0 failures",
-        f"{count} learners, 0 failures; {'; '.join(told)}; {memory:.0f} kB a learner at the peak",
+        f"{count} learners, 0 failures; {'; '.join(summaries)}; {memory:.0f} kB a learner at the peak",
     )

@@ -117,15 +117,15 @@ class Damage:
 
 
 def damages(folder: Path, offsets: int) -> list[Damage]:
-    """So many places in every file, spread evenly."""
+    """This many offsets in every file, spread evenly."""
     found = []
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if not path.is_file() or path.name == "LOCK" or name.startswith("run/"):
-            continue  # made anew at every start
+            continue  # made again at every start
         size = path.stat().st_size
-        places = sorted({i * size // offsets for i in range(offsets)}) if size else []
-        found += [Damage(name, kind, place) for kind in ("flip", "truncate") for place in places]
+        positions = sorted({i * size // offsets for i in range(offsets)}) if size else []
+        found += [Damage(name, kind, position) for kind in ("flip", "truncate") for position in positions]
         found.append(Damage(name, "missing"))
     return found
 
@@ -213,7 +213,7 @@ def _through_the_command(tally: Tally, here: Federation, whole: Path, damage: Da
 
 def row_26(tmp: Path, times: int) -> Outcome:
     """state folder: made by an older, a newer, another program"""
-    tally, said = Tally(), ""
+    tally, message = Tally(), ""
     with Federation(tmp, numbers=400) as here, Crowd(here) as crowd:
         controller = here.start()
         here.advance(3)
@@ -237,9 +237,9 @@ def row_26(tmp: Path, times: int) -> Outcome:
             tally.check(words in text and "controller.db" in text, f"{change}: {text[-300:]}")
             tally.check("Traceback" not in text, f"{change}: a traceback")
             tally.check(_digest(copy) == before, f"{change}: the refused folder was changed")
-            said = text.strip().replace(f"{copy}/", "")
+            message = text.strip().replace(f"{copy}/", "")
             shutil.rmtree(copy)
-    return tally.outcome("refuses with a sentence, and changes nothing", f"exit 2: {said[:90]}")
+    return tally.outcome("refuses with a sentence, and changes nothing", f"exit 2: {message[:90]}")
 
 
 def _elsewhere(here: Federation, folder: Path) -> list[object]:

@@ -138,7 +138,7 @@ class Process:
             file.seek(self._begin)
             return file.read().decode(errors="replace")
 
-    def told(self, kind: str | None = None) -> list[str]:
+    def printed(self, kind: str | None = None) -> list[str]:
         """The sentences of its JSON lines, and its other lines if no kind is asked for."""
         found = []
         for line in self.text().splitlines():
@@ -152,13 +152,13 @@ class Process:
         return found
 
     def wait_for(self, words: str, count: int = 1, seconds: float = HANG) -> None:
-        """Until it has said something so many times."""
+        """Until it has printed something this many times."""
         end = time.monotonic() + seconds
-        while sum(words in line for line in self.told()) < count:
-            gone = self.code is not None and sum(words in line for line in self.told()) < count
+        while sum(words in line for line in self.printed()) < count:
+            gone = self.code is not None and sum(words in line for line in self.printed()) < count
             if gone or time.monotonic() > end:
                 how = f"ended with {self.code}" if gone else f"has not in {seconds:.0f} s"
-                raise AssertionError(f"'{words}' was to be said, but the process {how}: {self.text()[-1500:]}")
+                raise AssertionError(f"'{words}' was expected, but the process {how}: {self.text()[-1500:]}")
             time.sleep(0.02)
 
     def signal(self, number: int) -> None:
@@ -171,7 +171,7 @@ class Process:
         self._popen.wait(HANG)
 
     def wait(self, seconds: float = HANG) -> int:
-        """Its exit code; a process that does not end is killed and told."""
+        """Its exit code; a process that does not end is killed and reported."""
         try:
             return self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -256,7 +256,7 @@ POLICIES = {
 class Federation:
     """A federation's file, its state folder and its one controller, which may be ended and started as often as wanted.
 
-    With `numbers` its state is begun here, with a model of so many numbers, as `metis controller` would begin it but
+    With `numbers` its state is begun here, with a model of that many numbers, as `metis controller` would begin it but
     without torch: then only light learners can take part. Without, the site file is used.
     """
 
@@ -334,7 +334,7 @@ class Federation:
             return dict(json.load(answer))
 
     def version(self) -> int:
-        """Of the newest community model, from what the controller said."""
+        """Of the newest community model, from what the controller printed."""
         lines = [line for line in self._lines("round") if line.startswith("community model ")]
         return max((int(line.split()[2]) for line in lines), default=0)
 
@@ -352,7 +352,7 @@ class Federation:
         return self._lines("warning")
 
     def advance(self, versions: int = 2) -> float:
-        """Wait for so many new community models; returns how long it took."""
+        """Wait for this many new community models; returns how long it took."""
         goal = self.version() + versions
         return until(lambda: self.version() >= goal or self._ended(), f"community model {goal}")
 
@@ -366,7 +366,7 @@ class Federation:
         """Let the federation come to its end: the stop rule may be changed between two starts."""
         if self.controller is not None and self.controller.code is None:
             self.controller.kill()
-        self.rounds = self.version() + rounds + 10  # what it published last it may not have told
+        self.rounds = self.version() + rounds + 10  # it may not have printed what it published last
         controller = self.start("--set", f"stop.rounds={self.rounds}", listening=False)
         code = controller.wait()
         if code:
@@ -481,7 +481,7 @@ class Truth:
 
 
 def recompute(federation: Federation, crowd: Crowd) -> Truth:
-    """Feed the journal to a fresh controller of the core, every local model trained anew, and compare.
+    """Feed the journal to a fresh controller of the core, every local model trained again, and compare.
 
     Compared are every receipt with the journal, every local model and every published community model bit for bit, the
     whole trace of events and actions letter for letter, and the final model as it lies on disk and at the learners.

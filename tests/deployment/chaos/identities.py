@@ -64,11 +64,11 @@ def _refusals(here: Federation, ours: Consortium, theirs: Consortium, north: Kit
         Refusal("plain text", _plain(here), ("requires TLS: give --identity",)),
     ]
     commands = here.command("--listen", "127.0.0.1:0", "--http", "")
-    place = commands.index(here.identity)
+    index = commands.index(here.identity)
     return [
         *learners,
         *(
-            Refusal(f"controller: {what}", [*commands[:place], kit, *commands[place + 1 :]], words)
+            Refusal(f"controller: {what}", [*commands[:index], kit, *commands[index + 1 :]], words)
             for what, (kit, words) in controllers.items()
         ),
     ]
@@ -113,7 +113,7 @@ def row_27(tmp: Path, times: int) -> Outcome:
 
 
 def _revoked(tally: Tally, here: Federation, crowd: Crowd, ours: Consortium) -> None:
-    """Its connection is open and it has work in hand; the other learner is not disturbed."""
+    """Its connection is open and it has an open task; the other learner is not disturbed."""
     tally.tried += 1
     victim = next(learner for learner in crowd.learners if learner.name == "south")
     done = metis("certificates", "revoke", "south", "--ca", ours.folder / "ca", "--kit", here.identity, cwd=here.folder)
@@ -149,7 +149,7 @@ def row_28(tmp: Path, times: int) -> Outcome:
                         words = "another process with the certificate of 'north' has connected"
                         tally.check(words in first.text(), f"the older one says {first.text()[-300:]}")
                         alarm = "a second process with the certificate of 'north'"
-                        tally.check(any(alarm in line for line in here.warnings()), "the operator is not told")
+                        tally.check(any(alarm in line for line in here.warnings()), "the operator is not warned")
                         second.wait_for("handed in")
             tally.check(south.code is None and not events(here, "learner_left", "south"), "the other was disturbed")
         tally.tried += 1

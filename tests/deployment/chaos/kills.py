@@ -25,7 +25,7 @@ from deployment.power_loss import enumerate_power_losses
 from metis.deployment.controller.disk import EXIT_DISK_FAILED
 
 # Where a running controller is struck, and how deep: receiving, committing, mixing, publishing, taking snapshots,
-# collecting and answering all come within so many calls.
+# collecting and answering all come within this many calls.
 CALLS = {
     "pwrite64": 24, "fsync": 12, "write": 16, "rename": 8, "fdatasync": 6, "sendmsg": 16, "openat": 12, "unlink": 6,
     "recvmsg": 12, "pread64": 12, "lseek": 4,
@@ -73,8 +73,8 @@ def row_01(tmp: Path, times: int) -> Outcome:
     traced = strace_problem() is None
     spread = points()
     share = -(-times // len(POLICIES))
-    for place, policy in enumerate(POLICIES):
-        chosen = [spread[(i * len(POLICIES) + place) % len(spread)] for i in range(share)]
+    for index, policy in enumerate(POLICIES):
+        chosen = [spread[(i * len(POLICIES) + index) % len(spread)] for i in range(share)]
         with Federation(tmp / policy, policy=policy, numbers=NUMBERS) as federation, Crowd(federation) as crowd:
             for number, (call, when) in enumerate(chosen):
                 tally.tried += 1
@@ -161,8 +161,8 @@ def row_24(tmp: Path, times: int) -> Outcome:
                 code, text = controller.code, controller.text()
                 tally.check(code == EXIT_DISK_FAILED, f"{call} {when}: exit code {code}: {text[-300:]}")
                 tally.check("Traceback" not in text, f"{call} {when}: a traceback")
-                said = [line for line in controller.told() if "restart with the same command" in line]
-                tally.check(len(said) == 1, f"{call} {when}: not one sentence: {text[-300:]}")
+                sentences = [line for line in controller.printed() if "restart with the same command" in line]
+                tally.check(len(sentences) == 1, f"{call} {when}: not one sentence: {text[-300:]}")
             else:
                 controller.kill()
         federation.finish()

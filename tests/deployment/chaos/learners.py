@@ -40,14 +40,14 @@ def row_05(tmp: Path, times: int) -> Outcome:
                 here.advance(2)  # rounds close at their deadlines without it, long before its lease ends
                 waited = time.monotonic() - gone
                 tally.check(waited < 12 or number, f"the rounds waited {waited:.0f} s for it")
-                if number % 2:  # its lease ends: it has left, and joins anew
+                if number % 2:  # its lease ends: it has left, and joins again
                     until(lambda: "b" not in _present(here), "its lease ends", 40)
                     here.advance(1)
                 victim = later.enter_context(here.learner("b", "--pace", 0.05))
                 victim.wait_for("task ", 1)
                 back.append(time.monotonic() - victim.started)
                 if number % 2 == 0:
-                    again = any(line.startswith(f"task {task}:") for line in victim.told("task"))
+                    again = any(line.startswith(f"task {task}:") for line in victim.printed("task"))
                     late = _task_of(here, "b") != task
                     tally.check(again or late, f"it did not get task {task} again")
                 victim.wait_for("handed in")
@@ -55,7 +55,7 @@ def row_05(tmp: Path, times: int) -> Outcome:
             tally.check(left == times // 2, f"it left {left} times, expected {times // 2}")
         tally.check(not events(here, "learner_left", "a"), "the other learner was declared dead")
     return tally.outcome(
-        "rounds close at their deadlines without it; restarted it gets its task again, after its lease it joins anew",
+        "rounds close at their deadlines without it; restarted it gets its task again, after its lease it joins again",
         f"{tally.tried} kills, back at work {percentile(back, 0.5):.1f} s after its start (torch included)",
     )
 
@@ -112,7 +112,7 @@ def augment(inputs, generator):
             tally.tried = times
             tally.check(not events(here, "learner_left"), "it was declared dead")
             tally.check(not here.warnings(), f"warnings: {here.warnings()}")
-            tally.check(len(learner.told("connected")) == 1, "it lost its connection")
+            tally.check(len(learner.printed("connected")) == 1, "it lost its connection")
     return tally.outcome(
         "heartbeats come from another process: not declared dead", f"{times} tasks of 7 s and more, lease 4 s, 0 deaths"
     )
@@ -156,7 +156,7 @@ def row_33(tmp: Path, times: int) -> Outcome:
                     tally.tried += 1
                     _kill_child(learner)
                     learner.wait_for("starting another one")
-                    learner.wait_for("handed in", len(learner.told("handed_in")) + 1)
+                    learner.wait_for("handed in", len(learner.printed("handed_in")) + 1)
                     tally.check(learner.code is None, "the learner did not survive the death of its child")
                     _is_set_aside(tally, here, learner, tmp / "mine")
                 _dies_again_and_again(tally, here, tmp / "mine")
@@ -177,15 +177,16 @@ def _file(path: Path, text: str) -> Path:
 def _fails_and_recovers(tally: Tally, here: Federation, learner: Process, order: Path, what: str, words: str) -> None:
     """Fewer failures than are allowed, then it works again."""
     tally.tried += 1
-    failed = len(learner.told("failed"))
+    failed = len(learner.printed("failed"))
     order.write_text(what)
-    until(lambda: len(learner.told("failed")) > failed, f"{what} is reported")
+    until(lambda: len(learner.printed("failed")) > failed, f"{what} is reported")
     order.write_text("nothing")
-    tally.check(words in learner.told("failed")[failed], f"{what}: it says {learner.told('failed')[failed]!r}")
-    handed = len(learner.told("handed_in"))
-    until(lambda: len(learner.told("handed_in")) > handed, "it hands in again")
+    tally.check(words in learner.printed("failed")[failed], f"{what}: it says {learner.printed('failed')[failed]!r}")
+    handed = len(learner.printed("handed_in"))
+    until(lambda: len(learner.printed("handed_in")) > handed, "it hands in again")
     until(
-        lambda: any(words in event["reason"] for event in events(here, "task_failed", "a")), "the controller was told"
+        lambda: any(words in event["reason"] for event in events(here, "task_failed", "a")),
+        "it is reported",
     )
 
 
@@ -217,7 +218,7 @@ def _dies_again_and_again(tally: Tally, here: Federation, order: Path) -> None:
             _kill_child(learner)
         code = learner.wait()
         tally.check(code == 1, f"after three deaths it ended with {code}")
-        tally.check(any("3 times in a row" in line for line in learner.told("error")), learner.text()[-300:])
+        tally.check(any("3 times in a row" in line for line in learner.printed("error")), learner.text()[-300:])
 
 
 def _with_a_full_disk(tally: Tally, here: Federation, order: Path, disk: Path) -> None:
@@ -232,11 +233,11 @@ def _with_a_full_disk(tally: Tally, here: Federation, order: Path, disk: Path) -
             ballast = fill(disk)
             learner.wait_for("failed:")
             tally.check(
-                any("No space left" in line for line in learner.told("failed")), f"{learner.told('failed')[:1]}"
+                any("No space left" in line for line in learner.printed("failed")), f"{learner.printed('failed')[:1]}"
             )
             ballast.unlink()
-            handed = len(learner.told("handed_in"))
-            until(lambda: len(learner.told("handed_in")) > handed or learner.told("set_aside"), "it works again")
+            handed = len(learner.printed("handed_in"))
+            until(lambda: len(learner.printed("handed_in")) > handed or learner.printed("set_aside"), "it works again")
             tally.check(learner.code is None, f"a full disk ended it with {learner.code}")
 
 
@@ -272,5 +273,5 @@ def _present(here: Federation) -> set[str]:
 
 
 def _in_training(here: Federation, name: str, learner: Process) -> None:
-    """Until it has a task in hand that it has not handed in."""
-    until(lambda: len(learner.told("task")) > len(learner.told("trained")), f"'{name}' trains")
+    """Until it has an open task that it has not handed in."""
+    until(lambda: len(learner.printed("task")) > len(learner.printed("trained")), f"'{name}' trains")

@@ -1,4 +1,4 @@
-"""What an administrator may get wrong: said in one sentence with the remedy, before anything is begun."""
+"""What an administrator may get wrong: reported in one sentence with the remedy, before anything is begun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from deployment.chaos.harness import Federation, Outcome, Tally, events, metis
 
 OTHER_NETWORK = "\ndef network():\n    return nn.Linear(20, 7)\n"
-# What is changed in the file or the command, and what must be said.
+# What is changed in the file or the command, and what the message must contain.
 MISTAKES: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("lambda = 0", ["--set", "policy.slowest_learner_epochs=0"], ("is 0, must be greater than 0",)),
     ("minimum > learners", ["--set", "deployment.minimum=5"], ("deployment.minimum is 5", "must be between 1 and 2")),

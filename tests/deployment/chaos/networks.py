@@ -43,7 +43,7 @@ def row_19(tmp: Path, times: int) -> Outcome:
                 proxy.partition(up=up, down=down)
                 others = _counted(here, "b")
                 time.sleep(seconds)
-                what = f"{phase}, {'both ways' if up and down else 'up' if up else 'down'}, {seconds:g} s"
+                what = f"{phase}, {'both directions' if up and down else 'up' if up else 'down'}, {seconds:g} s"
                 tally.check(seconds < 5 or _counted(here, "b") > others, f"{what}: the other learner stood still")
                 counted = _counted(here, "a")
                 proxy.heal()
@@ -56,7 +56,9 @@ def row_19(tmp: Path, times: int) -> Outcome:
                 left <= long, f"it left {left} times, but its line was cut for longer than its lease {long} times"
             )
             tally.check(not events(here, "learner_left", "b"), "the other learner was declared dead")
-            lost = [line for line in far.told("failed") if "has no task that is based on" not in line]  # void meanwhile
+            lost = [
+                line for line in far.printed("failed") if "has no task that is based on" not in line
+            ]  # void meanwhile
             tally.check(not lost, f"work was lost: {lost}")
     return tally.outcome(
         "heals by itself, in every phase and direction; others go on",
@@ -68,7 +70,7 @@ def row_19(tmp: Path, times: int) -> Outcome:
 def _reach(phase: str, proxy: Proxy, learner: Process) -> None:
     """Wait for the learner to be in the middle of training, of sending its model, or of fetching one."""
     if phase == "training":
-        until(lambda: len(learner.told("task")) > len(learner.told("trained")), "it trains")
+        until(lambda: len(learner.printed("task")) > len(learner.printed("trained")), "it trains")
         time.sleep(0.3)
         return
     way = proxy.up if phase == "upload" else proxy.down
@@ -90,10 +92,10 @@ def row_20(tmp: Path, times: int) -> Outcome:
             far.wait_for("handed in")
             for number in range(times):
                 tally.tried += 1
-                connected, counted = len(far.told("connected")), _counted(here, "a")
+                connected, counted = len(far.printed("connected")), _counted(here, "a")
                 time.sleep(0.4 * number)
                 proxy.vanish()
-                found.append(until(lambda: len(far.told("connected")) > connected, "the learner notices"))  # noqa: B023
+                found.append(until(lambda: len(far.printed("connected")) > connected, "the learner notices"))  # noqa: B023
                 until(lambda: _counted(here, "a") > counted, "its updates count")  # noqa: B023
             tally.check(not events(here, "learner_left"), "a learner that came back in time was declared dead")
             # And one that never comes back: the controller must notice by itself.
@@ -102,7 +104,7 @@ def row_20(tmp: Path, times: int) -> Outcome:
             far.kill()
             gone = until(lambda: events(here, "learner_left", "a"), "the controller notices")
     return tally.outcome(
-        "found by keepalive in about 25 s; the learner dials anew and goes on; one that is gone loses its lease",
+        "found by keepalive in about 25 s; the learner dials again and goes on; one that is gone loses its lease",
         f"found after {max(found, default=0):.1f} s at most; a vanished learner left {gone:.0f} s later (lease 30 s)",
     )
 
@@ -157,9 +159,9 @@ def row_16(tmp: Path, times: int) -> Outcome:
             seconds = (time.monotonic() - began) / (2 + times)
             tally.tried = 2 + times
             tally.check(not events(here, "learner_left"), "a slow learner was declared dead")
-            lost = len(far.told("connected")) - 1
+            lost = len(far.printed("connected")) - 1
             tally.check(not lost, f"its connection was lost {lost} times")
     return tally.outcome(
         "not ended, not declared dead",
-        f"{tally.tried} updates of 2.8 MB both ways in {seconds:.0f} s each, lease 15 s, connection kept",
+        f"{tally.tried} updates of 2.8 MB in both directions in {seconds:.0f} s each, lease 15 s, connection kept",
     )

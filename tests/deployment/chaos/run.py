@@ -131,8 +131,8 @@ def lines_of(done: Sequence[tuple[Row, Outcome]], *, markdown: bool) -> Iterable
     widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
     widths[4] = min(widths[4], 140)  # what went wrong may be longer
     for row in (HEAD, *cells):
-        shown = [cell.rjust(width) if place == 2 else cell.ljust(width)
-                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        shown = [cell.rjust(width) if column == 2 else cell.ljust(width)
+                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
         yield "  ".join(shown).rstrip()
 
 

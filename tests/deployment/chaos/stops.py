@@ -99,14 +99,14 @@ def row_38(tmp: Path, times: int) -> Outcome:
 
 def _no_step_lost(tally: Tally, here: Federation, name: str, learner: Process) -> None:
     """What the learner trained is what the controller counted, task by task."""
-    trained = [line.split()[1].strip(":") for line in learner.told("trained")]
+    trained = [line.split()[1].strip(":") for line in learner.printed("trained")]
     tally.check(len(trained) == len(set(trained)), f"'{name}' trained a task twice: {trained}")
-    tally.check(not learner.told("failed"), f"'{name}' lost work: {learner.told('failed')}")
-    handed = [line.split()[1].strip(":") for line in learner.told("handed_in")]
+    tally.check(not learner.printed("failed"), f"'{name}' lost work: {learner.printed('failed')}")
+    handed = [line.split()[1].strip(":") for line in learner.printed("handed_in")]
     counted = {str(event["task"]): event["steps"] for event in events(here, "update_request", name)}
     missing = [task for task in handed if task not in counted]
     tally.check(not missing, f"'{name}' handed in {missing}, which do not count")
-    steps = {line.split()[1].strip(":"): int(line.split()[3]) for line in learner.told("trained")}
+    steps = {line.split()[1].strip(":"): int(line.split()[3]) for line in learner.printed("trained")}
     wrong = [task for task in handed if counted.get(task) != steps.get(task)]
     tally.check(not wrong, f"'{name}': the steps of {wrong} are not those that were trained")
     sent = [event["task"] for event in events(here, "send_task", name)]
@@ -115,7 +115,7 @@ def _no_step_lost(tally: Tally, here: Federation, name: str, learner: Process) -
 
 def row_39(tmp: Path, times: int) -> Outcome:
     """two controllers on one state folder, and on one port"""
-    tally, said = Tally(), ""
+    tally, message = Tally(), ""
     other = Federation(tmp / "other", numbers=2000)
     with Federation(tmp, numbers=2000) as here:
         first = here.start()
@@ -124,7 +124,7 @@ def row_39(tmp: Path, times: int) -> Outcome:
                 tally.tried += 2
                 second = metis(*here.command("--listen", "127.0.0.1:0", "--http", ""), cwd=here.folder)
                 _refused(tally, second.returncode, second.stdout + second.stderr, f"process id {first.pid}")
-                said = second.stderr.strip().replace(f"{tmp}/", "")
+                message = second.stderr.strip().replace(f"{tmp}/", "")
                 port = metis(*other.command("--listen", here.address, "--http", ""), cwd=here.folder)
                 _refused(tally, port.returncode, port.stdout + port.stderr, "in use")
             here.advance(2)
@@ -133,7 +133,7 @@ def row_39(tmp: Path, times: int) -> Outcome:
             crowd.join()
             tally.problems += recompute(here, crowd).problems
     return tally.outcome(
-        "the second refuses at once and names the first, which is not disturbed", f"exit 2: {said[:90]}"
+        "the second refuses at once and names the first, which is not disturbed", f"exit 2: {message[:90]}"
     )
 
 

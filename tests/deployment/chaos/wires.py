@@ -27,10 +27,10 @@ WIRE = {
         "uploads broken off",
     ),
     6: ("an update sent 100 times at once, and after a restart", "one effect, the same receipt for all", "sendings"),
-    7: ("the same task with other bytes", "ALREADY_EXISTS, the first stays, the operator is told", "sendings"),
+    7: ("the same task with other bytes", "ALREADY_EXISTS, the first stays, the operator is warned", "sendings"),
     8: (
         "updates after their round or task; chunks out of order",
-        "told to rebase, nothing changes; OUT_OF_RANGE names the byte expected",
+        "asked to rebase, nothing changes; OUT_OF_RANGE names the byte expected",
         "sendings",
     ),
     9: ("uploads end early and cleanly, at every sixteenth", "0 accepted without the end message", "ends"),

@@ -46,29 +46,29 @@ class PageOfRun:
         self.costs: list[list[Any]] = []
         self.rest: dict[str, Any] = {}
 
-    def add(self, told: dict[str, Any]) -> None:
-        if told.get("reset"):
+    def add(self, news: dict[str, Any]) -> None:
+        if news.get("reset"):
             self.clear()
         for key in ("now", "head", "totals", "problems"):
-            if key in told:
-                self.rest[key] = told[key]
-        if "names" in told:
-            start, *names = told["names"]
+            if key in news:
+                self.rest[key] = news[key]
+        if "names" in news:
+            start, *names = news["names"]
             assert start <= len(self.names), "names are missing"
             self.names[start:] = names
-        for row in told.get("rows", []):
+        for row in news.get("rows", []):
             self.rows[row[0]] = row
-        for index, *flat in told.get("spans", []):
+        for index, *flat in news.get("spans", []):
             spans = self.spans.setdefault(index, [])
             values = iter(flat)
             for kind in values:
                 end = next(values)
                 assert end > (spans[-1][0] if spans else 0.0), "a span must begin where the last one ended"
                 spans.append((end, tuple(next(values) for _ in range(4)) if kind == MIXED else kind))
-        self.versions += told.get("versions", [])
+        self.versions += news.get("versions", [])
         for key in ("history", "costs"):
-            if key in told:
-                start, *points = told[key]
+            if key in news:
+                start, *points = news[key]
                 held = getattr(self, key)
                 assert start <= len(held), f"points of {key} are missing"
                 held[start:] = points
@@ -88,7 +88,7 @@ class PageOfRun:
         return sums
 
     @property
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [problem["text"] for problem in self.rest["problems"]]
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +123,7 @@ def update(at: float, learner: str, task: int, seconds: float, steps: int = 10) 
 
 
 def rounds(count: int, names: Iterable[str] = NAMES, start: float = 0.0, first: int = 0) -> list[Recorded]:
-    """So many synchronous rounds of three seconds; learner k trains for 1 + k % 3 of them."""
+    """This many synchronous rounds of three seconds; learner k trains for 1 + k % 3 of them."""
     names, events = list(names), []
     for number in range(first, first + count):
         begun = start + 3.0 * (number - first)
@@ -159,7 +159,7 @@ def append(path: Path, events: Iterable[Recorded]) -> None:
         file.write(lines(events))
 
 
-def as_json(told: dict[str, Any]) -> dict[str, Any]:
+def as_json(news: dict[str, Any]) -> dict[str, Any]:
     """What arrives of an increment at the other side."""
-    arrived: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
+    arrived: dict[str, Any] = json.loads(json.dumps(news, allow_nan=False))
     return arrived

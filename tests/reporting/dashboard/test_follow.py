@@ -86,7 +86,7 @@ def test_a_file_that_was_cut_is_read_anew(path: Path) -> None:
 
 
 def test_another_file_in_its_place_is_read_anew(path: Path) -> None:
-    """As by a run that is begun anew with --force; even if it is longer already."""
+    """As by a run that is started again with --force; even if it is longer already."""
     add(path, b"one\n")
     tail = Tail(path)
     tail.read()
@@ -100,7 +100,7 @@ def test_another_file_in_its_place_is_read_anew(path: Path) -> None:
 
 
 def test_a_file_written_anew_beyond_its_old_length_is_noticed(path: Path) -> None:
-    """The same file, cut and filled between two looks: what is before the place of reading has changed."""
+    """The same file, cut and filled between two looks: what is before the position of reading has changed."""
     add(path, b"one\ntwo\n")
     tail = Tail(path)
     tail.read()
@@ -133,7 +133,7 @@ def test_a_file_that_is_gone_is_told_once(path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is no trace at all must not fill the memory."""
+    """A file that is not a trace at all must not fill the memory."""
     monkeypatch.setattr(follow, "_LONGEST_LINE", 1000)
     add(path, b"x" * 5000)
 
@@ -145,7 +145,7 @@ def test_a_line_without_an_end_is_refused(path: Path, monkeypatch: pytest.Monkey
 
 
 def named(folder: Path) -> list[str]:
-    return [place.name for place in runs_in(folder)]
+    return [run.name for run in runs_in(folder)]
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:
@@ -185,27 +185,27 @@ def test_the_state_folder_of_a_controller(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     (state / "controller.db").touch()
-    place = RunFolder("state", state / "run", state)
-    assert runs_in(state) == [place]
-    assert not place.alive
+    run = RunFolder("state", state / "run", state)
+    assert runs_in(state) == [run]
+    assert not run.alive
 
     write_run(state / "run", joined())
-    assert runs_in(state) == [place]
+    assert runs_in(state) == [run]
     assert runs_in(state / "run") == [RunFolder("run", state / "run", state)]
 
 
 def test_a_controller_is_alive_while_its_process_is(tmp_path: Path) -> None:
     """One that was killed leaves its announcement behind."""
-    place = RunFolder("run", tmp_path / "run", tmp_path)
+    run = RunFolder("run", tmp_path / "run", tmp_path)
     announce(tmp_path, listen="127.0.0.1:1", http=None, run="r")
-    assert place.alive
+    assert run.alive
 
     program = (
         "import sys; from pathlib import Path; from metis.deployment.controller.announcement import announce\n"
         "announce(Path(sys.argv[1]), listen='127.0.0.1:1', http=None, run='r')"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, env={**os.environ})
-    assert not place.alive
+    assert not run.alive
 
 
 # --- settings ---------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_without_a_setting_the_folder_gives_the_name(tmp_path: Path, content: st
 
 
 def test_a_setting_that_is_written_anew_is_noticed(tmp_path: Path) -> None:
-    """The summary at the end of a run is no new setting."""
+    """The summary at the end of a run is not a new setting."""
     assert setting_version(tmp_path) == (0, 0)
     write_run(tmp_path, rounds(0))
     first = setting_version(tmp_path)

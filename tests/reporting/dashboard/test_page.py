@@ -73,7 +73,7 @@ class Visit:
         self.errors: list[str] = []
         self.context.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.goto(url)
 
     def window(self) -> tuple[float, float]:
@@ -89,10 +89,10 @@ class Visit:
             self.page.wait_for_timeout(50)
         raise AssertionError(f"the timeline shows {self.window()}")
 
-    def column(self, place: int) -> list[str]:
+    def column(self, number: int) -> list[str]:
         """What stands in one column of the table, as it is shown."""
         return [
-            cell.strip() for cell in self.page.locator(f"#rows tr:not(.space) > :nth-child({place})").all_inner_texts()
+            cell.strip() for cell in self.page.locator(f"#rows tr:not(.space) > :nth-child({number})").all_inner_texts()
         ]
 
 
@@ -205,7 +205,7 @@ def test_the_systems_theme_is_the_first(browser: Any, served: DashboardServer) -
 
 
 def test_the_table_sorts_and_finds(visit: Visit) -> None:
-    """A second click turns the order; assistive technology is told."""
+    """A second click turns the order; it is announced to assistive technology."""
     page = visit.page
     assert visit.column(1) == list(NAMES)
     heading = page.get_by_role("columnheader", name="Time per batch")

@@ -67,9 +67,9 @@ def served(folder: Path) -> Iterator[DashboardServer]:
 
 
 def connect(url: str) -> http.client.HTTPConnection:
-    place = urlsplit(url)
-    assert place.hostname is not None
-    return http.client.HTTPConnection(place.hostname, place.port, timeout=HANG)
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=HANG)
 
 
 def ask(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
@@ -115,8 +115,8 @@ class Listener:
     def _take(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "hello":
             self.hello, self.runs = data, {}
-        for told in data.get("runs", []) if kind == "news" else []:
-            self.runs.setdefault(told["id"], PageOfRun()).add(told)
+        for news in data.get("runs", []) if kind == "news" else []:
+            self.runs.setdefault(news["id"], PageOfRun()).add(news)
 
     def until(self, run: str, **totals: Any) -> PageOfRun:
         """Listen until the totals of a run are these."""
@@ -236,10 +236,10 @@ def test_a_damaged_file_is_told_in_words(served: DashboardServer, folder: Path) 
     page.until("sync", version=2)
     with (folder / "sync" / "events.jsonl").open("a") as file:
         file.write("garbage\n")
-    while not page.runs["sync"].told:
+    while not page.runs["sync"].notices:
         page.next()
 
-    assert "is not valid" in page.runs["sync"].told[0]
+    assert "is not valid" in page.runs["sync"].notices[0]
     page.close()
 
 
@@ -293,14 +293,14 @@ def test_there_is_room_for_so_many_pages_only(served: DashboardServer, monkeypat
     for page in pages:
         page.next()
 
-    answer, said = ask(served.url, "/events")
-    assert answer.status == 503 and b"already connected" in said
+    answer, body = ask(served.url, "/events")
+    assert answer.status == 503 and b"already connected" in body
     for page in pages:
         page.close()
 
 
 def test_at_the_end_pages_get_the_final_state(folder: Path) -> None:
-    """What was written last is told before the stream ends."""
+    """What was written last is sent before the stream ends."""
     with DashboardServer(folder, bind("127.0.0.1:0")) as server:
         page = Listener(server.url)
         page.until("sync", version=2)
@@ -330,7 +330,7 @@ def test_the_clock_of_a_real_federation_goes_on(tmp_path: Path) -> None:
         page = Listener(server.url)
         while not page.runs.get(tmp_path.name, PageOfRun()).rest.get("problems"):
             page.next()
-        assert page.runs[tmp_path.name].told == [
+        assert page.runs[tmp_path.name].notices == [
             "'slow' is late: it has not handed in the task that it was given at 0.0 s."
         ]
         page.close()
@@ -343,7 +343,7 @@ def test_a_refused_update_reaches_the_page(served: DashboardServer, folder: Path
     append(folder / "sync" / "events.jsonl", [sent(6.0, "slow", 6), update(7.0, "slow", 6, 1.0), (7.0, refused)])
     page.until("sync", refused=1)
 
-    assert page.runs["sync"].told == ["An update from 'slow' was refused at 7.0 s: its local model holds NaN."]
+    assert page.runs["sync"].notices == ["An update from 'slow' was refused at 7.0 s: its local model holds NaN."]
     page.close()
 
 
@@ -387,9 +387,9 @@ def test_there_is_nothing_else(served: DashboardServer, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(served: DashboardServer, method: str) -> None:
     for path in ("/", "/events"):
-        answer, said = ask(served.url, path, method)
+        answer, body = ask(served.url, path, method)
         assert answer.status == 405 and answer.headers["Allow"] == "GET, HEAD"
-        assert said == b"the dashboard can be read, and nothing else\n"
+        assert body == b"the dashboard can be read, and nothing else\n"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
@@ -422,9 +422,9 @@ def locked(folder: Path) -> Iterator[DashboardServer]:
 )
 def test_without_the_token_there_is_nothing(locked: DashboardServer, path: str, headers: dict[str, str]) -> None:
     """Neither the page nor the stream, nor what exists."""
-    answer, said = ask(locked.url, path, **headers)
+    answer, body = ask(locked.url, path, **headers)
     assert answer.status == 401
-    assert TOKEN.encode() not in said
+    assert TOKEN.encode() not in body
     for wrong in ("?token=", "?token=wrong", f"?token={TOKEN}x", "?token=%00%ff"):
         assert ask(locked.url, path + wrong, **headers)[0].status == 401
 
@@ -493,16 +493,16 @@ def test_addresses_of_ipv6_have_brackets() -> None:
         assert address_of(bound, None) == f"http://[::1]:{bound.getsockname()[1]}/"
 
 
-# --- beside a run -----------------------------------------------------------------------------------
+# --- during a run -----------------------------------------------------------------------------------
 
 
 def test_in_a_process_of_its_own(folder: Path) -> None:
     """It can be reached as soon as its address is known, and ends with the final state."""
-    beside = DashboardProcess(folder, bind("127.0.0.1:0"))
-    page = Listener(beside.url)
+    dashboard = DashboardProcess(folder, bind("127.0.0.1:0"))
+    page = Listener(dashboard.url)
     page.until("sync", version=2)
     append(folder / "sync" / "events.jsonl", [finished(6.0)])
-    assert beside.close() is None
+    assert dashboard.close() is None
     page.rest()
 
     assert page.kinds[-1] == "end"
@@ -520,8 +520,8 @@ def test_it_does_not_outlive_a_run_that_is_killed(folder: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
         "from metis.reporting.dashboard.listening import DashboardProcess, bind\n"
-        "beside = DashboardProcess(Path(sys.argv[1]), bind('127.0.0.1:0'))\n"
-        "print(beside.url, beside._process.pid, flush=True); time.sleep(600)"
+        "dashboard = DashboardProcess(Path(sys.argv[1]), bind('127.0.0.1:0'))\n"
+        "print(dashboard.url, dashboard._process.pid, flush=True); time.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
@@ -549,10 +549,10 @@ def _runs(pid: int) -> bool:
 
 
 def test_what_is_wrong_with_it_can_be_told(folder: Path) -> None:
-    beside = DashboardProcess(folder, bind("127.0.0.1:0"))
-    page = Listener(beside.url)
+    dashboard = DashboardProcess(folder, bind("127.0.0.1:0"))
+    page = Listener(dashboard.url)
     page.next()
-    os.kill(beside._process.pid, signal.SIGKILL)
+    os.kill(dashboard._process.pid, signal.SIGKILL)
     page.close()
 
-    assert beside.close() == "it was killed"
+    assert dashboard.close() == "it was killed"

@@ -60,8 +60,8 @@ def page_of(view: RunView, now: float | None = None) -> PageOfRun:
     return page
 
 
-def told(events: Sequence[Recorded], now: float | None = None) -> list[str]:
-    return page_of(folded(written_setting(), events), now).told
+def notices(events: Sequence[Recorded], now: float | None = None) -> list[str]:
+    return page_of(folded(written_setting(), events), now).notices
 
 
 @pytest.fixture(scope="module", params=sorted(POLICIES))
@@ -89,7 +89,7 @@ def test_increments_add_up_to_a_fold_from_scratch(run: Run, seed: int) -> None:
 
 
 def test_energy_can_be_told_between_two_events(run: Run) -> None:
-    """A row that is told once, and its rate, give the energy of any later moment until its next event."""
+    """A row that is sent once, and its rate, give the energy of any later moment until its next event."""
     cut = len(run.events) * 2 // 3
     view, page = RunView(run.setting), PageOfRun()
     for event in run.events[:cut]:
@@ -97,10 +97,10 @@ def test_energy_can_be_told_between_two_events(run: Run) -> None:
         page.add(as_json(view.increment()))
         for row in page.rows.values():
             if len(row) == len(COLUMNS):
-                row.append(page.rest["now"])  # when it was told
+                row.append(page.rest["now"])  # when it was sent
     fresh = page_of(folded(run.setting, run.events[:cut]))
 
-    at = {name: place for place, name in enumerate(COLUMNS)}
+    at = {name: index for index, name in enumerate(COLUMNS)}
     for index, row in page.rows.items():
         for kind in ("equation", "active", "idle_charged"):
             grown = row[at[kind]] + row[at[f"{kind}_rate"]] * (page.rest["now"] - row[-1])
@@ -108,7 +108,7 @@ def test_energy_can_be_told_between_two_events(run: Run) -> None:
 
 
 def test_it_tells_what_the_run_tells(run: Run) -> None:
-    """History, bill and timeline are those of the report."""
+    """History, costs and timeline are those of the report."""
     page, costs = page_of(folded(run.setting, run.events)), run.costs
 
     measured = [(point.at, point.update_requests, point.version) for point in run.history]
@@ -144,7 +144,7 @@ def test_nothing_is_told_twice() -> None:
 
 
 def test_a_page_that_comes_after_nobody_looked_gets_everything() -> None:
-    """What was not told to anybody is in the snapshot."""
+    """What was not sent to anybody is in the snapshot."""
     view = folded(written_setting(), [*joined(), *rounds(2)])
     view.skip()
 
@@ -208,7 +208,7 @@ def test_a_series_is_bounded_and_told_in_increments(count: int, most: int, data:
 
 
 def test_nothing_is_wrong() -> None:
-    assert told([*joined(), *rounds(2), finished(6.0)]) == []
+    assert notices([*joined(), *rounds(2), finished(6.0)]) == []
 
 
 def test_a_refused_update_is_told_until_the_next_that_counts() -> None:
@@ -216,9 +216,9 @@ def test_a_refused_update_is_told_until_the_next_that_counts() -> None:
     refused = UpdateRefused("slow", 1, "invalid", "its local model holds NaN")
     events = [*joined(), sent(0.0, "slow", 1), update(2.0, "slow", 1, 2.0), (2.0, refused)]
 
-    assert told(events) == ["An update from 'slow' was refused at 2.0 s: its local model holds NaN."]
+    assert notices(events) == ["An update from 'slow' was refused at 2.0 s: its local model holds NaN."]
     events += [sent(2.0, "slow", 2), update(4.0, "slow", 2, 2.0), (4.0, UpdateCommitted("slow", 2, 1.0))]
-    assert told(events) == []
+    assert notices(events) == []
 
 
 def test_an_update_that_came_too_late() -> None:
@@ -226,7 +226,7 @@ def test_an_update_that_came_too_late() -> None:
     late = UpdateRefused("slow", 1, "late", "late: it is based on community model 3, rebase onto 4")
     events = [*joined(), sent(0.0, "slow", 1), update(9.0, "slow", 1, 9.0), (9.0, late)]
 
-    assert told(events) == [
+    assert notices(events) == [
         "An update from 'slow' came too late, at 9.0 s, and was not mixed: "
         "it is based on community model 3, rebase onto 4."
     ]  # fmt: skip
@@ -236,20 +236,20 @@ def test_a_learner_set_aside_is_told_until_it_joins_again() -> None:
     aside = LearnerSetAside("slow", "4 refused updates in a row: no memory left")
     events: list[Recorded] = [*joined(), (5.0, aside)]
 
-    assert told(events) == [
+    assert notices(events) == [
         "'slow' has been set aside since 5.0 s and gets no task until it joins again: "
         "4 refused updates in a row: no memory left."
     ]  # fmt: skip
     row = page_of(folded(written_setting(), events)).row("slow")
     assert STATES[row["state"]] == "set aside"
-    assert told([*events, (6.0, LearnerLeft("slow")), (6.0, LearnerJoined("slow", 5, 5))]) == []
+    assert notices([*events, (6.0, LearnerLeft("slow")), (6.0, LearnerJoined("slow", 5, 5))]) == []
 
 
 def test_away_withdrawn_and_not_there_yet() -> None:
     """Away and gone for good are two things."""
     events = [*joined(NAMES[:2]), (4.0, LearnerLeft("slow")), (5.0, LearnerWithdrawn("fast"))]
 
-    assert told(events) == [
+    assert notices(events) == [
         "'slow' has been away since 4.0 s.",
         "'fast' withdrew permanently at 5.0 s.",
         "'<b>&odd' has not joined yet.",
@@ -261,21 +261,21 @@ def test_a_learner_is_late_when_its_time_is_over() -> None:
     limited = [*joined(), sent(1.0, "slow", 1, seconds=10.0)]
     late = "'slow' is late: it has not handed in the task that it was given at 1.0 s."
 
-    assert told(limited, now=12.0) == []
-    assert told(limited, now=12.2) == [late]
+    assert notices(limited, now=12.0) == []
+    assert notices(limited, now=12.2) == [late]
     unlimited = [*joined(), sent(1.0, "slow", 1, steps=10)]  # of 0.1 s each
-    assert told(unlimited, now=3.0) == []
-    assert told(unlimited, now=3.2) == [late]
+    assert notices(unlimited, now=3.0) == []
+    assert notices(unlimited, now=3.2) == [late]
     page = page_of(folded(written_setting(), unlimited), now=3.2)
     assert STATES[page.row("slow")["state"]] == "late"
-    assert told([*unlimited, finished(5.0)], now=9.0) == []
+    assert notices([*unlimited, finished(5.0)], now=9.0) == []
 
 
 def test_a_task_without_steps_or_speed_is_never_called_late() -> None:
     setting = written_setting(learners=())
     view = folded(setting, [*joined(), sent(0.0, "slow", 1, steps=10), sent(0.0, "fast", 2, steps=None)])
 
-    assert page_of(view, now=1e6).told == []
+    assert page_of(view, now=1e6).notices == []
 
 
 def test_many_of_one_kind_are_one_sentence() -> None:
@@ -286,14 +286,14 @@ def test_many_of_one_kind_are_one_sentence() -> None:
         events += [sent(0.0, name, k), update(1.0, name, k, 1.0), (1.0, UpdateRefused(name, k, "invalid", "NaN"))]
     page = page_of(folded(written_setting(names), events))
 
-    assert page.told == [
+    assert page.notices == [
         "The latest updates from 9 learners ('site-0', 'site-1', 'site-2' and 6 more) were refused; "
         "the table of learners counts them."
     ]  # fmt: skip
     nobody = page_of(folded(written_setting(names), []))
-    assert nobody.told == ["9 learners ('site-0', 'site-1', 'site-2' and 6 more) have not joined yet."]
+    assert nobody.notices == ["9 learners ('site-0', 'site-1', 'site-2' and 6 more) have not joined yet."]
     gone = [*joined(names), *((2.0, LearnerLeft(name)) for name in names)]
-    assert page_of(folded(written_setting(names), gone)).told == [
+    assert page_of(folded(written_setting(names), gone)).notices == [
         "9 learners ('site-0', 'site-1', 'site-2' and 6 more) are away."
     ]
 
@@ -302,12 +302,12 @@ def test_a_metric_that_is_no_number() -> None:
     published = CommunityPublished(CommunityStamp(1, 10), 3, Model.empty())
     events = [*joined(), (3.0, published), (3.0, Evaluated(1, {"accuracy": math.nan}))]
 
-    assert told(events) == ["accuracy of community model 1 is not a number: training may have diverged."]
+    assert notices(events) == ["accuracy of community model 1 is not a number: training may have diverged."]
     assert page_of(folded(written_setting(), events)).history[-1][3] is None
 
 
 def test_a_run_that_ran_out_of_learners() -> None:
-    assert told([*joined(), (3.0, Finish("no learner is left"))]) == [
+    assert notices([*joined(), (3.0, Finish("no learner is left"))]) == [
         "It ended before its budget was used up: no learner is left."
     ]
 
@@ -331,7 +331,7 @@ def test_a_damaged_line_is_told_and_what_came_before_is_shown(bad: bytes) -> Non
     view.feed(lines(rounds(1, first=1, start=3.0)).encode().splitlines())
     page = page_of(view)
 
-    assert page.told == [f"line {count + 1} of its events is not valid; what came before it is shown."]
+    assert page.notices == [f"line {count + 1} of its events is not valid; what came before it is shown."]
     assert page.rest["totals"]["version"] == 1
 
 
@@ -339,7 +339,7 @@ def test_an_event_that_cannot_follow_is_damage_too() -> None:
     """An update that nobody was asked for."""
     view = folded(written_setting(), [*joined(), update(1.0, "slow", 1, 1.0)])
 
-    assert page_of(view).told == ["line 4 of its events is not valid; what came before it is shown."]
+    assert page_of(view).notices == ["line 4 of its events is not valid; what came before it is shown."]
 
 
 # --- runs of which little is known --------------------------------------------------------------
