@@ -462,7 +462,7 @@ def test_settings_that_are_not_understood_are_one_sentence(site: Path, document:
     assert "\n" not in str(caught.value)
 
 
-def test_a_learner_that_the_experiment_does_not_have_is_told(site: Path) -> None:
+def test_a_learner_that_the_experiment_does_not_have_is_refused(site: Path) -> None:
     """With one group everybody belongs to it; with several a learner must be named."""
     one = experiment(site.parent)
     site.write_text(SITE.replace('"zurich": 25', '"zurich": 25, "basel": 9'))

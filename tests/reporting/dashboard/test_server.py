@@ -287,7 +287,7 @@ def test_whoever_cannot_follow_must_begin_anew(folder: Path, monkeypatch: pytest
     assert rest == []
 
 
-def test_there_is_room_for_so_many_pages_only(served: DashboardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_pages_is_limited(served: DashboardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MAX_CLIENTS", 2)
     pages = [Listener(served.url) for _ in range(2)]
     for page in pages:
