@@ -44,7 +44,6 @@ class DoNothing:
 
 def simulate(learners: int, megabytes: float, rounds: int, workers: int, copies: bool = False) -> list[float]:
     federation = metis.Federation(
-        network=lambda: None,
         engine=DoNothing(megabytes, copies),  # type: ignore[arg-type]  # nobody evaluates
         train=(np.zeros((10, 1), np.float32), np.zeros(10, np.int64)),
         learners=[

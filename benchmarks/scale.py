@@ -56,7 +56,6 @@ def federation(engine: Any, shape: tuple[int, ...], examples: int) -> metis.Fede
     inputs = rng.integers(0, 255, (LEARNERS * examples, *shape), dtype=np.uint8)
     parts = np.array_split(np.arange(len(inputs)), LEARNERS)
     return metis.Federation(
-        network=cifar10_cnn,
         engine=engine,
         train=(inputs, rng.integers(0, 10, len(inputs))),
         learners=[
