@@ -128,3 +128,13 @@ def test_a_run_draws_itself_however_it_was_imported(tmp_path: Path):
     """`from metis.runs.run import Run` is enough."""
     federation().simulate(metis.semisync_fedavg(1), rounds=2).plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_every_policy_starts_from_the_same_pretrained_weights() -> None:
+    """A function that returns one module each time: the second policy does not start where the first one ended."""
+    pretrained = nn.Linear(4, 2)
+    shared = federation(lambda: pretrained)
+    policies = (metis.sync_fedavg(1), metis.semisync_fedavg(1), metis.fedrec(1))
+    starts = [shared.simulate(policy, rounds=3).metric_values[0] for policy in policies]
+    assert starts[0] == starts[1] == starts[2]
+    assert shared.initial_model.sha256() == federation(pretrained).initial_model.sha256()

@@ -409,6 +409,40 @@ class TestWhatAUserBrings:
         assert torch.equal(module.weight, before)
         assert bits(engine.initial_model(2)) == bits(start)
 
+    def test_a_module_is_left_alone_however_it_is_given(self) -> None:
+        """An instance, a function of one instance and one of a shared part start from the same bits, also again."""
+        pretrained = NETWORK()
+        before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
+        shas = set()
+        for network in (pretrained, lambda: pretrained, lambda: nn.Sequential(pretrained), lambda: pretrained):
+            engine = TorchEngine(network)
+            start = engine.initial_model(1)
+            shas.add(start.vector.tobytes())
+            trained = engine.train(start, batches(3), VanillaSGD(0.1)).model
+            assert trained.sha256() != start.sha256()
+            assert engine.initial_model(2).sha256() == start.sha256(), "training must not change the start"
+        assert len(shas) == 1
+        assert all(torch.equal(tensor, before[name]) for name, tensor in pretrained.state_dict().items())
+        fresh = TorchEngine(NETWORK)
+        assert fresh.initial_model(1).sha256() != fresh.initial_model(2).sha256(), (
+            "a fresh network has the seed's start"
+        )
+
+    def test_a_module_that_cannot_be_copied_must_be_made_each_time(self) -> None:
+        """One sentence, instead of a module that is trained in place."""
+
+        def with_a_result() -> nn.Module:
+            network: Any = NETWORK()
+            network.kept = network(torch.zeros(1, 5))  # torch refuses to copy what is not a leaf
+            return nn.Sequential(network)
+
+        one = with_a_result()
+        with pytest.raises(ConfigError, match="network is one module that cannot be copied, so make it each time"):
+            TorchEngine(lambda: one)
+        with pytest.raises(ConfigError, match="cannot be copied"):
+            TorchEngine(one)
+        assert TorchEngine(with_a_result).initial_model(1).layout.size == TorchEngine(NETWORK).layout.size
+
     def test_channels_last_changes_the_strides_and_not_the_result(self) -> None:
         """Both memory formats give the same model to float tolerance."""
         generator = torch.Generator().manual_seed(0)

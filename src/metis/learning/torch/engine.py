@@ -321,16 +321,30 @@ class TorchEngine(FlatNetwork):
     def _build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
             torch.manual_seed(seed)
-            network = self._network
-            module = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+            module = self._network if isinstance(self._network, nn.Module) else self._network()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"network must make a torch.nn.Module, not {type(module).__name__}")
+        module = self._own_copy(module)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             raise ConfigError("the network has lazy layers whose shapes are not known; give their sizes")
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_complex():
                 raise ConfigError(f"tensor '{name}' of the network is complex; only real numbers can be mixed")
         return module.to(device=self._device, dtype=self._dtype)
+
+    def _own_copy(self, module: nn.Module) -> nn.Module:
+        """A copy, because a function may return the same module, or parts of it, each time that it is called."""
+        try:
+            return copy.deepcopy(module)
+        except Exception as problem:  # of a hook or a tensor that cannot be copied
+            kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+            again = None if isinstance(self._network, nn.Module) else self._network()
+            if again is None or any(id(tensor) in kept for tensor in (*again.parameters(), *again.buffers())):
+                reason = str(problem).splitlines()[0]
+                raise ConfigError(
+                    f"network is one module that cannot be copied, so make it each time: {reason}"
+                ) from problem
+            return module
 
     def _seed(self, seed: int) -> None:
         """Seed torch's global generator; for the CPU only it, because `torch.manual_seed` takes long over GPUs."""
