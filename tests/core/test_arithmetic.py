@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from metis.core import arithmetic
-from metis.core.arithmetic import Arithmetic, add_scaled
+from metis.core.arithmetic import Arithmetic, add_scaled, squared_distance
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,12 @@ def test_what_a_runtime_chooses_does_the_work() -> None:
 
     assert Backward.blocks == [(0, arithmetic.BLOCK), (arithmetic.BLOCK, arithmetic.BLOCK + 5)]
     assert total.tobytes() == expected.tobytes()
+
+
+def test_the_square_of_a_distance_is_summed_in_float64() -> None:
+    """Over any number of blocks; squares of float32 are exact in float64."""
+    size = 2 * arithmetic.BLOCK + 3
+    to, start = np.arange(size, dtype=np.float32), np.full(size, 2, np.float32)
+
+    assert squared_distance(to, start, size) == sum((n - 2) ** 2 for n in range(size))
+    assert squared_distance(to, None, 5) == 0 + 1 + 4 + 9 + 16

@@ -269,7 +269,7 @@ def test_a_wrong_clock_is_seen(ours: Consortium) -> None:
     if faketime is None:
         pytest.skip("faketime is not installed")
     program = (
-        "import sys\nfrom metis.deployment import identity, preflight\n"
+        "import sys\nfrom metis.deployment import preflight\nfrom metis.deployment.security import identity\n"
         "try:\n    preflight.preflight('127.0.0.1', 1, identity.load_kit(sys.argv[1]))\n"
         "except identity.ConfigError as problem:\n    print(problem)"
     )

@@ -83,3 +83,15 @@ def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
 
     _chosen.each_block(total.size, 1, work)
     return result
+
+
+def squared_distance(to: Row, start: Row | None, size: int) -> float:
+    """||to - start||^2 in float64, or ||to||^2; the same bits on every processor, which a dot product does not have."""
+    total = 0.0
+    for begin in range(0, size, BLOCK):
+        part = slice(begin, min(begin + BLOCK, size))
+        delta = to[part].astype(np.float64)
+        if start is not None:
+            delta -= start[part]
+        total += float(np.add.reduce(np.square(delta, out=delta)))
+    return total

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import model
-from metis.core.layers import AdaptivePeriod, adaptive_period as measured_module
+from metis.core import arithmetic
+from metis.core.layers import AdaptivePeriod
 from metis.core.layers.adaptive_period import Measured
 from metis.core.layers.fednova import NormalizedAverage
 from metis.core.layers.server_optimizers import FedAdam, FedAvgM, Optimized
@@ -118,7 +119,7 @@ def test_a_replay_without_weights_and_the_saved_arrays_go_on_to_the_bit(make) ->
 
 
 def test_models_longer_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_module, "_BLOCK", 7)
+    monkeypatch.setattr(arithmetic, "BLOCK", 7)
     rng = np.random.default_rng(0)
     layout = Layout((TensorSpec("w", (50,)),))
     start, end = (rng.normal(size=50).astype(np.float32) for _ in range(2))

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import squared_distance
 from metis.core.events import LearnerId, RoundMeasure
 from metis.core.layers.base import Layer
 from metis.core.layers.scheduled_lambda import paced_label
 from metis.core.layers.wrapper import Wrapper
 from metis.core.mixing import Community, Mixing, ModelStore
-from metis.core.model import Model, Vector
+from metis.core.model import Model
 from metis.core.protocols.pacing import Pace, TimedLearner
 from metis.core.schedules import Moment
 from metis.registry import Setting
@@ -29,8 +30,6 @@ from metis.registry import Setting
 if TYPE_CHECKING:
     from metis.core.protocols import CommunicationProtocol
     from metis.core.solvers import SolverFacts
-
-_BLOCK = 32 * 1024  # numbers
 
 
 @dataclass(frozen=True)
@@ -144,15 +143,6 @@ def _served(learners: Sequence[TimedLearner], seconds: Callable[[TimedLearner], 
     return seconds(quickest[bisect.bisect_left(held, share * held[-1] * (1 - 1e-9))])
 
 
-def _square(to: Vector, start: Vector) -> float:
-    """||to - start||^2 in float64, block by block in order."""
-    total = 0.0
-    for begin in range(0, to.size, _BLOCK):
-        delta = to[begin : begin + _BLOCK].astype(np.float64) - start[begin : begin + _BLOCK]
-        total += float(delta @ delta)
-    return total
-
-
 class Measured(Wrapper):
     """Measures each round of the community inside it."""
 
@@ -176,7 +166,7 @@ class Measured(Wrapper):
         base: Model | None = None,
         examples: int = 1,
     ) -> None:
-        square = _square(local_model.vector, self.model.vector)
+        square = squared_distance(local_model.vector, self.model.vector, local_model.vector.size)
         super().commit(learner, local_model, value, steps, base, examples)
         self._values[learner], self._squares[learner] = value, square
 
@@ -191,7 +181,7 @@ class Measured(Wrapper):
             return False
         total = math.fsum(self._values.values())
         spread = math.fsum(value * self._squares[learner] for learner, value in self._values.items())
-        progress = math.sqrt(_square(self.model.vector, before))
+        progress = math.sqrt(squared_distance(self.model.vector, before, before.size))
         self._measure = RoundMeasure(progress, math.sqrt(spread / total) if total else 0.0)
         self._values.clear()
         self._squares.clear()

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import squared_distance
 from metis.core.layers.base import Layer, Outgoing, Work
 from metis.core.model import Layout, Model, Role, Vector
 from metis.errors import ArgumentError
@@ -148,12 +149,12 @@ class Compression(
                 rest[part] = delta[part] - decoded
             else:
                 delta[part] = 0
-        length, payload = float(np.linalg.norm(delta)), b"".join(encoded)
+        payload, length = b"".join(encoded), squared_distance(delta, None, delta.size)
         return Compressed(
             payload + bytes(-len(payload) % 4) + local_model.counters.astype("<i8").tobytes(),
             Model(local_model.layout, arrives, local_model.counters),
             rest,
-            float(np.linalg.norm(rest)) / length if length else 0.0,
+            math.sqrt(squared_distance(rest, None, rest.size) / length) if length else 0.0,
         )
 
     def restore(self, data: bytes | memoryview, base: Model) -> Model:
