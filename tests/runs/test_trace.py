@@ -24,14 +24,20 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     LocalTask,
+    MemberAdded,
+    MemberRemoved,
+    Paused,
+    Resumed,
     SendTask,
     StopRequested,
+    StopRuleChanged,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
     UpdateRequest,
 )
 from metis.core.model import Layout, Model, TensorSpec
+from metis.core.stop import StopRule, Target
 from metis.errors import DataError
 from metis.runs.trace import from_record, read_trace, to_line, to_record, without_weights
 
@@ -40,6 +46,9 @@ COUNTS = st.integers(0, 2**53)
 SECONDS = st.floats(0, 1e9)
 STAMPS = st.builds(CommunityStamp, COUNTS, COUNTS)
 MODEL = Model(Layout((TensorSpec("w", (3,)),)), np.ones(3, np.float32))
+POSITIVE = st.none() | st.integers(1, 2**53)
+TARGETS = st.builds(Target, NAMES, SECONDS, st.booleans())
+STOPS = st.builds(StopRule, POSITIVE, st.none() | st.floats(1e-3, 1e9), POSITIVE, st.none() | TARGETS, POSITIVE)
 ITEMS: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(LearnerJoined, NAMES, COUNTS, COUNTS),
     st.builds(LearnerLeft, NAMES),
@@ -49,6 +58,11 @@ ITEMS: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(Evaluated, COUNTS, st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False))),
     st.just(DeadlinePassed()),
     st.builds(StopRequested, st.text()),
+    st.builds(Paused, NAMES),
+    st.builds(Resumed, NAMES),
+    st.builds(StopRuleChanged, STOPS, NAMES),
+    st.builds(MemberAdded, NAMES, SECONDS, st.none() | SECONDS, st.sampled_from(["epsilon", "watt"])),
+    st.builds(MemberRemoved, NAMES, st.booleans()),
     st.builds(
         SendTask,
         NAMES,

@@ -25,10 +25,15 @@ from metis.core.events import (
     LearnersExpected,
     LearnerWithdrawn,
     LocalTask,
+    MemberAdded,
+    MemberRemoved,
+    Paused,
+    Resumed,
     RoundMeasure,
     SendTask,
     SpeedChanged,
     StopRequested,
+    StopRuleChanged,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
@@ -71,6 +76,8 @@ class Controller:
         self.update_requests = 0
         self.started = False
         self.finished = False
+        self.on_hold = False  # by an administrator
+        self.member_changes: dict[LearnerId, bool] = {}  # since the start: added (True) or removed, the latest
         self._tasks_sent = 0
         self._rounds_begun = 0
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
@@ -78,15 +85,15 @@ class Controller:
     @property
     def deadline(self) -> float:
         """Wake the controller then with `DeadlinePassed`, even if nothing happens."""
-        if self.finished:
+        if self.finished or self.on_hold:
             return math.inf
         end = math.inf if self.stop.seconds is None else self.stop.seconds
         return end if self.paused else min(self.protocol.deadline, end)
 
     @property
     def paused(self) -> bool:
-        """Whether fewer learners are there than a round needs; it goes on when they are back."""
-        return self.roster.available_count < self.quorum
+        """Whether no tasks are sent: somebody wants it so, or fewer learners are there than a round needs."""
+        return self.on_hold or self.roster.available_count < self.quorum
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
@@ -115,8 +122,27 @@ class Controller:
             case StopRequested():
                 pending = self._publish(now) if event.publish and not self.finished else []
                 return [*pending, *self._finish(event.reason)]
+            case Paused():
+                self.on_hold = True
+                return []
+            case Resumed():
+                self.on_hold = False
+            case StopRuleChanged():
+                self.stop = event.rule
+                if self.finished:
+                    self.finished = False
+                    if (reason := self._spent(now)) is not None:
+                        return self._finish(reason)
+            case MemberAdded():
+                self._change_member(event.learner, added=True)
+            case MemberRemoved():
+                self._change_member(event.learner, added=False)
+                if self.roster.get(event.learner) is not None:
+                    self.roster.dismiss(event.learner)
+                    if event.withdraw:
+                        self.community.withdraw(event.learner)
             case DeadlinePassed():
-                if self.stop.seconds is not None and now >= self.stop.seconds:
+                if self.stop.out_of_time(now):
                     return self._finish(f"{self.stop.seconds:g} seconds have passed")
             case _:
                 raise TypeError(f"not an event: {event!r}")
@@ -143,10 +169,19 @@ class Controller:
                 f"learner '{event.learner}' joined with {event.examples} examples in batches of {event.batch_size}; "
                 "both must be at least 1"
             )
+        if self.member_changes.get(event.learner) is False:
+            raise UnexpectedEvent(f"learner '{event.learner}' joined, but it was removed from this federation")
         record = self.roster.get(event.learner)
         if record is not None and record.available:
             raise UnexpectedEvent(f"learner '{event.learner}' joined, but it is here already")
         self.roster.admit(event)
+
+    def _change_member(self, learner: LearnerId, *, added: bool) -> None:
+        if self.member_changes.get(learner) is added:
+            return
+        self.member_changes[learner] = added
+        if self.learners_expected is not None:
+            self.learners_expected = max(1, self.learners_expected + (1 if added else -1))
 
     def _known(self, learner: LearnerId) -> LearnerRecord:
         record = self.roster.get(learner)
@@ -225,8 +260,8 @@ class Controller:
     def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         actions = self._publish(now)
-        community, stop = self.community, self.stop
-        spent = stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
+        community = self.community
+        spent = self.stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
         if spent is not None:
             return [*actions, *self._finish(spent)]
         self._rounds_begun += 1
@@ -241,6 +276,13 @@ class Controller:
             self.roster.assign(learner, task, now, community.model if community.uses_base else None)
             actions.append(SendTask(learner, task, community.model))
         return actions
+
+    def _spent(self, now: float) -> str | None:
+        """Why the stop rule leaves nothing to do, in words; None if it leaves something."""
+        if self.stop.out_of_time(now):
+            return f"{self.stop.seconds:g} seconds have passed"
+        community = self.community
+        return self.stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
 
     def _finish(self, reason: str) -> list[Action]:
         if self.finished:

@@ -26,6 +26,8 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerWithdrawn,
+    MemberAdded,
+    MemberRemoved,
     SendTask,
     TaskFailed,
     UpdateRefused,
@@ -185,7 +187,7 @@ class CostLedger:
         fills_the_period: bool,
         update_bytes: int | None = None,  # of what learners hand in, if that is not whole models
     ) -> None:
-        self._powers, self._model_bytes = powers, model_bytes
+        self._powers, self._model_bytes = dict(powers), model_bytes
         self._update_bytes = model_bytes if update_bytes is None else update_bytes
         self._fills_the_period = fills_the_period  # of the protocol: then `equation` charges everybody's whole time
         self._rows: dict[LearnerId, int] = {}  # row of each learner's account, in the order of joining
@@ -209,6 +211,10 @@ class CostLedger:
                     self._times[row, _SINCE] = now
             case LearnerLeft() | LearnerWithdrawn():
                 self._leave(self._times[self._change(item.learner)], now)
+            case MemberRemoved() if item.learner in self._rows:
+                self._leave(self._times[self._change(item.learner)], now)
+            case MemberAdded():
+                self._powers[item.learner] = Power(item.active, item.idle, item.unit)
             case SendTask():
                 self._times[self._change(item.learner), _SENT] = now
                 self._tasks += 1

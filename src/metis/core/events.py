@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from metis.core.model import Model
+from metis.core.stop import StopRule
 
 LearnerId: TypeAlias = str
 
@@ -135,6 +136,46 @@ class StopRequested:
     publish: bool = False  # whether what was committed to the open round is mixed first
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Somebody wants no new tasks to be sent; open ones are finished and count, and the run's clock stands still."""
+
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The federation goes on after a pause."""
+
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRuleChanged:
+    """The federation ends by another rule from now on; one that has ended goes on if the rule leaves something."""
+
+    rule: StopRule
+    by: str = ""  # an administrator; empty: the file that the controller was started with
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAdded:
+    """This learner may join, for the first time or again after it was removed."""
+
+    learner: LearnerId
+    active: float = 1.0  # what its machine draws, as in `costs.Power`
+    idle: float | None = None
+    unit: Literal["epsilon", "watt"] = "epsilon"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRemoved:
+    """This learner may not join any more; if it is here it leaves, and its open task is lost."""
+
+    learner: LearnerId
+    withdraw: bool = False  # whether its contribution is taken out of the community model
+
+
 Event: TypeAlias = (
     LearnerJoined
     | LearnerLeft
@@ -146,6 +187,11 @@ Event: TypeAlias = (
     | LearnersExpected
     | ControllerAway
     | StopRequested
+    | Paused
+    | Resumed
+    | StopRuleChanged
+    | MemberAdded
+    | MemberRemoved
 )
 
 # --- actions --------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ class StopRule:
             if name != "seconds" and not isinstance(limit, (int, type(None))):
                 raise ArgumentError(f"{name} is {limit}; it must be a whole number", name)
 
+    def out_of_time(self, now: float) -> bool:
+        return self.seconds is not None and now >= self.seconds
+
     def spent(self, rounds: int, update_requests: int, steps: int) -> str | None:
         """Which limit is used up, in words; None while there is something left."""
         if self.rounds is not None and rounds >= self.rounds:

@@ -325,7 +325,7 @@ def decisions(trace: Trace, end: float) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in hidden}
         for record in kept
-        if record.get("event") not in ("deadline_passed", "learners_expected")
+        if record.get("event") not in ("deadline_passed", "learners_expected", "stop_rule_changed")
     ]
 
 

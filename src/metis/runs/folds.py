@@ -19,7 +19,9 @@ from metis.core.events import (
     LearnerLeft,
     LearnerSetAside,
     LearnerWithdrawn,
+    MemberRemoved,
     SendTask,
+    StopRuleChanged,
     TaskFailed,
     UpdateRefused,
     UpdateRequest,
@@ -110,6 +112,8 @@ class RunFold:
                 self.set_aside.append((now, item))
             case Finish():
                 self.finish_reason = item.reason
+            case StopRuleChanged():
+                self.finish_reason = None  # or `Finish` follows again
             case _:
                 pass
 
@@ -207,7 +211,7 @@ class TimelineFold:
                     *self._until(now - half, item.learner, "training"),
                     *self._until(now, item.learner, "transfer"),
                 ]
-            case LearnerLeft() | LearnerWithdrawn() if item.learner in self._since:
+            case LearnerLeft() | LearnerWithdrawn() | MemberRemoved() if item.learner in self._since:
                 ended = self._until(now, item.learner, "training" if item.learner in self._sent else "idle")
                 self._sent.pop(item.learner, None)
                 self._away.add(item.learner)

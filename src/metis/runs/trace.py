@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,22 @@ from metis.core.events import (
     LearnersExpected,
     LearnerWithdrawn,
     LocalTask,
+    MemberAdded,
+    MemberRemoved,
+    Paused,
+    Resumed,
     RoundMeasure,
     SendTask,
     SpeedChanged,
     StopRequested,
+    StopRuleChanged,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
     UpdateRequest,
 )
 from metis.core.model import Model
+from metis.core.stop import StopRule, Target
 from metis.errors import DataError
 from metis.files import write_text
 
@@ -52,6 +58,11 @@ _EVENTS: dict[str, type[Any]] = {
     "learners_expected": LearnersExpected,
     "controller_away": ControllerAway,
     "stop_requested": StopRequested,
+    "paused": Paused,
+    "resumed": Resumed,
+    "stop_rule_changed": StopRuleChanged,
+    "member_added": MemberAdded,
+    "member_removed": MemberRemoved,
 }
 _ACTIONS: dict[str, type[Any]] = {
     "send_task": SendTask,
@@ -90,6 +101,8 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
                 record["rate"] = value.rate
         elif isinstance(value, CommunityStamp):
             record["version"], record["steps"] = value.version, value.steps
+        elif isinstance(value, StopRule):
+            record[key] = asdict(value)
         elif isinstance(value, RoundMeasure):
             record |= measure_record(value)
         elif key == "notes":
@@ -124,6 +137,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         elif name == "evaluated":
             metrics = rest["metrics"].items()
             rest["metrics"] = {key: math.nan if value is None else value for key, value in metrics}
+        elif name == "stop_rule_changed":
+            rest["rule"] = stop_rule(rest["rule"])
     else:
         name = rest.pop("action")
         kind = _ACTIONS[name]
@@ -136,6 +151,12 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             stamp = CommunityStamp(rest["version"], rest["steps"])
             return at, CommunityPublished(stamp, rest["contributors"], Model.empty(), recorded_measure(rest))
     return at, kind(**rest)
+
+
+def stop_rule(record: dict[str, Any]) -> StopRule:
+    """A stop rule from its fields, as a record has them."""
+    target = record.get("target")
+    return StopRule(**{**record, "target": None if target is None else Target(**target)})
 
 
 def measure_record(measure: RoundMeasure) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from metis.core.events import (
     LearnerLeft,
     LearnerWithdrawn,
     SendTask,
+    StopRuleChanged,
     TaskFailed,
     UpdateRequest,
 )
@@ -92,12 +93,15 @@ def play(
     What has become impossible is left out: the answer of a learner that has left, the joining of one that is present.
     """
     agenda: Agenda[Event] = Agenda()
+    extensions = 0  # still to come: after the end it may go on
     for item in scheduled:
         agenda.add(item.at, item.event, item.rank)
-    while not controller.finished and (upcoming := agenda.upcoming(controller)) is not None:
+        extensions += isinstance(item.event, StopRuleChanged)
+    while (extensions or not controller.finished) and (upcoming := agenda.upcoming(controller)) is not None:
         now, due = upcoming
         if due is not None:
             agenda.pop()
+            extensions -= isinstance(due, StopRuleChanged)
         event = DeadlinePassed() if due is None else due
         if not _possible(controller, event):
             continue
@@ -113,10 +117,12 @@ def _possible(controller: Controller, event: Event) -> bool:
     match event:
         case UpdateRequest() | TaskFailed():
             record = controller.roster.get(event.learner)
-            return record is not None and record.task is not None and record.task.number == event.task
+            open_task = None if record is None or controller.finished else record.task
+            return open_task is not None and open_task.number == event.task
         case LearnerJoined():
             record = controller.roster.get(event.learner)
-            return record is None or not record.available
+            removed = controller.member_changes.get(event.learner) is False
+            return not removed and (record is None or not record.available)
         case LearnerLeft() | LearnerWithdrawn():
             record = controller.roster.get(event.learner)
             return record is not None and record.present

@@ -28,8 +28,13 @@ from metis.core.events import (
     LearnerSetAside,
     LearnersExpected,
     LearnerWithdrawn,
+    MemberAdded,
+    MemberRemoved,
+    Paused,
+    Resumed,
     SendTask,
     StopRequested,
+    StopRuleChanged,
     TaskFailed,
     UpdateRefused,
     UpdateRequest,
@@ -110,11 +115,14 @@ def replay_otherwise(
     if starts is None:
         return []
     trigger, expected = starts
+    extended = max((index for index, (_, item) in enumerate(recorded) if isinstance(item, StopRuleChanged)), default=-1)
     scheduled = [
         item
         for item in _scheduled(recorded, {trigger})
         # An accuracy that the other policy did not have, and how many were waited for until then.
-        if not isinstance(item.event, (Evaluated, LearnersExpected))
+        if not isinstance(item.event, (Evaluated, LearnersExpected, StopRuleChanged))
+        # An end after which the run went on: the other policy has all of the recorded time.
+        and not (isinstance(item.event, StopRequested) and item.rank < extended)
     ]
     # Just before the event at which the first task was sent.
     begins = ScheduledEvent(recorded[trigger][0], LearnersExpected(expected), trigger - 0.5)
@@ -193,7 +201,10 @@ def _again(task: RecordedTask, action: SendTask, now: float) -> ScheduledEvent:
 
 def _scheduled(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[int] = ()) -> list[ScheduledEvent]:
     """What came from outside: who came and went, the controller too, what was measured, that somebody stopped it."""
-    kinds = (LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested, LearnersExpected)
+    kinds = (
+        LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested, LearnersExpected,
+        Paused, Resumed, StopRuleChanged, MemberAdded, MemberRemoved,
+    )  # fmt: skip
     wanted = set(also)
     return [
         ScheduledEvent(at, item, index)
@@ -212,10 +223,13 @@ def _start(recorded: Sequence[tuple[float, Event | Action]]) -> tuple[int, int] 
                 return trigger, max(1, len(there))
             case LearnerJoined():
                 there.add(item.learner)
-            case LearnerLeft() | LearnerWithdrawn() | LearnerSetAside():
+            case LearnerLeft() | LearnerWithdrawn() | MemberRemoved() | LearnerSetAside():
                 there.discard(item.learner)
             case _:
                 pass
-        if isinstance(item, (LearnerJoined, LearnerLeft, LearnerWithdrawn, LearnersExpected, DeadlinePassed)):
+        if isinstance(
+            item,
+            (LearnerJoined, LearnerLeft, LearnerWithdrawn, LearnersExpected, MemberRemoved, Resumed, DeadlinePassed),
+        ):
             trigger = index
     return None

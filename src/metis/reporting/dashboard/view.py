@@ -25,7 +25,9 @@ from metis.core.events import (
     LearnerLeft,
     LearnerSetAside,
     LearnerWithdrawn,
+    MemberRemoved,
     SendTask,
+    StopRuleChanged,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
@@ -163,14 +165,14 @@ class RunView:
                 learner = self._touch(item.learner)
                 learner.joined, learner.examples, learner.seen = True, item.examples, now
                 learner.withdrawn = learner.aside = None
-            case LearnerLeft() | LearnerWithdrawn():
+            case LearnerLeft() | LearnerWithdrawn() | MemberRemoved():
                 learner = self._touch(item.learner)
                 learner.sent_at, learner.seen = None, now
-                learner.withdrawn = now if isinstance(item, LearnerWithdrawn) else None
+                learner.withdrawn = None if isinstance(item, LearnerLeft) else now
             case LearnerSetAside():
                 self._touch(item.learner).aside = (now, item.reason)
-            case Finish():
-                self.finish_reason = item.reason
+            case Finish() | StopRuleChanged():
+                self.finish_reason = item.reason if isinstance(item, Finish) else None
                 self._touched.update(range(len(self.learners)))
             case _:
                 pass
