@@ -4,6 +4,7 @@ MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
 │   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
 │   ├── DataError          a data set that is missing, damaged or cannot be divided as asked
+│   │   └── NotFinite      examples with NaN or infinity
 │   ├── DefinitionError    a policy, solver, layer or engine whose code does not keep its contract
 │   ├── LockHeld           a file or folder that another process uses
 │   ├── StateError         a controller's state folder that cannot be used
@@ -45,6 +46,10 @@ class ArgumentError(ConfigError, ValueError):
 
 class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
+
+
+class NotFinite(DataError):
+    """Examples contain numbers that are not finite."""
 
 
 class DefinitionError(ConfigError):
@@ -98,9 +103,12 @@ class Diverged(LearnerError):
 class ChildFailed(LearnerError):
     """The site's code or data failed in the training process, which is alive."""
 
-    def __init__(self, reason: str, steps: int = 0, seconds: float = 0.0) -> None:
+    def __init__(
+        self, reason: str, steps: int = 0, seconds: float = 0.0, kind: str = "unknown", details: str = ""
+    ) -> None:
         super().__init__(reason)
         self.steps, self.seconds = steps, seconds
+        self.kind, self.details = kind, details  # what the controller hears, and the traceback, which stays here
 
 
 class ChildDied(LearnerError):

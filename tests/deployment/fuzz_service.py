@@ -117,7 +117,9 @@ class Mutator:
                 pb.FromLearner(
                     failed=pb.Failed(
                         task=self.number(scene.task),
-                        reason=self.text("no luck"),
+                        cause=pb.Cause(
+                            kind=self.number(1) % 30, rule=self.number(1) % 30, reference=self.number(1) % 2**32
+                        ),
                         steps=self.number(3),
                         seconds=self.real(0.1),
                     )
@@ -125,7 +127,7 @@ class Mutator:
                 pb.FromLearner(
                     evaluation=pb.Evaluation(version=self.number(0), examples=self.number(5), metrics=metrics)
                 ),
-                pb.FromLearner(leaving=pb.Leaving(reason=self.text("enough"))),
+                pb.FromLearner(leaving=pb.Leaving(cause=pb.Cause(kind=self.number(1) % 30))),
                 pb.FromLearner(),
             ]
         )

@@ -426,7 +426,7 @@ def test_a_claim_of_slowness_stretches_the_period_no_further_than_what_was_seen(
 
 
 def test_lies_about_a_failed_task(tmp_path: Path) -> None:
-    """C1 row 31: steps and seconds that never were do not enter the costs; a long story is cut."""
+    """C1 row 31: steps and seconds that never were do not enter the costs; a kind that is none is unknown."""
 
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted("liar") as liar:
@@ -435,10 +435,12 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
                 tried()
                 task = await liar.task()
                 await liar.send(
-                    failed=pb.Failed(task=task.number, reason="tale " * 20_000, steps=2**64 - 1, seconds=seconds)
+                    failed=pb.Failed(
+                        task=task.number, cause=pb.Cause(kind=2**31 - 1, rule=99), steps=2**64 - 1, seconds=seconds
+                    )
                 )
-                await liar.send(failed=pb.Failed(task=10**6, reason="not even its task"))
-                assert len((await liar.notice(pb.Notice.REFUSED)).text) <= 1000
+                await liar.send(failed=pb.Failed(task=10**6))
+                assert (await liar.notice(pb.Notice.REFUSED)).text == "it does not say why"
             status = await here.process.status()
             (costs,) = status["learners"]
             assert status["costs"]["steps"] <= 3 * 10
@@ -507,7 +509,7 @@ def test_a_repeated_offender_is_set_aside_and_the_others_go_on(tmp_path: Path) -
                 await offender.join()  # somebody has fixed it
                 await offender.hand_in((await offender.task()).number)
                 await offender.notice(pb.Notice.COMMITTED)
-                await offender.send(leaving=pb.Leaving(reason="that is all"))
+                await offender.send(leaving=pb.Leaving())
                 await finishing
             assert len([action for action in traced(here, UpdateCommitted) if action.learner == "offender"]) == 1
 

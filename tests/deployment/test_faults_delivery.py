@@ -363,7 +363,7 @@ def test_an_update_of_a_task_that_is_void_is_told_to_rebase(tmp_path: Path) -> N
     async def scene() -> None:
         async with federation(tmp_path, rounds=3) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
-            await learner.send(leaving=pb.Leaving(reason="lunch"))
+            await learner.send(leaving=pb.Leaving())
             await here.until(lambda: not here.process._writer.durable.controller.roster["l0"].present)
             receipt = await learner.hand_in(task.number)
             tried()

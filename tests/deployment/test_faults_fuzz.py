@@ -63,6 +63,8 @@ hellos = st.builds(
     task=st.none() | numbers,
     unix_time=reals,
 )
+enums = st.integers(-(2**31), 2**31 - 1) | st.integers(0, 20)
+causes = st.builds(pb.Cause, kind=enums, rule=enums, reference=st.integers(0, 2**32 - 1))
 words = st.one_of(
     st.builds(pb.FromLearner, hello=hellos),
     st.builds(
@@ -70,14 +72,14 @@ words = st.one_of(
         ready=st.builds(pb.Ready, examples=numbers, batch_size=numbers, evaluation_examples=numbers, layout=texts),
     ),
     st.builds(pb.FromLearner, heartbeat=st.builds(pb.Heartbeat, task=st.none() | numbers, steps=numbers)),
-    st.builds(pb.FromLearner, failed=st.builds(pb.Failed, task=numbers, reason=texts, steps=numbers, seconds=reals)),
+    st.builds(pb.FromLearner, failed=st.builds(pb.Failed, task=numbers, cause=causes, steps=numbers, seconds=reals)),
     st.builds(
         pb.FromLearner,
         evaluation=st.builds(
             pb.Evaluation, version=numbers, examples=numbers, metrics=st.dictionaries(st.text(max_size=5), reals)
         ),
     ),
-    st.builds(pb.FromLearner, leaving=st.builds(pb.Leaving, reason=texts)),
+    st.builds(pb.FromLearner, leaving=st.builds(pb.Leaving, cause=causes)),
     st.just(pb.FromLearner()),
 ).map(pb.FromLearner.SerializeToString)
 pieces = st.one_of(

@@ -36,7 +36,7 @@ def test_of_two_processes_with_one_name_the_older_is_sent_away(tmp_path: Path) -
                 alarms = [text for kind, text in here.reports if kind == "warning"]
                 assert any("a second process with the certificate of 'l0'" in text for text in alarms)
                 # The last message of the old one may arrive when the new one is there already.
-                here.process._hear(session, pb.FromLearner(leaving=pb.Leaving(reason="replaced")))
+                here.process._hear(session, pb.FromLearner(leaving=pb.Leaving()))
                 await new.ready()
                 assert (await new.task()).number == task.number
                 assert (await new.hand_in(task.number)).verdict == pb.Receipt.COMMITTED
@@ -67,7 +67,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
                     assert (await ben.hand_in(bens.number, local_model(3.0))).verdict == pb.Receipt.COMMITTED
             alarm = f"learner 'anna' tried to hand in task {bens.number}, which belongs to another learner"
             assert here.reports.count(("warning", alarm)) == 2
-            await anna.send(failed=pb.Failed(task=bens.number, reason="sabotage"))
+            await anna.send(failed=pb.Failed(task=bens.number))
             tried()
             await anna.hand_in(mine.number, local_model(5.0))
             assert (await ben.task()).version == 1

@@ -137,7 +137,7 @@ def test_an_update_that_arrives_with_the_departure_of_its_learner(tmp_path: Path
         async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             with busy_writer(here):
-                await learner.send(leaving=pb.Leaving(reason="in a hurry"))
+                await learner.send(leaving=pb.Leaving())
                 await here.until(lambda: "l0" not in here.process._presence.heard)
                 handing_in = asyncio.create_task(learner.hand_in(task.number))
                 await here.until(lambda: here.process._requests.uploads == 1)

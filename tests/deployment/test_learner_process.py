@@ -24,7 +24,9 @@ from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
 from metis.deployment.learner.connection import Backoff
 from metis.deployment.learner.process import LearnerProcess
+from metis.deployment.learner.site_log import LOG
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.causes import reference
 from metis.deployment.wire.model_mac import ModelMac
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError
@@ -124,6 +126,13 @@ class Command:
         if self.process.returncode is None:
             self.process.kill()
         await self.end()
+
+
+def entry(work: Path, cause: pb.Cause) -> str:
+    """What the site's log says under the reference of a cause."""
+    found = [entry for entry in (work / LOG).read_text().split("\n2") if f" {reference(cause)} " in entry]
+    assert len(found) == 1
+    return found[0]
 
 
 Play = Callable[[Callable[[ScriptedController], Coroutine[Any, Any, None]]], None]
@@ -352,7 +361,8 @@ def test_a_model_is_checked_against_its_mac(play: Play, tmp_path: Path) -> None:
             controller.model = controller.model[4:] + controller.model[:4]
             stream.send(task=controller.task(3, seal=mac_of(controller.model[::-1])))
             failed = await stream.expect("failed")
-            assert (failed.task, failed.reason) == (3, "community model 4 did not arrive as it was announced")
+            assert (failed.task, failed.cause.kind) == (3, pb.Cause.MODEL_NOT_FETCHED)
+            assert "did not arrive as it was announced" in entry(tmp_path / "work", failed.cause)
 
     play(story)
 
@@ -366,14 +376,14 @@ def test_a_model_that_never_comes_right_fails_the_task(play: Play, tmp_path: Pat
             controller.download_faults = ["wrong"] * 3
             stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
-            assert (failed.task, failed.reason) == (1, "community model 4 did not arrive as it was announced")
+            assert (failed.task, failed.cause.kind) == (1, pb.Cause.MODEL_NOT_FETCHED)
             controller.download_faults = [(CODE.NOT_FOUND, "no task that is based on it")]
             stream.send(task=controller.task(2))
             failed = await stream.expect("failed")
-            assert failed.reason == "community model 4 cannot be fetched: no task that is based on it"
+            assert "cannot be fetched: no task that is based on it" in entry(tmp_path / "work", failed.cause)
             stream.send(task=controller.task(3, sha256="../../../etc/passwd"))
             failed = await stream.expect("failed")
-            assert failed.reason == "the controller names a model by something that is not a SHA-256"
+            assert "by something that is not a SHA-256" in entry(tmp_path / "work", failed.cause)
             await trained(controller, stream, 4)
 
     play(story)
@@ -508,10 +518,12 @@ def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_
             controller.upload_faults = [(CODE.INVALID_ARGUMENT, "a chunk does not fit")]
             stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
-            assert (failed.task, failed.reason, failed.steps) == (1, "a chunk does not fit", 5)
+            assert (failed.task, failed.cause.kind, failed.steps) == (1, pb.Cause.UPDATE_LOST, 5)
+            assert "the update is dropped: a chunk does not fit" in entry(tmp_path / "work", failed.cause)
             controller.upload_faults = [(CODE.ALREADY_EXISTS, "handed in before with other bytes")]
             stream.send(task=controller.task(2))
-            assert (await stream.expect("failed")).reason == "handed in before with other bytes"
+            cause = (await stream.expect("failed")).cause
+            assert "handed in before with other bytes" in entry(tmp_path / "work", cause)
             await until(lambda: empty(tmp_path / "work" / "spool"))
             stream.send(notice=pb.Notice(kind=pb.Notice.REFUSED, text="late: rebase onto community model 5", task=2))
             stream.send(notice=pb.Notice(text="the next round begins at noon"))
@@ -602,13 +614,15 @@ def test_a_site_that_cannot_be_prepared_ends_the_learner_and_tells_the_controlle
         broken = write_site(tmp_path, "raise OSError('no data here')", "broken.py")
         async with learner(controller, tmp_path / "a", child=TRAINER, site=broken) as site:
             stream = await controller.welcomed()
-            assert "OSError: no data here" in (await stream.expect("leaving")).reason
+            cause = (await stream.expect("leaving")).cause
+            assert cause.kind == pb.Cause.SETUP
+            assert "OSError: no data here" in entry(tmp_path / "a", cause)
             assert await site.end() == 2
             assert site.lines[-1][1].startswith("this learner cannot take part: the site file cannot be used: broken.p")
         async with learner(controller, tmp_path / "b", child=TRAINER) as site:
             controller.layout = Layout(controller.layout.tensors[:-1])
             stream = await controller.welcomed()
-            await stream.expect("leaving")
+            assert (await stream.expect("leaving")).cause.kind == pb.Cause.NETWORK_DIFFERS
             assert await site.end() == 2
             assert "the network here is not the federation's" in site.lines[-1][1]
         async with learner(controller, tmp_path / "c", child=TRAINER) as site:
@@ -634,8 +648,8 @@ def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Pat
                 pass
             os.kill(first, signal.SIGKILL)
             failed = await stream.expect("failed")
-            assert failed.task == 1
-            assert failed.reason == "the training process was killed (SIGKILL): out of memory?"
+            assert (failed.task, failed.cause.kind) == (1, pb.Cause.PROCESS_DIED)
+            assert "was killed (SIGKILL): out of memory?" in entry(tmp_path / "work", failed.cause)
             await trained(controller, stream, 2)
             assert site.child != first
             os.kill(site.child, signal.SIGSEGV)  # between two tasks: nobody need know
@@ -647,7 +661,7 @@ def test_a_killed_child_fails_its_task_and_is_replaced(play: Play, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp_path: Path) -> None:
-    """With the cause in words, for the operator and for the controller."""
+    """With the cause in words for the operator, and as a kind for the controller."""
 
     async def story(controller: ScriptedController) -> None:
         write_site(tmp_path, "import os\ndef loss(o, t):\n    os._exit(7)\n")
@@ -655,9 +669,10 @@ def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp
             stream = await controller.ready()
             for number in (1, 2, 3):
                 stream.send(task=controller.task(number))
-                assert (await stream.expect("failed")).reason == "the training process ended with exit code 7"
-            reason = (await stream.expect("leaving")).reason
-            assert reason == "the training process ended with exit code 7, 3 times in a row"
+                assert (await stream.expect("failed")).cause.kind == pb.Cause.PROCESS_DIED
+            cause = (await stream.expect("leaving")).cause
+            assert cause.kind == pb.Cause.PROCESS_DIED
+            assert "ended with exit code 7, 3 times in a row" in entry(tmp_path / "work", cause)
             assert await site.end() == 1
             assert site.lines[-1][1].endswith("3 times in a row; fix the cause and start the learner again")
 
@@ -665,7 +680,7 @@ def test_a_child_that_dies_three_times_in_a_row_ends_the_learner(play: Play, tmp
 
 
 def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play, tmp_path: Path) -> None:
-    """Reported with file and line; the child lives and the next task trains."""
+    """Its text and traceback are in the site's log, which others cannot read; the child lives and trains on."""
 
     async def story(controller: ScriptedController) -> None:
         write_site(
@@ -679,7 +694,13 @@ def test_an_exception_of_the_sites_code_is_a_failed_task_and_no_more(play: Play,
             child = site.child
             stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
-            assert (failed.reason, failed.steps) == ("site.py:22: RuntimeError: no GPU today", 2)
+            assert (failed.cause.kind, failed.steps) == (pb.Cause.SITE_CODE, 2)
+            kept = entry(tmp_path / "work", failed.cause)
+            assert "task 1: failed: site.py:22: RuntimeError: no GPU today" in kept
+            assert "raise RuntimeError('no GPU today')" in kept
+            assert (tmp_path / "work" / LOG).stat().st_mode & 0o777 == 0o600
+            (line,) = site.reported("failed")
+            assert line.endswith(f"no GPU today (reference {reference(failed.cause)})")
             await trained(controller, stream, 2)
             assert site.child == child
 
@@ -794,7 +815,7 @@ def test_a_signal_ends_a_training_learner_at_once(play: Play, tmp_path: Path) ->
             while not any(beat.task == 1 for beat in await stream.beats(1)):
                 pass
             command.process.send_signal(signal.SIGTERM)
-            assert (await stream.expect("leaving")).reason == "stopped by its operator (SIGTERM)"
+            assert (await stream.expect("leaving")).cause == pb.Cause(kind=pb.Cause.STOPPED)
             assert await command.end() == 0
             assert stream.inbox.empty()  # a goodbye, no failure
             assert command.lines[-1] == ("info", "SIGTERM: the learner has left the federation")
@@ -887,13 +908,17 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             stream = await controller.ready()
             stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
-            assert failed.reason == f"the community model cannot be kept in {tmp_path}/work (File too large)"
+            assert failed.cause.kind == pb.Cause.DISK
+            text = f"the community model cannot be kept in {tmp_path}/work (File too large)"
+            assert text in entry(tmp_path / "work", failed.cause)
             assert list((tmp_path / "work" / "models").iterdir()) == []
             # Somebody puts the model there by hand, so that only the update does not fit.
             (tmp_path / "work" / "models" / controller.sha256).write_bytes(controller.model)
             stream.send(task=controller.task(2))
             failed = await stream.expect("failed")
-            assert failed.reason == f"the model cannot be written to {tmp_path}/work/spool: File too large"
+            assert failed.cause.kind == pb.Cause.DISK
+            text = f"the model cannot be written to {tmp_path}/work/spool: File too large"
+            assert text in entry(tmp_path / "work", failed.cause)
             await stream.beats(2)
             await until(lambda: empty(tmp_path / "work" / "spool"))
 

@@ -44,6 +44,7 @@ from metis.deployment.controller.state import State
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
 from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
 from metis.deployment.wire.transfer import keep_buffers
@@ -344,8 +345,8 @@ class ControllerProcess:
             case "evaluation":
                 pass
             case "leaving":
+                self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 if session.learner in self._presence:
-                    self._report("info", f"learner '{session.learner}' leaves: {message.leaving.reason[:200]}")
                     self._release(session.learner)
             case _:
                 raise Refused(

@@ -20,6 +20,7 @@ from metis.deployment.controller.upload import Received
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.models import read_model
 
 _CODE = grpc.StatusCode
@@ -68,7 +69,7 @@ class LearnerRequests:
         if task is not None and task.number == failed.task and not self._writer.controller.finished:
             seconds = failed.seconds if math.isfinite(failed.seconds) else 0.0
             steps = min(failed.steps, task.budget.steps or MAX_STEPS)
-            event = TaskFailed(learner, failed.task, failed.reason[:1000], steps, max(0.0, seconds))
+            event = TaskFailed(learner, failed.task, sentence(failed.cause), steps, max(0.0, seconds))
             self._writer.journal(event, self._writer.now())
 
     # --- updates --------------------------------------------------------------------------------

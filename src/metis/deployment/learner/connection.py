@@ -195,15 +195,15 @@ class Connection:
             self.session.send(**message)
         return self.session is not None
 
-    def send_failed(self, task: int, reason: str, steps: int, seconds: float) -> None:
+    def send_failed(self, task: int, cause: pb.Cause, steps: int, seconds: float) -> None:
         """Without a session nothing need be sent: the next Hello shows that the learner does not have the task."""
-        self.send(failed=pb.Failed(task=task, reason=reason[:1000], steps=max(0, steps), seconds=max(0.0, seconds)))
+        self.send(failed=pb.Failed(task=task, cause=cause, steps=max(0, steps), seconds=max(0.0, seconds)))
 
-    async def leave(self, reason: str) -> None:
+    async def leave(self, cause: pb.Cause) -> None:
         """Say goodbye for good."""
         self.leaving = True
         if self.session is not None:
-            self.session.send(leaving=pb.Leaving(reason=reason[:500]))
+            self.session.send(leaving=pb.Leaving(cause=cause))
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.session.finish(), 2.0)
                 await asyncio.sleep(0.2)  # what was written must leave the machine before the channel closes

@@ -31,7 +31,11 @@ _MAX_MISMATCHES = 3
 
 
 class TaskFailed(Exception):
-    """The current task ends without a model."""
+    """The current task ends without a model; the controller hears of its kind only."""
+
+    def __init__(self, reason: str, kind: pb.Cause.Kind = pb.Cause.MODEL_NOT_FETCHED) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 class Downloads:
@@ -73,7 +77,7 @@ class Downloads:
         try:
             incoming = await asyncio.to_thread(self._work.incoming, sha256, length, model_mac)
         except OSError as problem:
-            raise TaskFailed(self._no_room(problem)) from problem
+            raise TaskFailed(self._no_room(problem), pb.Cause.DISK) from problem
         if incoming is None:
             return True
         making_room = in_background(self._work.forget_models, {sha256, self.in_use})
@@ -92,7 +96,7 @@ class Downloads:
             raise
         except OSError as problem:
             self._work.forget_models(set())  # half a model on a full disk helps nobody
-            raise TaskFailed(self._no_room(problem)) from problem
+            raise TaskFailed(self._no_room(problem), pb.Cause.DISK) from problem
         finally:
             await intake.end()
             incoming.close()

@@ -33,6 +33,7 @@ from metis.deployment.learner.connection import (
     reason_of,
 )
 from metis.deployment.learner.downloads import Downloads, TaskFailed
+from metis.deployment.learner.site_log import SiteLog, kind_of
 from metis.deployment.learner.supervisor import Report, Supervisor
 from metis.deployment.learner.tasks import Tasks
 from metis.deployment.learner.training import Training
@@ -83,13 +84,14 @@ class LearnerProcess:
         self.child = Child(child)
         self.connection = Connection()
         self.downloads = Downloads(self._supervisor, self.connection, self.work)
-        self.uploads = Uploads(self._supervisor, self.connection, self.work)
+        self._log = SiteLog(work, report)
+        self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log)
         self.training = Training(
-            self._supervisor, self.connection, self.work, self.child, site=site, device=device, pace=pace
+            self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace
         )
         self._tasks = Tasks(
-            self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads
-        )  # fmt: skip
+            self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log
+        )
         self._getting_ready: asyncio.Task[None] | None = None
         self._set_aside = False
         self._stopping = False
@@ -139,7 +141,7 @@ class LearnerProcess:
             except asyncio.TimeoutError:
                 kept = ", ".join(str(update.task) for update in self.work.updates())
                 self._report("warning", f"the update of task {kept} stays in {self.work.folder} and is handed in later")
-        await self.connection.leave(f"stopped by its operator ({cause})")
+        await self.connection.leave(pb.Cause(kind=pb.Cause.STOPPED))
         self._end(0, "info", f"{cause}: the learner has left the federation")
 
     def _report(self, kind: str, text: str) -> None:
@@ -263,8 +265,9 @@ class LearnerProcess:
         try:
             facts = await self.training.prepare(session.welcome)
         except ChildFailed as problem:
-            await self.connection.leave(str(problem))
-            self._end(2, "error", f"this learner cannot take part: {problem}")
+            text = f"this learner cannot take part: {problem}"
+            await self.connection.leave(self._log.keep(kind_of(problem), text, problem.details))
+            self._end(2, "error", text)
             return
         if facts is None:
             return

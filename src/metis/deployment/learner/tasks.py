@@ -9,6 +9,7 @@ from collections import deque
 
 from metis.deployment.learner.connection import Connection, Session
 from metis.deployment.learner.downloads import Downloads, TaskFailed
+from metis.deployment.learner.site_log import SiteLog, kind_of
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
@@ -30,8 +31,9 @@ class Tasks:
         downloads: Downloads,
         training: Training,
         uploads: Uploads,
+        log: SiteLog,
     ) -> None:
-        self._supervisor, self._connection, self._work = supervisor, connection, work
+        self._supervisor, self._connection, self._work, self._log = supervisor, connection, work, log
         self._downloads, self._training, self._uploads = downloads, training, uploads
         self.current: pb.Task | None = None  # being fetched or trained
         self.steps = 0
@@ -80,13 +82,13 @@ class Tasks:
                     await self._training.wait_until_idle()
             update = await self._training.train(task, received, model, self._progress)
         except ChildFailed as problem:
-            self._fail(task, str(problem), problem.steps, problem.seconds)
-        except Abandoned:
-            self._fail(task, "the training was abandoned", self.steps, time.monotonic() - received)
+            self._fail(task, kind_of(problem), str(problem), problem.steps, problem.seconds, problem.details)
+        except Abandoned as problem:
+            self._fail(task, pb.Cause.ABANDONED, str(problem), self.steps, time.monotonic() - received)
         except TaskFailed as problem:
-            self._fail(task, str(problem), self.steps, time.monotonic() - received)
+            self._fail(task, problem.kind, str(problem), self.steps, time.monotonic() - received)
         except ChildDied as problem:
-            self._fail(task, str(problem), self.steps, time.monotonic() - received)
+            self._fail(task, pb.Cause.PROCESS_DIED, str(problem), self.steps, time.monotonic() - received)
             if await self._training.died(problem):
                 with contextlib.suppress(ChildFailed):
                     await self._training.prepare(self._connection.welcome)
@@ -105,16 +107,20 @@ class Tasks:
     def _progress(self, steps: int) -> None:
         self.steps = steps
 
-    def _fail(self, task: pb.Task, reason: str, steps: int, seconds: float) -> None:
+    def _fail(
+        self, task: pb.Task, kind: pb.Cause.Kind, reason: str, steps: int, seconds: float, details: str = ""
+    ) -> None:
         self.current = None
-        self._report("failed", f"task {task.number}: failed: {reason}")
-        self._connection.send_failed(task.number, reason, steps, seconds)
+        cause = self._log.failed(kind, f"task {task.number}: failed: {reason}", details)
+        self._connection.send_failed(task.number, cause, steps, seconds)
 
     async def _evaluate(self, task: pb.Task) -> None:
         try:
             answer = await self._training.evaluate(self._work.model_file(task.sha256))
         except ChildFailed as problem:
-            self._report("warning", f"community model {task.version} cannot be evaluated here: {problem}")
+            text = f"community model {task.version} cannot be evaluated here: {problem}"
+            self._report("warning", text)
+            self._log.keep(kind_of(problem), text, problem.details)
             return
         except ChildDied as problem:
             await self._training.died(problem)

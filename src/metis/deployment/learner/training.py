@@ -11,6 +11,7 @@ from typing import Any
 
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
+from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, update_of
 from metis.deployment.trainer.child import Child
@@ -30,12 +31,14 @@ class Training:
         connection: Connection,
         work: WorkFolder,
         child: Child,
+        log: SiteLog,
         *,
         site: Path | None,
         device: str | None,
         pace: float | None,
     ) -> None:
         self._supervisor, self._connection, self._work, self._child = supervisor, connection, work, child
+        self._log = log
         self._site, self._device, self._pace = site, device, pace
         self._lock = asyncio.Lock()
         self._prepared: tuple[Any, ...] | None = None  # for which run
@@ -61,7 +64,7 @@ class Training:
         try:
             settings, layout = json.loads(welcome.settings), json.loads(welcome.layout)
         except ValueError:
-            raise ChildFailed("the controller's settings are not valid JSON") from None
+            raise ChildFailed("the controller's settings are not valid JSON", kind="setup") from None
         if self._prepared is None:
             self._supervisor.report("info", "preparing network and data")
         facts: dict[str, Any] = await self._child.call(
@@ -89,9 +92,9 @@ class Training:
         if self._deaths < _MAX_DEATHS:
             self._supervisor.report("warning", f"{problem}; starting another one")
             return True
-        text = f"{problem}, {self._deaths} times in a row"
-        await self._connection.leave(text)
-        self._supervisor.end(1, "error", f"{text}; fix the cause and start the learner again")
+        text = f"{problem}, {self._deaths} times in a row; fix the cause and start the learner again"
+        await self._connection.leave(self._log.keep(pb.Cause.PROCESS_DIED, text))
+        self._supervisor.end(1, "error", text)
         return False
 
     async def wait_until_idle(self) -> None:
@@ -109,7 +112,7 @@ class Training:
     async def train(self, task: pb.Task, received: float, model: Path, progress: Callable[[int], None]) -> Update:
         """Train for a task that was received at this time, and keep the update in the spool."""
         if await self.prepare(self._connection.welcome) is None:
-            raise TaskFailed("the training process cannot be kept alive")
+            raise TaskFailed("the training process cannot be kept alive", pb.Cause.PROCESS_DIED)
         run, seconds = self._work.run, None
         if task.HasField("seconds"):
             seconds = max(0.0, task.seconds - (time.monotonic() - received))
@@ -129,7 +132,8 @@ class Training:
             await asyncio.to_thread(self._work.keep, update)
         except OSError as problem:
             self._work.drop(task.number)
-            raise TaskFailed(f"the update cannot be kept in {self._work.folder}: {problem.strerror}") from problem
+            text = f"the update cannot be kept in {self._work.folder}: {problem.strerror}"
+            raise TaskFailed(text, pb.Cause.DISK) from problem
         self._deaths = 0
         return update
 

@@ -20,6 +20,7 @@ from metis.deployment.learner.connection import (
     reason_of,
 )
 from metis.deployment.learner.downloads import PROGRESS_SECONDS
+from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, file_sha256
 from metis.deployment.wire import wire_pb2 as pb
@@ -34,8 +35,8 @@ _RECEIPT_SECONDS = 600.0  # the controller makes several gigabytes durable
 class Uploads:
     """Hands in the updates of the spool, one after the other."""
 
-    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder) -> None:
-        self._supervisor, self._connection, self._work = supervisor, connection, work
+    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder, log: SiteLog) -> None:
+        self._supervisor, self._connection, self._work, self._log = supervisor, connection, work, log
         self.task: int | None = None  # the latest one whose update waits
         self.empty = asyncio.Event()
         self._wake = asyncio.Event()
@@ -121,8 +122,8 @@ class Uploads:
 
     def _give_up(self, update: Update, reason: str) -> None:
         self._forget(update)
-        self._supervisor.report("failed", f"task {update.task}: the update is dropped: {reason}")
-        self._connection.send_failed(update.task, reason, update.steps, update.seconds)
+        cause = self._log.failed(pb.Cause.UPDATE_LOST, f"task {update.task}: the update is dropped: {reason}")
+        self._connection.send_failed(update.task, cause, update.steps, update.seconds)
 
     async def _damaged(self, update: Update) -> bool:
         try:

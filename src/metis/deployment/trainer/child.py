@@ -101,7 +101,13 @@ class Child:
                 answer.set_exception(Abandoned("the training was abandoned"))
             else:
                 answer.set_exception(
-                    ChildFailed(message["failed"], message.get("steps", 0), message.get("seconds", 0.0))
+                    ChildFailed(
+                        message["failed"],
+                        message.get("steps", 0),
+                        message.get("seconds", 0.0),
+                        message["kind"],
+                        message.get("details", ""),
+                    )
                 )
         code = await process.wait()
         for answer, _ in self._waiting.values():

@@ -41,7 +41,9 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
     {"id": 6, "command": "ping"}
     {"id": 6, "done": {}}
 
-    {"id": 7, "failed": "site.py:12: ValueError: could not convert string to float: 'n/a'"}
+    {"id": 7, "failed": "site.py:12: ValueError: could not convert string to float: 'n/a'", "kind": "site_code",
+     "details": "Traceback (most recent call last): ..."}
+        the kind, one of `Cause` on the wire, is all that ever leaves the site
 """
 
 from __future__ import annotations

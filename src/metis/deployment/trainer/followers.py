@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metis.deployment.trainer.child import how_it_ended
-from metis.errors import ConfigError, described
+from metis.errors import ChildFailed, ConfigError, described
 
 Result = TypeVar("Result")
 
@@ -71,11 +71,11 @@ class Followers:
             raise problem
         for failure in failures:
             if failure is not None:
-                raise ConfigError(failure)
+                raise failure
         return result
 
-    def _failure_of(self, rank: int, timeout: float | None, problem: Exception | None) -> str | None:
-        """Why this process failed; None if it did not."""
+    def _failure_of(self, rank: int, timeout: float | None, problem: Exception | None) -> ChildFailed | None:
+        """How this process failed; None if it did not."""
         try:
             answer = self._answers[rank - 1].get(timeout=timeout)
         except queue.Empty:
@@ -85,7 +85,10 @@ class Followers:
         timer = self._failing.pop(rank, None)
         if timer is not None:
             timer.cancel()
-        return f"process {rank} of {self.size}: {answer['failed']}" if "failed" in answer else None
+        if "failed" not in answer:
+            return None
+        text = f"process {rank} of {self.size}: {answer['failed']}"
+        return ChildFailed(text, kind=answer["kind"], details=answer.get("details", ""))
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import math
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
@@ -22,7 +24,7 @@ from metis.deployment.trainer.followers import Followers, own_device
 from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
-from metis.errors import ConfigError, DataError, MetisError, described
+from metis.errors import ChildFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
 from metis.runs.storage import save_model
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from metis.learning.torch.parallel import Ranks
 
 _PROGRESS_SECONDS = 1.0
+_LONGEST_TRACEBACK = 20_000
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _ABANDON = 2  # what processes that train as one agree on at a batch boundary, besides going on and ending
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -79,6 +83,10 @@ class _Abandoned(Exception):
     """The parent wants no more of this training."""
 
 
+class _NetworkDiffers(ConfigError):
+    """The site's network does not have the layout of the federation's."""
+
+
 class _Trainer:
     """Carries out commands; `group` is its rank among processes that train as one."""
 
@@ -112,7 +120,7 @@ class _Trainer:
         current = self._current
         if current is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._answers.write(id=current[0], failed=reason, **current[1])
+                self._answers.write(id=current[0], failed=reason, kind="process_died", **current[1])
         sys.stderr.write(f"{reason}; the training process ends with it\n")
         os._exit(1)
 
@@ -135,7 +143,8 @@ class _Trainer:
             self._answers.write(id=number, abandoned={"task": command.get("task"), "steps": facts["steps"]})
         except Exception as problem:  # of the site's code, of its data, or of this machine
             extra = facts if command.get("command") == "train" else {}
-            self._answers.write(id=number, failed=_sentence(problem), **extra)
+            text, kind, details = explained(problem)
+            self._answers.write(id=number, failed=text, kind=kind, details=details, **extra)
         else:
             self._answers.write(id=number, done=done)
         self._current = None
@@ -154,7 +163,7 @@ class _Trainer:
         if command["layout"] is not None:
             theirs = Layout.from_json(command["layout"])
             if theirs.fingerprint != layout.fingerprint:
-                raise ConfigError(f"the network here is not the federation's: {_difference(layout, theirs)}")
+                raise _NetworkDiffers(f"the network here is not the federation's: {_difference(layout, theirs)}")
         self._silo = silo
         memory = None if command["memory"] is None else Path(command["memory"])
         self._memories = Memories(memory, writes=self._group.rank == 0)
@@ -167,6 +176,7 @@ class _Trainer:
             "fingerprint": layout.fingerprint,
             "layout": layout.to_json(),
             "metric": silo.metric,
+            "metrics": list(getattr(silo.engine, "metrics", ())),
             "higher_is_better": silo.higher_is_better,
             "seed": silo.seed,
         }
@@ -291,12 +301,22 @@ def _difference(ours: Layout, theirs: Layout) -> str:
     return "its tensors come in another order"
 
 
-def _sentence(problem: Exception) -> str:
+def explained(problem: Exception) -> tuple[str, str, str]:
+    """A sentence, the kind of failure as `Cause` names it, and the traceback."""
+    if isinstance(problem, ChildFailed):  # of another process of this silo
+        return str(problem), problem.kind, problem.details
     text = described(problem)
-    memory = isinstance(problem, MemoryError) or (
+    details = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))[-_LONGEST_TRACEBACK:]
+    if isinstance(problem, MemoryError) or (
         not isinstance(problem, MetisError) and "memory" in text and ("allocate" in text or "out of memory" in text)
-    )
-    return f"out of memory: {text}" if memory else text
+    ):
+        return f"out of memory: {text}", "out_of_memory", details
+    first = problem.__cause__ if isinstance(problem, MetisError) else problem
+    if isinstance(first, OSError) and first.errno in _DISK:
+        return text, "disk", details
+    kinds = ((NotFinite, "data_not_finite"), (Diverged, "diverged"), (_NetworkDiffers, "network_differs"))
+    kind = next((kind for known, kind in kinds if isinstance(problem, known)), None)
+    return text, kind or ("setup" if isinstance(problem, MetisError) else "site_code"), details
 
 
 def serve(build: Build, stdin: BinaryIO, stdout: BinaryIO, group: Group = ALONE) -> None:

@@ -10,7 +10,7 @@ import grpc
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_part
 
-PROTOCOL = 2
+PROTOCOL = 3
 _MAX_MESSAGE = CHUNK + (1 << 16)
 TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
 SERVICE = "metis.Federation"

@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -58,17 +58,77 @@ class Heartbeat(_message.Message):
     steps: int
     def __init__(self, task: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
+class Cause(_message.Message):
+    __slots__ = ("kind", "rule", "reference")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[Cause.Kind]
+        SITE_CODE: _ClassVar[Cause.Kind]
+        SETUP: _ClassVar[Cause.Kind]
+        NETWORK_DIFFERS: _ClassVar[Cause.Kind]
+        DATA_NOT_FINITE: _ClassVar[Cause.Kind]
+        DIVERGED: _ClassVar[Cause.Kind]
+        OUT_OF_MEMORY: _ClassVar[Cause.Kind]
+        DISK: _ClassVar[Cause.Kind]
+        PROCESS_DIED: _ClassVar[Cause.Kind]
+        ABANDONED: _ClassVar[Cause.Kind]
+        MODEL_NOT_FETCHED: _ClassVar[Cause.Kind]
+        UPDATE_LOST: _ClassVar[Cause.Kind]
+        SITE_POLICY: _ClassVar[Cause.Kind]
+        STOPPED: _ClassVar[Cause.Kind]
+    UNKNOWN: Cause.Kind
+    SITE_CODE: Cause.Kind
+    SETUP: Cause.Kind
+    NETWORK_DIFFERS: Cause.Kind
+    DATA_NOT_FINITE: Cause.Kind
+    DIVERGED: Cause.Kind
+    OUT_OF_MEMORY: Cause.Kind
+    DISK: Cause.Kind
+    PROCESS_DIED: Cause.Kind
+    ABANDONED: Cause.Kind
+    MODEL_NOT_FETCHED: Cause.Kind
+    UPDATE_LOST: Cause.Kind
+    SITE_POLICY: Cause.Kind
+    STOPPED: Cause.Kind
+    class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NO_RULE: _ClassVar[Cause.Rule]
+        FEDERATION: _ClassVar[Cause.Rule]
+        CONTROLLER: _ClassVar[Cause.Rule]
+        HOURS: _ClassVar[Cause.Rule]
+        TASK_SECONDS: _ClassVar[Cause.Rule]
+        TASK_STEPS: _ClassVar[Cause.Rule]
+        DOWNLOAD: _ClassVar[Cause.Rule]
+        MEMBERS: _ClassVar[Cause.Rule]
+        UNREADABLE: _ClassVar[Cause.Rule]
+    NO_RULE: Cause.Rule
+    FEDERATION: Cause.Rule
+    CONTROLLER: Cause.Rule
+    HOURS: Cause.Rule
+    TASK_SECONDS: Cause.Rule
+    TASK_STEPS: Cause.Rule
+    DOWNLOAD: Cause.Rule
+    MEMBERS: Cause.Rule
+    UNREADABLE: Cause.Rule
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    kind: Cause.Kind
+    rule: Cause.Rule
+    reference: int
+    def __init__(self, kind: _Optional[_Union[Cause.Kind, str]] = ..., rule: _Optional[_Union[Cause.Rule, str]] = ..., reference: _Optional[int] = ...) -> None: ...
+
 class Failed(_message.Message):
-    __slots__ = ("task", "reason", "steps", "seconds")
+    __slots__ = ("task", "cause", "steps", "seconds")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     task: int
-    reason: str
+    cause: Cause
     steps: int
     seconds: float
-    def __init__(self, task: _Optional[int] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "examples", "metrics")
@@ -88,10 +148,10 @@ class Evaluation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Leaving(_message.Message):
-    __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: Cause
+    def __init__(self, cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class ToLearner(_message.Message):
     __slots__ = ("welcome", "task", "notice", "farewell")
@@ -106,7 +166,7 @@ class ToLearner(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "epoch", "learner", "index", "settings", "layout", "unix_time", "heartbeat_seconds", "chunk_bytes", "task")
+    __slots__ = ("run", "epoch", "learner", "index", "settings", "layout", "unix_time", "heartbeat_seconds", "chunk_bytes", "task", "members", "metrics")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +177,8 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     run: str
     epoch: int
     learner: str
@@ -127,7 +189,9 @@ class Welcome(_message.Message):
     heartbeat_seconds: float
     chunk_bytes: int
     task: int
-    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
+    members: int
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ..., members: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "evaluate")
