@@ -36,7 +36,7 @@ WALK: list[tuple[str, str, str | None]] = [
     ("Training gets a process", "InlinePool.train, ProcessPool", "Child.call, _Trainer.answer"),
     ("The learner trains until its budget ends", "Learner.train", None),
     ("The local model travels back", "Simulator._arrive", "Uploads.upload, UploadReceiver.receive"),
-    ("It is checked before it counts", "Learner.checked", "NumberCheck, implausible"),
+    ("It is checked before it counts", "Learner.checked", "NumberCheck, claim_problem"),
     (
         "The event is written to disk before it has an effect",
         "",

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from core.play import Actor, Play, model
-from metis.core.controller import Controller
-from metis.core.events import ControllerAway, LearnerJoined, LearnersExpected, SendTask, UpdateRequest
+from metis.core.controller import Controller, claim_problem, within_elapsed
+from metis.core.events import (
+    Budget,
+    CommunityStamp,
+    ControllerAway,
+    LearnerJoined,
+    LearnersExpected,
+    LocalTask,
+    SendTask,
+    UpdateRequest,
+)
 from metis.core.policies import semisync_fedavg, sync_fedavg
 
 
@@ -47,3 +56,21 @@ def test_a_claimed_time_per_batch_is_bounded_by_the_time_that_has_passed(elapsed
     controller.handle(UpdateRequest("a", task.number, 50, elapsed, 9.0, model()), 5.0 + elapsed)
 
     assert controller.roster["a"].time_per_batch == believed
+
+
+@pytest.mark.parametrize(("steps", "counted"), [(1, 1), (3000, 3000), (100_000, 3300), (2**53, 3300)])
+def test_steps_count_as_far_as_they_fit_into_the_time_that_has_passed(steps: int, counted: int) -> None:
+    """By the learner's own time per batch: three times what passed, and a second that a clock may have stood still."""
+    update = UpdateRequest("a", 0, steps, 1e9, 0.01, model())
+
+    believed = within_elapsed(update, elapsed=10.0)
+
+    assert (believed.steps, believed.seconds) == (counted, 10.0)
+
+
+def test_a_task_without_a_number_of_steps_does_not_allow_any_number() -> None:
+    """More steps than can be counted are refused, whatever the budget says."""
+    task = LocalTask(0, CommunityStamp(), Budget(None, 10.0))
+    assert claim_problem(UpdateRequest("a", 0, 2**53, 1.0, 0.1, model()), task) is None
+    problem = claim_problem(UpdateRequest("a", 0, 2**63, 1.0, 0.1, model()), task)
+    assert problem == f"it claims {2**63} steps, the task allows 1 to {2**53}"

@@ -19,6 +19,9 @@ from metis.core.events import (
     Event,
     LearnerJoined,
     LearnerLeft,
+    LocalTask,
+    RolledBack,
+    StopRequested,
     TaskFailed,
     UpdateRequest,
 )
@@ -35,7 +38,7 @@ from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import State
 from metis.deployment.wire.model_mac import checker
 from metis.deployment.wire.models import model_parts
-from metis.errors import DuplicateUpdate, StateError
+from metis.errors import ConfigError, DuplicateUpdate, StateError
 from metis.runs.trace import to_line
 
 NETWORK = Layout((TensorSpec("w", (40, 2)), TensorSpec("b", (3,)), TensorSpec("n", (), "int64", "counter")))
@@ -98,6 +101,8 @@ class Twin:
         blob = None
         if isinstance(event, UpdateRequest):
             blob = self.state.put_blob(model_parts(event.local_model))
+        if isinstance(event, RolledBack):
+            event, blob = self.durable.rollback(event.version)
         self.entry = self.durable.journal(event, now, blob)
 
     def happen(self, event: Event, now: float) -> None:
@@ -121,6 +126,8 @@ def random_events(policy: Policy, seed: int, events: int, folder: Path) -> list[
             event = DeadlinePassed()
         elif away and (len(away) > 2 or rng.random() < 0.3):
             event = LearnerJoined(rng.choice(away), rng.randint(20, 90), 10)
+        elif rng.random() < 0.06 and twin.durable.controller.started:
+            event = RolledBack(rng.choice(list(twin.durable.kept())), Model.empty())
         elif training and rng.random() < 0.9:
             record = rng.choice(training)
             assert record.task is not None
@@ -184,6 +191,45 @@ def test_restarted_anywhere_it_is_the_one_that_never_was(name: str, seed: int, t
         assert check.digest() == right
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_rollback_leads_back_to_every_model_that_is_kept(name: str, tmp_path: Path) -> None:
+    """Its bits under a new number, whatever was restarted and collected meanwhile; what is not kept is refused."""
+    twin = Twin(tmp_path / "a", POLICIES[name], replay_at_most=2)
+    for event, now in random_events(POLICIES[name], 7, 60, tmp_path / "events"):
+        twin.happen(event, now)
+    for position in (0, 1, -2, -1):  # which versions these are changes with every rollback
+        version, blob = list(twin.durable.kept().items())[position]
+        latest = twin.durable.controller.community.stamp.version
+        twin.happen(RolledBack(version, Model.empty()), now + 1)
+        twin.restart()
+        community = twin.durable.controller.community
+        assert (community.stamp.version, twin.durable.hashes[latest + 1]) == (latest + 1, blob)
+        assert b"".join(model_parts(community.model)) == twin.state.blob_path(blob).read_bytes()
+        assert all(task.based_on == community.stamp for task in _open_tasks(twin))
+    gone = next(version for version in range(1, 100) if version not in twin.durable.kept())
+    kept = ", ".join(str(version) for version in sorted(twin.durable.kept(), reverse=True))
+    with pytest.raises(ConfigError, match=f"community model {gone} is not kept; those that are, .*: {kept}"):
+        twin.durable.rollback(gone)
+
+
+def _open_tasks(twin: Twin) -> list[LocalTask]:
+    return [record.task for record in twin.durable.controller.roster.training if record.task is not None]
+
+
+def test_a_damaged_model_is_not_rolled_back_to(tmp_path: Path) -> None:
+    """It is found damaged before anything is journaled."""
+    twin = Twin(tmp_path / "a", POLICIES["sync"])
+    for event, now in random_events(POLICIES["sync"], 7, 60, tmp_path / "events"):
+        twin.happen(event, now)
+    version, blob = list(twin.durable.kept().items())[1]
+    twin.state.blob_path(blob).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=f"community model {version} is not kept"):
+        twin.durable.rollback(version)
+    twin.happen(StopRequested(), now + 1)
+    with pytest.raises(ConfigError, match="has ended"):
+        twin.durable.rollback(0)
+
+
 def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> None:
     """Disk use is bounded by learners and snapshots, not by rounds."""
     policy = POLICIES["fedrec"]
@@ -194,8 +240,9 @@ def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> N
     blobs = list((tmp_path / "a" / "blobs").iterdir())
     updates = sum(isinstance(event, UpdateRequest) for event, _ in events)
     assert updates > 35
-    # Two snapshots of 4 learners and their bases, the updates between them, the initial model.
-    assert len(blobs) <= 2 * (4 + 5) + 2 * 5 + 2
+    # Two snapshots of 4 learners and their bases, the updates between them, the initial model; the newest models, and
+    # those that were published since the older snapshot.
+    assert len(blobs) <= 2 * (4 + 5) + 2 * 5 + 2 + 5 + 2 * 5
     twin.restart()
     assert twin.durable.controller.community.stamp.version > 3
 

@@ -373,7 +373,7 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
             for count, claims in enumerate(IMPOSSIBLE, start=1):
                 tried()
                 task, community = await liar.task(), community_hash(here)
-                await liar.hand_in(task.number, **claims)
+                assert (await liar.hand_in(task.number, **claims)).verdict == pb.Receipt.REFUSED
                 (claimed,) = claims.values()
                 assert (
                     f"it claims {'' if 'steps' not in claims else claimed}"
@@ -396,6 +396,32 @@ def test_lies_about_the_work_are_refused_or_bounded(name: str, tmp_path: Path) -
             assert account["time_per_batch"] <= status["seconds"]
             assert all(0 < action.contribution_value < math.inf for action in traced(here, UpdateCommitted))
             assert status["deadline"] is None or status["deadline"] < 100 * status["seconds"]
+
+    play(scene())
+
+
+def test_a_receipt_never_promises_what_is_refused_afterwards(tmp_path: Path) -> None:
+    """C1 row 31: tasks that end by time allow any number of steps that can be; 2^63 is refused in the receipt."""
+
+    async def scene() -> None:
+        policy = policies.semisync_fedavg(2, budget="deadline", cold_start_limit=1.0)
+        async with federation(tmp_path, policy=policy) as here, here.scripted("liar") as liar:
+            await liar.join()
+            await liar.hand_in((await liar.task()).number)
+            for steps in (2**53 + 1, 2**63, 2**64 - 1):
+                tried()
+                task = await liar.task()
+                assert not task.HasField("steps")
+                receipt = await liar.hand_in(task.number, steps=steps)
+                assert (receipt.verdict, receipt.reason) == (
+                    pb.Receipt.REFUSED,
+                    f"it claims {steps} steps, the task allows 1 to {2**53}",
+                )
+            receipt = await liar.hand_in((await liar.task()).number, steps=10**9)
+            assert receipt.verdict == pb.Receipt.COMMITTED
+            await here.until(lambda: len(traced(here, UpdateCommitted)) == 2)
+            status = await here.process.status()
+            assert status["steps"] <= 1 + 3 * (status["seconds"] + 1) / 0.001 + 1, "as many as fit into the time"
 
     play(scene())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from metis.core.events import (
     Action,
@@ -29,6 +30,7 @@ from metis.core.events import (
     MemberRemoved,
     Paused,
     Resumed,
+    RolledBack,
     RoundMeasure,
     SendTask,
     SpeedChanged,
@@ -45,8 +47,10 @@ from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.stop import StopRule
-from metis.core.timing import SHORTEST_BATCH, TOLERANCE
+from metis.core.timing import MAX_STEPS, SHORTEST_BATCH, TOLERANCE, steps_within
 from metis.errors import DefinitionError, UnexpectedEvent
+
+_CLOCK_STOOD = 1.0  # seconds of a task in which the controller's clock may have stood still unnoticed
 
 
 class Controller:
@@ -66,7 +70,8 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.protocol = policy.start_protocol()
-        self.community = policy.start_community(initial_model, MemoryStore() if store is None else store)
+        self.store: ModelStore = MemoryStore() if store is None else store
+        self.community = policy.start_community(initial_model, self.store)
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
@@ -80,6 +85,7 @@ class Controller:
         self.member_changes: dict[LearnerId, bool] = {}  # since the start: added (True) or removed, the latest
         self._tasks_sent = 0
         self._rounds_begun = 0
+        self._rollbacks = 0
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
@@ -94,6 +100,11 @@ class Controller:
     def paused(self) -> bool:
         """Whether no tasks are sent: somebody wants it so, or fewer learners are there than a round needs."""
         return self.on_hold or self.roster.available_count < self.quorum
+
+    @property
+    def rounds(self) -> int:
+        """Community models that were mixed; one that a rollback has published again is not counted again."""
+        return self.community.stamp.version - self._rollbacks
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Digest one event; return what the runtime must now do, in order."""
@@ -119,6 +130,8 @@ class Controller:
                 for record in self.roster.training:
                     record.unclocked += event.seconds
                 return []
+            case RolledBack():
+                actions += self._roll_back(event)
             case StopRequested():
                 pending = self._publish(now) if event.publish and not self.finished else []
                 return [*pending, *self._finish(event.reason)]
@@ -203,7 +216,7 @@ class Controller:
         if isinstance(event, TaskFailed):
             return self._refuse(record, task, "failed", event.reason)
         self.update_requests += 1
-        problem = self._problem(event, task)
+        problem = claim_problem(event, task) or self._model_problem(event)
         if problem is not None:
             return self._refuse(record, task, "invalid", problem)
         # Late work is lost, but not what it shows about the learner's speed.
@@ -221,20 +234,29 @@ class Controller:
         self.community.commit(event.learner, event.local_model, value, event.steps, base, record.examples)
         return [UpdateCommitted(event.learner, task.number, value), *alarm]
 
+    def _roll_back(self, event: RolledBack) -> list[Action]:
+        """Begin again from an earlier model: nothing that was committed, sent or remembered for mixing is left."""
+        stamp = self.community.stamp
+        if self.finished:
+            raise UnexpectedEvent("the federation has ended; there is nothing to roll back")
+        if not 0 <= event.version <= stamp.version:
+            raise UnexpectedEvent(f"there is no community model {event.version} yet; the latest is {stamp.version}")
+        self._rollbacks += 1
+        self.roster.void_tasks()
+        for record in self.roster:
+            self.store.remove(record.learner)
+        # The number is a new one, because no two models may share one; steps that were done stay counted.
+        steps = self.community.committed_steps
+        self.community = self.policy.start_community(event.community_model, self.store)
+        self.community.continue_from(CommunityStamp(stamp.version + 1, steps))
+        return [CommunityPublished(self.community.stamp, 0, event.community_model)]
+
     def _speed_alarm(self, record: LearnerRecord, before: float | None) -> list[Action]:
         if before is None or record.typical_time.value is None or not self.protocol.reports_speed:
             return []
         return [SpeedChanged(record.learner, before, record.typical_time.value)]
 
-    def _problem(self, event: UpdateRequest, task: LocalTask) -> str | None:
-        """Why this update must not enter the community model; None if it may."""
-        max_steps = math.inf if task.budget.steps is None else task.budget.steps
-        if not 1 <= event.steps <= max_steps:
-            return f"it claims {event.steps} steps, the task allows 1 to {max_steps}"
-        if not (math.isfinite(event.seconds) and event.seconds >= 0):
-            return f"it claims {event.seconds} seconds of training"
-        if not SHORTEST_BATCH <= event.time_per_batch < math.inf:
-            return f"it claims {event.time_per_batch} seconds per batch, which must be at least {SHORTEST_BATCH:g}"
+    def _model_problem(self, event: UpdateRequest) -> str | None:
         return None if self._models_checked else mixable_problem(event.local_model, self.community.model.layout)
 
     def _refuse(self, record: LearnerRecord, task: LocalTask, kind: str, reason: str) -> list[Action]:
@@ -261,7 +283,7 @@ class Controller:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         actions = self._publish(now)
         community = self.community
-        spent = self.stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
+        spent = self.stop.spent(self.rounds, self.update_requests, community.committed_steps)
         if spent is not None:
             return [*actions, *self._finish(spent)]
         self._rounds_begun += 1
@@ -281,14 +303,32 @@ class Controller:
         """Why the stop rule leaves nothing to do, in words; None if it leaves something."""
         if self.stop.out_of_time(now):
             return f"{self.stop.seconds:g} seconds have passed"
-        community = self.community
-        return self.stop.spent(community.stamp.version, self.update_requests, community.committed_steps)
+        return self.stop.spent(self.rounds, self.update_requests, self.community.committed_steps)
 
     def _finish(self, reason: str) -> list[Action]:
         if self.finished:
             return []
         self.finished = True
         return [Finish(reason)]
+
+
+def claim_problem(update: UpdateRequest, task: LocalTask) -> str | None:
+    """Which claim of an update to this task cannot be true; None if all may be."""
+    max_steps = MAX_STEPS if task.budget.steps is None else task.budget.steps
+    if not 1 <= update.steps <= max_steps:
+        return f"it claims {update.steps} steps, the task allows 1 to {max_steps}"
+    if not (math.isfinite(update.seconds) and update.seconds >= 0):
+        return f"it claims {update.seconds} seconds of training"
+    if not SHORTEST_BATCH <= update.time_per_batch < math.inf:
+        return f"it claims {update.time_per_batch} seconds per batch, which must be at least {SHORTEST_BATCH:g}"
+    return None
+
+
+def within_elapsed(update: UpdateRequest, elapsed: float) -> UpdateRequest:
+    """The update with no more seconds, and no more steps of its own time per batch, than have passed since its task."""
+    # Of an honest mean, which leaves out warm-up and stalls, all steps together may be nearly three times too long.
+    fitting = steps_within(3 * (elapsed + _CLOCK_STOOD), update.time_per_batch)
+    return replace(update, steps=min(update.steps, fitting), seconds=min(update.seconds, elapsed))
 
 
 def _credible(update: UpdateRequest, task: LocalTask, record: LearnerRecord, elapsed: float) -> float:

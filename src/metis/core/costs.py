@@ -28,6 +28,7 @@ from metis.core.events import (
     LearnerWithdrawn,
     MemberAdded,
     MemberRemoved,
+    RolledBack,
     SendTask,
     TaskFailed,
     UpdateRefused,
@@ -215,6 +216,10 @@ class CostLedger:
                 self._leave(self._times[self._change(item.learner)], now)
             case MemberAdded():
                 self._powers[item.learner] = Power(item.active, item.idle, item.unit)
+            case RolledBack():
+                for learner, row in self._rows.items():
+                    if not math.isnan(self._times[row, _SENT]):
+                        self._end_task(self._times[self._change(learner)], now)
             case SendTask():
                 self._times[self._change(item.learner), _SENT] = now
                 self._tasks += 1
@@ -250,12 +255,16 @@ class CostLedger:
         return row
 
     def _leave(self, times: _Times, now: float) -> None:
-        if not math.isnan(times[_SENT]):  # it worked in vain, but it worked
-            times[_ACTIVE] += now - times[_SENT]
-            times[_SENT] = math.nan
+        if not math.isnan(times[_SENT]):
+            self._end_task(times, now)
         if not math.isnan(times[_SINCE]):
             times[_PRESENT] += now - times[_SINCE]
             times[_SINCE] = math.nan
+
+    def _end_task(self, times: _Times, now: float) -> None:
+        """It worked in vain, but it worked."""
+        times[_ACTIVE] += now - times[_SENT]
+        times[_SENT] = math.nan
 
     def _hand_in(self, item: UpdateRequest | TaskFailed, now: float) -> None:
         row = self._change(item.learner)

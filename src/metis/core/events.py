@@ -129,6 +129,14 @@ class ControllerAway:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The federation goes on from an earlier community model; what was done since is not mixed any more."""
+
+    version: int  # of that model; it is published again under a number of its own
+    community_model: Model = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody wants the federation to end now; what was reached is kept."""
 
@@ -186,6 +194,7 @@ Event: TypeAlias = (
     | DeadlinePassed
     | LearnersExpected
     | ControllerAway
+    | RolledBack
     | StopRequested
     | Paused
     | Resumed

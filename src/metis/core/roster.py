@@ -123,6 +123,11 @@ class Roster:
         self._close(record)
         self._waiting[self._index[learner]] = record
 
+    def void_tasks(self) -> None:
+        """Nobody's open task may be answered any more; all that trained wait for another."""
+        for record in self.training:
+            self.close_task(record.learner)
+
     def put_aside(self, learner: LearnerId) -> None:
         """The learner gets no more tasks until it joins again."""
         self._records[learner].set_aside = True

@@ -85,6 +85,7 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
         max_examples=deployment.max_examples,
         evaluate_every=config.evaluation.every_seconds,
         evaluate_at_learners=deployment.evaluate_at_learners,
+        keep_models=deployment.keep_models,
         linger=deployment.linger,
     )
 

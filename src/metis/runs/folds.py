@@ -20,6 +20,7 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     MemberRemoved,
+    RolledBack,
     SendTask,
     StopRuleChanged,
     TaskFailed,
@@ -211,6 +212,10 @@ class TimelineFold:
                     *self._until(now - half, item.learner, "training"),
                     *self._until(now, item.learner, "transfer"),
                 ]
+            case RolledBack():
+                ended = [span for learner in self._sent for span in self._until(now, learner, "training")]
+                self._sent.clear()
+                return ended
             case LearnerLeft() | LearnerWithdrawn() | MemberRemoved() if item.learner in self._since:
                 ended = self._until(now, item.learner, "training" if item.learner in self._sent else "idle")
                 self._sent.pop(item.learner, None)

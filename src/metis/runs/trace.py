@@ -31,6 +31,7 @@ from metis.core.events import (
     MemberRemoved,
     Paused,
     Resumed,
+    RolledBack,
     RoundMeasure,
     SendTask,
     SpeedChanged,
@@ -57,6 +58,7 @@ _EVENTS: dict[str, type[Any]] = {
     "deadline_passed": DeadlinePassed,
     "learners_expected": LearnersExpected,
     "controller_away": ControllerAway,
+    "rolled_back": RolledBack,
     "stop_requested": StopRequested,
     "paused": Paused,
     "resumed": Resumed,
@@ -134,6 +136,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
                 raise ValueError(f"unknown keys: {', '.join(sorted(notes))}")
             rest["notes"], rest["local_model"] = notes, Model.empty()
             rest["loss"] = math.nan if rest["loss"] is None else rest["loss"]
+        elif name == "rolled_back":
+            rest["community_model"] = Model.empty()
         elif name == "evaluated":
             metrics = rest["metrics"].items()
             rest["metrics"] = {key: math.nan if value is None else value for key, value in metrics}
@@ -182,7 +186,7 @@ def without_weights(item: Event | Action) -> Event | Action:
     match item:
         case UpdateRequest():
             return replace(item, local_model=Model.empty())
-        case SendTask() | CommunityPublished():
+        case SendTask() | CommunityPublished() | RolledBack():
             return replace(item, community_model=Model.empty())
         case _:
             return item

@@ -23,6 +23,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerWithdrawn,
+    RolledBack,
     SendTask,
     StopRuleChanged,
     TaskFailed,
@@ -126,6 +127,8 @@ def _possible(controller: Controller, event: Event) -> bool:
         case LearnerLeft() | LearnerWithdrawn():
             record = controller.roster.get(event.learner)
             return record is not None and record.present
+        case RolledBack():
+            return event.version <= controller.community.stamp.version
         case _:
             return True
 

@@ -32,6 +32,7 @@ from metis.core.events import (
     MemberRemoved,
     Paused,
     Resumed,
+    RolledBack,
     SendTask,
     StopRequested,
     StopRuleChanged,
@@ -203,7 +204,7 @@ def _scheduled(recorded: Sequence[tuple[float, Event | Action]], also: Iterable[
     """What came from outside: who came and went, the controller too, what was measured, that somebody stopped it."""
     kinds = (
         LearnerJoined, LearnerLeft, LearnerWithdrawn, ControllerAway, Evaluated, StopRequested, LearnersExpected,
-        Paused, Resumed, StopRuleChanged, MemberAdded, MemberRemoved,
+        Paused, Resumed, RolledBack, StopRuleChanged, MemberAdded, MemberRemoved,
     )  # fmt: skip
     wanted = set(also)
     return [

@@ -351,6 +351,7 @@ class Simulator:
             return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
         self._pool = pool
+        self.controller.store = store
         self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
         bases = {int(version): model(vector) for version, vector in below("base/").items()}
         self._base_models = {version: self._keep(version, base) for version, base in bases.items()}

@@ -70,6 +70,9 @@ class Wrapper:
     def adopt(self, model: Model) -> None:
         self.inside.adopt(model)
 
+    def continue_from(self, stamp: CommunityStamp) -> None:
+        self.inside.continue_from(stamp)
+
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return self.inside.arrays(local_models=local_models)
 

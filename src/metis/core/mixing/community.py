@@ -75,6 +75,10 @@ class Community(Protocol):
         """Go on from this model instead of the one just published, under the same stamp."""
         ...
 
+    def continue_from(self, stamp: CommunityStamp) -> None:
+        """Count on from this stamp, which its model has from now on; asked before the first commit."""
+        ...
+
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         """The numbers that a replay of events cannot bring back: for checkpoints.
 
@@ -114,3 +118,6 @@ class Published:
 
     def adopt(self, model: Model) -> None:
         self.model = model
+
+    def continue_from(self, stamp: CommunityStamp) -> None:
+        self.stamp, self.committed_steps = stamp, stamp.steps

@@ -26,6 +26,7 @@ from metis.core.events import (
     LearnerId,
     LearnersExpected,
     LocalTask,
+    RolledBack,
     RoundMeasure,
     UpdateRequest,
 )
@@ -35,12 +36,13 @@ from metis.deployment.controller.disk import RESTORE
 from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.wire.model_mac import new_model_mac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
-from metis.errors import DataError, DiskFull, LearnerError, StateError
+from metis.errors import ConfigError, DataError, DiskFull, LearnerError, StateError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
 Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
+KEEP_MODELS = 5  # community models that stay on disk behind the current one, unless a file says otherwise
 _MIN_REPLAY = 10  # updates between two snapshots; a restart replays at most twice as many models
 
 
@@ -102,11 +104,12 @@ class DurableController:
         record: Record,
         *,
         replay_at_most: int | None = None,
+        keep_models: int = KEEP_MODELS,
     ) -> None:
         self.state = state
         self.layout = initial_model.layout
         self._make, self._initial_model, self._record = make, initial_model, record
-        self._replay_at_most = replay_at_most
+        self._replay_at_most, self._keep_models = replay_at_most, keep_models
         self._half_applied: list[Action] | None = (
             None  # actions of an entry whose models could not be written to a full disk
         )
@@ -131,6 +134,16 @@ class DurableController:
         entry_record = to_record(now, event)
         seq = self.state.append(now, entry_record, update=update, blob=blob)
         return Entry(seq, now, entry_record, update, blob)
+
+    def rollback(self, version: int) -> tuple[RolledBack, str]:
+        """The event that leads back to a community model that is kept, and its blob; a ConfigError if none can."""
+        kept = self.kept()
+        if self.controller.finished:
+            raise ConfigError("the federation has ended; there is nothing to roll back")
+        if version not in kept or not self.state.verify_blob(kept[version]):
+            known = ", ".join(map(str, sorted(kept.keys() - {version}, reverse=True)))
+            raise ConfigError(f"community model {version} is not kept; those that are, the newest first: {known}")
+        return RolledBack(version, Model.empty()), kept[version]
 
     def apply(self, entry: Entry) -> list[Action]:
         """Let a journaled event take effect, in the order of the journal; returns what the runtime must do.
@@ -167,12 +180,16 @@ class DurableController:
 
     def _event(self, entry: Entry) -> Event:
         event = _event_of(entry.record)
-        if isinstance(event, UpdateRequest):
-            assert entry.blob is not None
-            if self._recovering and not self.state.verify_blob(entry.blob):
-                raise DataError(f"the model file blobs/{entry.blob} of learner '{event.learner}' is damaged")
-            return replace(event, local_model=read_model(self.state.blob_path(entry.blob), self.layout))
-        return event
+        if entry.blob is None:
+            return event
+        whose = f"learner '{event.learner}'" if isinstance(event, UpdateRequest) else "a rollback"
+        if self._recovering and not self.state.verify_blob(entry.blob):
+            raise DataError(f"the model file blobs/{entry.blob} of {whose} is damaged")
+        model = read_model(self.state.blob_path(entry.blob), self.layout)
+        if isinstance(event, RolledBack):
+            return replace(event, community_model=model)
+        assert isinstance(event, UpdateRequest)
+        return replace(event, local_model=model)
 
     # --- published models -------------------------------------------------------------------------
 
@@ -189,6 +206,7 @@ class DurableController:
         if mac is not None:
             self.model_macs[action.stamp.version] = mac.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
+        self._recent[action.stamp.version] = blob
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure
         community = self.controller.community
@@ -197,6 +215,18 @@ class DurableController:
             for record in self.controller.roster.training:
                 if record.task is not None and record.task.based_on == community.stamp:
                     record.base_model = community.model
+
+    def kept(self) -> dict[int, str]:
+        """The community models that are on disk, by version: the newest, the first, and what is pinned."""
+        pinned = {version: blob for version, blob in self.hashes.items() if blob in self.pinned}
+        candidates = {0: self.hashes[0], **pinned, **self._recent, **self.versions}
+        return {version: candidates[version] for version in sorted(candidates) if self._there(candidates[version])}
+
+    def _there(self, blob: str) -> bool:
+        with suppress(DataError):
+            self.state.blob_path(blob)
+            return True
+        return False
 
     def _journal_publication(self, actions: Collection[Action], now: float) -> None:
         """Before anybody trains on it: after a crash the same version must have the same bits."""
@@ -216,21 +246,27 @@ class DurableController:
         for version in self.versions.keys() - leased - {current}:
             del self.versions[version]
             self.model_macs.pop(version, None)
+        for version in sorted(self._recent.keys() - {current})[: -self._keep_models or None]:
+            del self._recent[version]
 
     # --- snapshots and recovery -------------------------------------------------------------------
 
     def snapshot(self) -> None:
         """Save what a replay could only restore from all models since the beginning, and drop those."""
         arrays = self.controller.community.arrays(local_models=False)  # they are in their blobs
+        recent = {version: blob for version, blob in self._recent.items() if self._there(blob)}
         facts = {
             "locals": dict(self._store.blobs),
             "versions": {str(version): blob for version, blob in self.versions.items()},
+            "recent": {str(version): blob for version, blob in recent.items()},
             "pinned": sorted(self.pinned),
         }
         for blob in self.versions.values():
             self.state.sync_blob(blob)
         # The initial model stays: without an intact snapshot the replay begins with it.
-        needed = {*self._store.blobs.values(), *self.versions.values(), *self.pinned, self.hashes[0]}
+        needed = {
+            *self._store.blobs.values(), *self.versions.values(), *recent.values(), *self.pinned, self.hashes[0]
+        }  # fmt: skip
         self.state.write_snapshot(self._seq, arrays, facts, needed)
         self._since_snapshot = 0
         self.state.collect(needed)
@@ -247,7 +283,8 @@ class DurableController:
         raise StateError(f"the state cannot be recovered: {'; '.join(dict.fromkeys(problems))}; {RESTORE}")
 
     def _replay(self, snapshot: Snapshot | None) -> None:
-        self.versions: dict[int, str] = {}
+        self.versions: dict[int, str] = {}  # that the federation needs: the current one, and those that open tasks have
+        self._recent: dict[int, str] = {}  # the newest ones, which a rollback may need
         self.hashes = {0: payload_sha256(self._initial_model)}
         self.model_macs: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
         self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
@@ -262,7 +299,7 @@ class DurableController:
         try:
             if snapshot is None:
                 self.controller = self._make(self._initial_model, self._store)
-                self.versions[0] = self.state.put_blob(model_parts(self._initial_model))
+                self.versions[0] = self._recent[0] = self.state.put_blob(model_parts(self._initial_model))
                 entries = self.state.entries()
             else:
                 self._replay_without_weights(snapshot, trace)
@@ -302,6 +339,7 @@ class DurableController:
             trace += [(entry.at, event), *((entry.at, action) for action in actions)]
         self._seq = snapshot.seq
         self.versions = {int(version): blob for version, blob in snapshot.facts["versions"].items()}
+        self._recent = {int(version): blob for version, blob in snapshot.facts.get("recent", {}).items()}
         self.hashes.update(self.versions)  # the publication may have been noted behind the snapshot
         self.pinned |= set(snapshot.facts["pinned"])
         self._store.blobs = dict(snapshot.facts["locals"])
@@ -312,6 +350,7 @@ class DurableController:
         model = self._version_model(community.stamp.version)
         # Local models are in their blobs; the mapping must only not fail for them.
         weights: defaultdict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(0, np.float32), arrays)
+        controller.store = self._store
         community.load_arrays(model, weights, self._store)
         if community.uses_base:
             for record in controller.roster.training:

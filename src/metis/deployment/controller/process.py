@@ -154,6 +154,16 @@ class ControllerProcess:
         """End the federation for good, mixing what was committed to the open round."""
         self._writer.post(StopRequested(reason, publish=True))
 
+    async def rollback(self, version: int) -> int:
+        """Go on from an earlier community model, under a new number, which is returned; a ConfigError says why not."""
+        now = await self._writer.rollback(version)
+        self._report("warning", f"rolled back: community model {now} is community model {version} again")
+        return now
+
+    async def kept_versions(self) -> list[int]:
+        """The community models that `rollback` can lead back to, in ascending order."""
+        return await self._writer.ask(lambda: list(self._writer.durable.kept()))
+
     async def _until_the_end(self) -> None:
         if self._presence.awaiting and self._away_for:
             self._writer.post(ControllerAway(self._away_for))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
+from metis.core.controller import claim_problem, within_elapsed
 from metis.core.events import LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
 from metis.core.model import Layout, Model
 from metis.core.timing import MAX_STEPS
@@ -125,23 +126,23 @@ class LearnerRequests:
         task, now = writer.durable.open_task(learner), writer.now()
         if task is None or task.number != header.task or writer.controller.finished:
             return _too_late(header.task, writer.controller.community.stamp.version)
-        problem = received.problem or implausible(header)
-        if problem is not None:
-            writer.journal(TaskFailed(learner, header.task, problem), now)
-            return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
-        # The run's clock may have stood still while the learner trained on; more than passed is not charged.
-        record = writer.controller.roster[learner]
-        elapsed = max(0.0, now - record.task_sent_at + record.unclocked)
         event = UpdateRequest(
             learner,
             header.task,
             header.steps,
-            min(header.seconds, elapsed),
+            header.seconds,
             header.time_per_batch,
             Model.empty(),
             header.loss,
             claimed_notes(header),
         )
+        problem = received.problem or claim_problem(event, task)
+        if problem is not None:
+            writer.journal(TaskFailed(learner, header.task, problem), now)
+            return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
+        # The run's clock may have stood still while the learner trained on; more than passed is not charged.
+        record = writer.controller.roster[learner]
+        event = within_elapsed(event, max(0.0, now - record.task_sent_at + record.unclocked))
         return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, received.blob).seq)
 
 
@@ -154,12 +155,3 @@ def claimed_notes(header: pb.UploadHeader) -> dict[str, float]:
     """What the compression of this update left out, as the learner claims; nothing where that makes no sense."""
     error = header.compression_error if header.HasField("compression_error") else math.nan
     return {"compression_error": error} if 0 <= error < math.inf else {}
-
-
-def implausible(header: pb.UploadHeader) -> str | None:
-    """Which of these claims cannot be true; None if all may be."""
-    for name in ("seconds", "time_per_batch"):
-        value = getattr(header, name)
-        if not (math.isfinite(value) and value >= 0):
-            return f"it claims {name} = {value}"
-    return None

@@ -16,7 +16,7 @@ from metis.core.mixing import ModelStore
 from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
-from metis.deployment.controller.durable import MakeController
+from metis.deployment.controller.durable import KEEP_MODELS, MakeController
 from metis.errors import ConfigError
 from metis.runs.setting import Setting
 
@@ -36,6 +36,7 @@ class DeploymentSettings:
     max_examples: int = 10**9
     evaluate_every: float = 0.0
     evaluate_at_learners: bool = False
+    keep_models: int = KEEP_MODELS  # newest community models that a rollback can lead back to
     linger: float = 30.0  # seconds at the end in which learners may fetch the final model
 
     def __post_init__(self) -> None:

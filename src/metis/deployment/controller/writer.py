@@ -22,7 +22,7 @@ from metis.deployment.controller.disk import EXHAUSTED
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
-from metis.errors import DataError, DiskFull
+from metis.errors import ConfigError, DataError, DiskFull
 from metis.runs.trace import to_line
 
 _T = TypeVar("_T")
@@ -130,7 +130,9 @@ class Writer:
             raise
 
     def _recover(self, plan: FederationPlan) -> Recovered:
-        self.durable = DurableController(plan.make, plan.initial_model, self._state, self._record)
+        self.durable = DurableController(
+            plan.make, plan.initial_model, self._state, self._record, keep_models=plan.deployment.keep_models
+        )
         roster = self.durable.controller.roster
         return Recovered(
             self.durable.now,
@@ -161,11 +163,26 @@ class Writer:
 
     async def perform(self, event: Event) -> Entry:
         """Journal and apply an event, and wait for both."""
+        return await self._perform(lambda: (event, None))
+
+    async def rollback(self, version: int) -> int:
+        """Go on from an earlier community model; returns the version that it has now, or raises a ConfigError."""
+        latest = await self.ask(lambda: max(self.durable.hashes))
+        blob = (await self._perform(lambda: self.durable.rollback(version))).blob
+        now = await self.ask(lambda: max(known for known, name in self.durable.hashes.items() if name == blob))
+        if now <= latest:
+            raise ConfigError("the federation has ended; there is nothing to roll back")
+        return now
+
+    async def _perform(self, decide: Callable[[], tuple[Event, str | None]]) -> Entry:
         done: asyncio.Future[Entry] = self._loop.create_future()
 
         def job() -> None:
             try:
-                self.journal(event, self.now(), done=done)
+                event, blob = decide()
+                self.journal(event, self.now(), blob, done=done)
+            except ConfigError as problem:  # the caller's mistake, not this process's
+                self._loop.call_soon_threadsafe(_answer, done, problem)
             except BaseException as problem:
                 self._loop.call_soon_threadsafe(_answer, done, problem)
                 raise
@@ -245,6 +262,8 @@ class Writer:
         concerned = {action.learner for action in actions if isinstance(action, SendTask)}
         if "learner" in entry.record:
             concerned.add(entry.record["learner"])
+        if entry.record.get("event") == "rolled_back":  # everybody's task is void
+            concerned.update(record.learner for record in self.controller.roster)
         outcome = Outcome(
             entry, tuple(actions), self._take_recorded(), self._tasks(concerned), self._standing()
         )  # fmt: skip

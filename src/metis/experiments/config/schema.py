@@ -297,6 +297,10 @@ class DeploymentConfig(Table):
     evaluate_at_learners: bool = Field(default=True, description="those that have evaluation data measure models too")
     largest_number: Positive = Field(default=1e10, description="an update with a number beyond is refused")
     max_examples: Count = Field(default=10**9, description="a learner that claims more is refused")
+    keep_models: Count = Field(
+        default=5,
+        description="newest community models that stay on disk, for a rollback; the first and the best do too",
+    )
 
 
 class ExperimentConfig(Table):
