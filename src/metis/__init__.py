@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         Schedule as Schedule,
     )
     from metis.core.solvers import (
+        Adam as Adam,
+        AdamW as AdamW,
         FedProx as FedProx,
         MomentumSGD as MomentumSGD,
         Scaffold as Scaffold,
@@ -76,6 +78,9 @@ if TYPE_CHECKING:
     from metis.experiments.federation import (
         Federation as Federation,
         SimulatedLearner as SimulatedLearner,
+    )
+    from metis.learning.torch.optimizers import (
+        TorchOptimizer as TorchOptimizer,
     )
     from metis.reporting.notebook import (
         Comparison as Comparison,
@@ -130,6 +135,8 @@ _PUBLIC = {
         "Schedule",
     ),
     "metis.core.solvers": (
+        "Adam",
+        "AdamW",
         "FedProx",
         "MomentumSGD",
         "Scaffold",
@@ -149,6 +156,7 @@ _PUBLIC = {
         "Federation",
         "SimulatedLearner",
     ),
+    "metis.learning.torch.optimizers": ("TorchOptimizer",),
     "metis.reporting.notebook": ("Comparison",),
     "metis.reporting.trackers.tracking": ("Tracking",),
     "metis.runs.run": ("Run",),

@@ -183,6 +183,7 @@ class Registry(MutableMapping[str, T]):
         self.kind, self.group = kind, group  # the kind in error messages: "policy", "solver"
         self._definitions: dict[str, T] = {}
         self._complete = False
+        self.elsewhere: Callable[[], Mapping[str, T]] = dict  # found by name, but not listed with the others
 
     @property
     def registered(self) -> Mapping[str, T]:
@@ -192,7 +193,7 @@ class Registry(MutableMapping[str, T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._definitions:
             self._load_plugins()
-        return self._definitions[name]
+        return self._definitions[name] if name in self._definitions else self.elsewhere()[name]
 
     def __setitem__(self, name: str, definition: T) -> None:
         self._definitions[name] = definition
@@ -211,8 +212,12 @@ class Registry(MutableMapping[str, T]):
     def named(self, name: str) -> T:
         """The definition of this name; the error for an unknown one names the nearest."""
         if name not in self:
-            raise ConfigError(f"there is no {self.kind} '{name}'; {did_you_mean(name, self)}")
+            raise ConfigError(f"there is no {self.kind} '{name}'; {did_you_mean(name, self.names())}")
         return self[name]
+
+    def names(self) -> list[str]:
+        """All that can be named."""
+        return [*self, *self.elsewhere()]
 
     def add(self, name: str, definition: T) -> T:
         """Register a definition; a name is taken once."""

@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from metis.core.layers.fednova import accumulated_steps
-from metis.core.solvers import SOLVERS, FedProx, MomentumSGD, Pulled, Scaffold, Solver, SolverFacts, VanillaSGD
+from metis.core.layers.fednova import FedNova, accumulated_steps
+from metis.core.policies import sync_fedavg
+from metis.core.solvers import (
+    SOLVERS,
+    Adam,
+    AdamW,
+    FedProx,
+    MomentumSGD,
+    Pulled,
+    Scaffold,
+    Solver,
+    SolverFacts,
+    VanillaSGD,
+)
 from metis.errors import ConfigError
 
 CURVATURE = np.array([1.0, 0.5, 2.0, 0.1])
@@ -96,6 +108,43 @@ def test_no_momentum_and_no_proximal_term_are_vanilla() -> None:
     assert np.array_equal(run(FedProx(ETA, 0.0), "torch", 7), vanilla)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(("ours", "theirs"), [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)])
+def test_adam_and_adamw_are_those_of_torch(ours: Any, theirs: Any, library: str) -> None:
+    """The same weights after ten steps, with weight decay and other betas than the default."""
+    parameter = torch.nn.Parameter(torch.tensor(START))
+    optimizer = theirs([parameter], lr=ETA, betas=(0.8, 0.95), eps=1e-6, weight_decay=DECAY)
+    for _ in range(10):
+        parameter.grad = torch.tensor(gradient_at(parameter.detach().numpy()))
+        optimizer.step()
+    solver = ours(ETA, 0.8, 0.95, 1e-6, weight_decay=DECAY)
+    assert run(solver, library, 10) == pytest.approx(parameter.detach().numpy(), rel=1e-10)
+
+
+def test_adam_counts_the_steps_of_16_bit_weights_in_32_bits() -> None:
+    """In bfloat16 the count would stop at 256."""
+    weights = torch.zeros(2, dtype=torch.bfloat16)
+    memory = Adam(ETA).start(weights)
+    assert memory is not None and memory.dtype == torch.float32
+    for _ in range(300):
+        Adam(ETA).step(weights, torch.ones_like(weights), memory, weights)
+    assert float(memory[-1]) == 300
+
+
+def test_a_pull_toward_the_community_model_reaches_adam() -> None:
+    """It is added to the gradient: without any other gradient the weights go back to where they came from."""
+    pulled = Adam(0.01).with_pull(MU)
+    assert after(pulled, 2000, 0 * GRADIENT, START + 1) == pytest.approx(START, abs=0.02)
+    assert pulled.facts.adaptive == "Adam"
+
+
+@pytest.mark.parametrize("solver", [Adam(ETA), AdamW(ETA), Adam(ETA).with_pull(MU)])
+def test_normalised_averaging_refuses_an_adaptive_rule_by_name(solver: Solver) -> None:
+    """Its steps are not sums of gradients, so that the length of a delta says nothing."""
+    with pytest.raises(ConfigError, match=r"nova divides by the length .* the steps of Adam"):
+        sync_fedavg(1).with_layers(FedNova()).for_solver(solver)
+
+
 def test_only_kept_momentum_outlives_a_task() -> None:
     """R5: it restarts in each task by default."""
     assert not VanillaSGD(ETA).keeps_memory
@@ -103,6 +152,8 @@ def test_only_kept_momentum_outlives_a_task() -> None:
     assert MomentumSGD(ETA, GAMMA, keep_momentum=True).keeps_memory
     assert FedProx(ETA, MU, momentum=GAMMA, keep_momentum=True).keeps_memory
     assert not FedProx(ETA, MU, keep_momentum=True).keeps_memory
+    assert not Adam(ETA).keeps_memory
+    assert AdamW(ETA, keep_state=True).keeps_memory
 
 
 @pytest.mark.parametrize(
@@ -128,8 +179,11 @@ EXAMPLES: dict[str, Solver] = {
     "momentum": MomentumSGD(ETA, GAMMA),
     "fedprox": FedProx(ETA, MU, GAMMA),
     "scaffold": Scaffold(ETA, GAMMA),
+    "adam": Adam(ETA),
+    "adamw": AdamW(ETA, weight_decay=0.0),
 }
 every_solver = pytest.mark.parametrize("solver", EXAMPLES.values(), ids=EXAMPLES)
+every_sum = pytest.mark.parametrize("solver", [one for one in EXAMPLES.values() if not one.facts.adaptive])
 GRADIENT = np.array([1.0, -0.5, 0.25, 2.0])
 
 
@@ -160,7 +214,7 @@ def test_a_factor_of_the_rate_scales_a_step(solver: Solver) -> None:
         assert after(each.with_rate(0.25), 1) - START == pytest.approx(0.25 * (after(each, 1) - START), rel=1e-12)
 
 
-@every_solver
+@every_sum
 def test_a_pull_holds_local_training_near_the_community_model(solver: Solver) -> None:
     """Where it ends, gradient and pull cancel; pulls add up."""
     pulled = solver.with_pull(MU)
@@ -172,7 +226,7 @@ def test_a_pull_holds_local_training_near_the_community_model(solver: Solver) ->
     assert (pulled.keeps_memory, pulled.layers) == (solver.keeps_memory, solver.layers)
 
 
-@every_solver
+@every_sum
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_facts_say_how_far_steps_along_one_gradient_lead(solver: Solver, steps: int) -> None:
     """Normalised averaging and adaptive periods rely on it."""

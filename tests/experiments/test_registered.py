@@ -112,7 +112,7 @@ def test_a_file_names_them_and_they_run() -> None:
         ("training.threshold=1", "training.threshold: is 1, must be less than 1"),
         ("policy.training.threshold=x", "policy.training.threshold: is 'x', must be a number"),
         ("training.weight_decay=0.1", "training.weight_decay: is given, but solver = 'sign_sgd' does not use it; "
-         "'vanilla', 'momentum', 'fedprox' and 'scaffold' would"),
+         "'vanilla', 'momentum', 'fedprox', 'adam', 'adamw' and 'scaffold' would"),
     ],
 )  # fmt: skip
 def test_typos_and_limits_are_checked_by_the_definition(override: str, message: str) -> None:

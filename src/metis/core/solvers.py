@@ -25,6 +25,7 @@ class SolverFacts:
 
     momentum: float = 0.0  # that restarts in each task; momentum that is kept is at full strength from the first step
     pull: float = 0.0  # learning rate times proximal term
+    adaptive: str = ""  # the rule's name, if a step is not a sum of gradients times the learning rate
 
 
 class Solver:
@@ -44,7 +45,7 @@ class Solver:
         return False
 
     def start(self, weights: Array) -> Array | None:
-        """The memory at the start of a task, of the shape of the weights; None if the rule needs none."""
+        """The memory at the start of a task; None if the rule needs none."""
         return None
 
     def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
@@ -90,6 +91,8 @@ Momentum = Annotated[float, Setting("gamma", ge=0, lt=1)]
 KeepMomentum = Annotated[bool, Setting("whether the momentum outlives a task (R5)")]
 ProximalTerm = Annotated[float, Setting("mu: pull toward the received community model", ge=0)]
 WeightDecay = Annotated[float, Setting("added to the gradient, times the weights", ge=0)]
+KeepState = Annotated[bool, Setting("whether the optimizer's state outlives a task")]
+Beta = Annotated[float, Setting("how slowly a running mean forgets", ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,74 @@ class FedProx(Solver):
 
     def with_pull(self, proximal_term: float) -> Solver:
         return replace(self, proximal_term=self.proximal_term + proximal_term)
+
+
+@SOLVERS.register("adam")
+@dataclass(frozen=True)
+class Adam(Solver):
+    """m and v are running means of the gradient and of its square; w -= eta m' / (sqrt(v') + eps), both unbiased."""
+
+    learning_rate: LearningRate = 0.001
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    eps: Annotated[float, Setting("keeps the divisor from 0", gt=0)] = 1e-8
+    weight_decay: WeightDecay = 0.0
+    keep_state: KeepState = False
+
+    title = "Adam"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.keep_state
+
+    def start(self, weights: Array) -> Array | None:
+        size = 2 * len(weights) + 1  # m, v and the number of steps
+        if isinstance(weights, np.ndarray):
+            return np.zeros(size, weights.dtype)
+        return (weights if weights.element_size() > 2 else weights.float()).new_zeros(size)  # steps are counted in it
+
+    def step(self, weights: Array, gradient: Array, memory: Array | None, community: Array) -> None:
+        assert memory is not None, "start() made it"
+        self._decay(weights, gradient)
+        size = len(weights)
+        mean, square = memory[:size], memory[size:-1]
+        memory[-1] += 1
+        steps = float(memory[-1])
+        mean *= self.beta1
+        add_scaled(mean, gradient, 1 - self.beta1)
+        gradient *= gradient
+        square *= self.beta2
+        add_scaled(square, gradient, 1 - self.beta2)
+        divisor = square**0.5
+        divisor /= (1 - self.beta2**steps) ** 0.5
+        divisor += self.eps
+        add_scaled(weights, mean / divisor, -self.learning_rate / (1 - self.beta1**steps))
+
+    def _decay(self, weights: Array, gradient: Array) -> None:
+        if self.weight_decay:
+            add_scaled(gradient, weights, self.weight_decay)
+
+    @property
+    def facts(self) -> SolverFacts:
+        return SolverFacts(adaptive=self.title)
+
+
+@SOLVERS.register("adamw")
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay does not pass through the running means: w -= eta decay w, then Adam's step."""
+
+    weight_decay: Annotated[float, Setting("times the learning rate and the weights, taken from the weights", ge=0)] = (
+        0.01
+    )
+
+    title = "AdamW"
+
+    def _decay(self, weights: Array, gradient: Array) -> None:
+        weights *= 1 - self.learning_rate * self.weight_decay
 
 
 @SOLVERS.register("scaffold")

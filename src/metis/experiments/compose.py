@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
-from metis.core.solvers import SOLVERS, Solver
+from metis.core.solvers import Solver
 from metis.errors import ConfigError
 from metis.experiments.config.schema import PolicyConfig, SolverConfig
 from metis.experiments.config.tables import build_layer
+from metis.learning.engine import SOLVERS
 from metis.registry import parameters_of
 
 

@@ -13,7 +13,7 @@ import tomlkit
 
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
-from metis.core.solvers import SOLVERS
+from metis.learning.engine import SOLVERS
 from metis.registry import Parameter, parameters_of
 
 _EXAMPLE = Path(__file__).with_name("example.toml")

@@ -70,7 +70,8 @@ class Federation:
 
     `network` makes a torch module; `train` and `test` are pairs of arrays, map-style datasets of torch, or
     `Examples`; `learners` say who holds which of the training examples. An `engine` takes the place of `network`,
-    `device`, `dtype` and `buffers`.
+    `device`, `dtype`, `buffers`, `clip_norm` (the largest norm of a step's gradient) and `accumulate` (the batches of a
+    step).
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class Federation:
         dtype: str | None = None,
         threads: int = 1,
         buffers: Literal["average", "local"] | None = None,
+        clip_norm: float | None = None,
+        accumulate: int | None = None,
         seed: int = 1990,
         class_counts: NDArray[np.int64] | None = None,
         class_names: Sequence[str] = (),
@@ -103,7 +106,8 @@ class Federation:
         _whole("seed", seed)
         if len(set(names)) != len(names):
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
-        own = {"network": network, "device": device, "dtype": dtype, "buffers": buffers}
+        own = {"network": network, "device": device, "dtype": dtype, "buffers": buffers, "clip_norm": clip_norm,
+               "accumulate": accumulate}  # fmt: skip
         self.engine = _torch_engine(own, task, threads) if engine is None else _only_engine(engine, own)
         self.train = as_examples(train)
         self.test = None if test is None else as_examples(test)
@@ -199,6 +203,7 @@ class Federation:
         if goal is not None and self.test is None:
             raise ConfigError("a target needs held-out examples to be measured on: give test=...")
         policy, solver = policy.for_solver(solver or self.solver)
+        self._check_solver(policy, solver)
         session = Session(
             self,
             policy,
@@ -219,6 +224,14 @@ class Federation:
             watch=watch,
         )
         return session.resume() if resume else session.run()
+
+    def _check_solver(self, policy: Policy, solver: Solver) -> None:
+        """Refuse what does not fit the network, and steps whose length normalised averaging cannot know."""
+        check = getattr(self.engine, "check_solver", None)
+        if check is not None:
+            check(solver)
+        if any(layer.key == "nova" for layer in policy.layers) and not getattr(self.engine, "plain_steps", True):
+            raise ConfigError("nova takes a batch for a step, which it is not with clip_norm or accumulate")
 
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
         """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""

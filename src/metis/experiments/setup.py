@@ -58,6 +58,8 @@ class TrainingSetup:
             training.dtype,
             training.threads,
             training.buffers,
+            training.clip_norm,
+            training.accumulate,
         )
         return ENGINES.named(training.engine)(job)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
-from metis.core.solvers import Solver
+from metis.core.solvers import SOLVERS as SOLVERS, Solver  # noqa: PLC0414 - also from here, with those of torch
 from metis.registry import Registry
 
 Batch: TypeAlias = Any  # what the engine trains on: for PyTorch a pair of tensors, inputs and targets
@@ -103,6 +103,8 @@ class EngineJob:
     dtype: str = "float32"
     threads: int = 1
     buffers: Literal["average", "local"] = "average"
+    clip_norm: float | None = None  # of the gradient of a step
+    accumulate: int = 1  # batches of a step
 
 
 class EngineKind(Protocol):
@@ -149,7 +151,18 @@ class _Torch:
             dtype=job.dtype,
             threads=job.threads,
             buffers=job.buffers,
+            clip_norm=job.clip_norm,
+            accumulate=job.accumulate,
         )
 
 
 ENGINES.add("torch", _Torch())
+
+
+def _torch_solvers() -> Mapping[str, type[Solver]]:
+    from metis.learning.torch.optimizers import solvers_by_name
+
+    return solvers_by_name()
+
+
+SOLVERS.elsewhere = _torch_solvers

@@ -25,6 +25,7 @@ from metis.core.events import LearnerId
 from metis.core.layers.base import Layer
 from metis.core.mixing import FullPass, Mixing, ModelStore
 from metis.core.model import Model
+from metis.errors import ArgumentError
 from metis.registry import Setting
 
 if TYPE_CHECKING:
@@ -95,6 +96,12 @@ class FedNova(
         return f"{label} FedNova"
 
     def for_solver(self, facts: SolverFacts) -> Layer:
+        if facts.adaptive:
+            raise ArgumentError(
+                f"nova divides by the length of a sum of gradients, which the steps of {facts.adaptive} are not; "
+                "use vanilla, momentum, fedprox or scaffold",
+                "nova",
+            )
         return replace(
             self,
             momentum=facts.momentum if self.momentum is None else self.momentum,

@@ -226,8 +226,15 @@ def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
         with _reported(errors, path):
             policy = POLICIES[table.name](**table.parameters).with_layers(*layers)
             policy.start_community(Model.empty(), MemoryStore())
-            if not errors.about("training"):
-                policy.for_solver(build_solver(solver_of(table, config.training)))
+            if errors.about("training"):
+                continue
+            solver = None
+            with _reported(errors, [*path, "training"] if table.training.solver else ["training"]):
+                solver = build_solver(solver_of(table, config.training))
+            if solver is not None:
+                policy.for_solver(solver)
+            if "nova" in table.layers and (config.training.clip_norm is not None or config.training.accumulate > 1):
+                errors.add([*path, "nova"], "takes a batch for a step, which it is not with clip_norm or accumulate")
 
 
 @contextmanager

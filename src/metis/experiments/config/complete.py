@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast
 
 from metis.core.policies import POLICIES
-from metis.core.solvers import SOLVERS
 from metis.experiments.compose import compose
 from metis.experiments.config.errors import ConfigErrors
 from metis.experiments.config.schema import (
@@ -27,6 +26,7 @@ from metis.experiments.config.tables import (
     solver_model,
     table_model,
 )
+from metis.learning.engine import SOLVERS
 from metis.registry import parameters_of
 
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
-from metis.core.solvers import SOLVERS
 from metis.errors import ConfigError
 from metis.experiments.config.checks import check_files, check_policies, check_site, cross_check, network_parameters
 from metis.experiments.config.complete import completed, labelled, slug
@@ -40,6 +39,7 @@ from metis.experiments.config.tables import (
     solver_model,
     table_model,
 )
+from metis.learning.engine import SOLVERS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -196,6 +196,8 @@ class TrainingConfig(OpenTable):
     buffers: Literal["average", "local"] = Field(
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
     )
+    clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
+    accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")
 
 
 class PolicyConfig(OpenTable):

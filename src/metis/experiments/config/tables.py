@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_mode
 
 from metis.core.layers import LAYERS, Layer
 from metis.core.policies import POLICIES
-from metis.core.solvers import SOLVERS
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, not_a_choice, one_of, shown, unknown_key
 from metis.experiments.config.schema import Count, PolicyConfig, SolverConfig, Table, TrainingConfig
+from metis.learning.engine import SOLVERS
 from metis.registry import Parameter, parameters_of
 
 GENERAL = ("learning_rate", "weight_decay")  # settings of solvers that have a key of their own in [training]
@@ -225,7 +225,7 @@ def _check_solvers(shared: dict[str, Any], policies: Sequence[dict[str, Any]], e
     solvers = {path: table.get("solver", default) for path, table in tables.items()}
     for path, name in solvers.items():
         if isinstance(name, str) and name not in SOLVERS and "solver" in tables[path]:
-            errors.add((*path, "solver"), f"there is no solver '{name}'; {did_you_mean(name, SOLVERS)}")
+            errors.add((*path, "solver"), f"there is no solver '{name}'; {did_you_mean(name, SOLVERS.names())}")
     if any(not isinstance(name, str) or name not in SOLVERS for name in solvers.values()):
         # Which settings are used is not known; those that no solver has are wrong in any case.
         anyone = frozenset().union(*map(solver_settings, SOLVERS))

@@ -7,7 +7,6 @@ one vector.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,8 @@ from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Trained
 from metis.learning.torch.flat import FlatNetwork, to_numpy
+from metis.learning.torch.making import make_network
+from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch
@@ -75,6 +76,8 @@ class TorchEngine(FlatNetwork):
         buffers: Literal["average", "local"] = "average",
         channels_last: bool = True,
         evaluation_batch: int = 500,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
     ) -> None:
         if task not in _LOSSES:
             raise ConfigError(f"task is '{task}'; allowed: {', '.join(_LOSSES)}")
@@ -86,10 +89,11 @@ class TorchEngine(FlatNetwork):
             raise ConfigError(f"threads is {threads}; it must be at least 1, or None to leave torch's setting")
         if evaluation_batch < 1:
             raise ConfigError(f"evaluation_batch is {evaluation_batch}; it must be at least 1")
+        check_clip(clip_norm, accumulate)
         self._arguments: dict[str, Any] = {
             "network": network, "task": task, "loss": loss, "metrics": metrics, "device": device,
             "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
-            "evaluation_batch": evaluation_batch,
+            "evaluation_batch": evaluation_batch, "clip_norm": clip_norm, "accumulate": accumulate,
         }  # fmt: skip
         self._network = network
         self._task = task
@@ -100,6 +104,7 @@ class TorchEngine(FlatNetwork):
         self._local = buffers == "local"
         self._channels_last = channels_last
         self._evaluation_batch = evaluation_batch
+        self._clip_norm, self._accumulate = clip_norm, accumulate
         self.ranks: Ranks | None = None  # the processes that train with this one, as one
         try:
             self._device = torch.device(device)
@@ -165,13 +170,10 @@ class TorchEngine(FlatNetwork):
         memory = memory or {}
         self._use_threads()
         self._load(community_model, memory)
-        module, weights, gradient = self._module.train(), self._weights, self._gradient
-        community = self._community(community_model)
-        solver_memory = solver.start(weights)
-        if solver.keeps_memory and solver_memory is not None and "solver" in memory:
-            solver_memory.copy_(torch.tensor(memory["solver"]))
-        trainable = weights.numel() > 0
-        steps, examples, total_loss = 0, 0, 0.0
+        module, gradient = self._module.train(), self._gradient
+        solver_steps = self._steps_of(solver, self._community(community_model), memory)
+        trainable = gradient.numel() > 0
+        steps, examples, total_loss, pending = 0, 0, 0.0, 0
         # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
         # give the caller's state back afterwards.
         with (
@@ -188,11 +190,13 @@ class TorchEngine(FlatNetwork):
                     outputs = module(inputs)
                 loss = self._loss(self._fit(outputs, targets), targets)
                 if trainable:
-                    gradient.zero_()
+                    if not pending:
+                        gradient.zero_()
                     (loss if ranks is None else loss * part[0]).backward()  # type: ignore[no-untyped-call]
-                    if ranks is not None:
-                        ranks.add_up(gradient)
-                    solver.step(weights, gradient, solver_memory, community)
+                    pending += 1
+                    if pending == self._accumulate:
+                        self._step(solver_steps, pending)
+                        pending = 0
                 # Waits for the device, so that a clock around the batches measures the work and not its submission.
                 batch_loss = loss.item()
                 if ranks is not None:
@@ -202,17 +206,44 @@ class TorchEngine(FlatNetwork):
                 total_loss += batch_loss * whole
                 if not math.isfinite(batch_loss):
                     break  # all later steps would be lost as well
-        kept: Memory = {}
-        if solver.keeps_memory and solver_memory is not None:
-            kept["solver"] = to_numpy(solver_memory).copy()
+            if pending:
+                self._step(solver_steps, pending)
+        kept = solver_steps.kept()
         model = self._store(community_model, kept)
         return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+
+    def _steps_of(self, solver: Solver, community: Tensor, memory: Memory) -> Steps:
+        if isinstance(solver, TorchOptimizer):
+            parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+            return OptimizerSteps(solver, parameters, self._weights, self._gradient, community, memory)
+        return FlatSteps(solver, self._weights, self._gradient, community, memory)
+
+    def _step(self, steps: Steps, batches: int) -> None:
+        """One step of the solver by the mean gradient of this many batches."""
+        if batches > 1:
+            self._gradient.div_(batches)
+        if self.ranks is not None:
+            self.ranks.add_up(self._gradient)
+        if self._clip_norm is not None:
+            clip(self._gradient, self._clip_norm)
+        steps.step()
+
+    def check_solver(self, solver: Solver) -> None:
+        """Refuse a solver whose options do not fit the network."""
+        if isinstance(solver, TorchOptimizer):
+            solver.divided(name for name, p in self._module.named_parameters() if p.requires_grad)
+
+    @property
+    def plain_steps(self) -> bool:
+        """Whether each batch's gradient reaches the solver as it is."""
+        return self._clip_norm is None and self._accumulate == 1
 
     @functools.cached_property
     def trains_batched(self) -> bool:
         """Whether several models of this network can be trained as one computation that is worth it."""
         layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
-        return self._flat.numel() == self._weights.numel() > 0 and all(isinstance(layer, _SMALL) for layer in layers)
+        flat = self._flat.numel() == self._weights.numel() > 0
+        return flat and self.plain_steps and all(isinstance(layer, _SMALL) for layer in layers)
 
     def same_anywhere(self, examples: int) -> bool:
         """Whether a batch of this size gives the same bits at any position among those that are batched."""
@@ -321,30 +352,8 @@ class TorchEngine(FlatNetwork):
     def _build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
             torch.manual_seed(seed)
-            module = self._network if isinstance(self._network, nn.Module) else self._network()
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"network must make a torch.nn.Module, not {type(module).__name__}")
-        module = self._own_copy(module)
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
-            raise ConfigError("the network has lazy layers whose shapes are not known; give their sizes")
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if tensor.is_complex():
-                raise ConfigError(f"tensor '{name}' of the network is complex; only real numbers can be mixed")
+            module = make_network(self._network)
         return module.to(device=self._device, dtype=self._dtype)
-
-    def _own_copy(self, module: nn.Module) -> nn.Module:
-        """A copy, because a function may return the same module, or parts of it, each time that it is called."""
-        try:
-            return copy.deepcopy(module)
-        except Exception as problem:  # of a hook or a tensor that cannot be copied
-            kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            again = None if isinstance(self._network, nn.Module) else self._network()
-            if again is None or any(id(tensor) in kept for tensor in (*again.parameters(), *again.buffers())):
-                reason = str(problem).splitlines()[0]
-                raise ConfigError(
-                    f"network is one module that cannot be copied, so make it each time: {reason}"
-                ) from problem
-            return module
 
     def _seed(self, seed: int) -> None:
         """Seed torch's global generator; for the CPU only it, because `torch.manual_seed` takes long over GPUs."""

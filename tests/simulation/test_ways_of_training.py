@@ -1,0 +1,48 @@
+"""The same bits for 0, 1 and 2 workers and after a resume, for each way in which learners can train."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import metis
+from simulation.federations import fingerprint, lively
+
+COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=50)
+WAYS: dict[str, dict[str, Any]] = {
+    "adamw": {"solver": metis.AdamW(0.01, keep_state=True)},
+    "torch's AdamW": {
+        "solver": metis.TorchOptimizer(
+            torch.optim.AdamW,
+            lr=0.01,
+            groups=[{"parameters": "*.bias", "weight_decay": 0.0}],
+            scheduler=COSINE,
+            keep_state=True,
+        ),
+        "clip_norm": 1.0,
+        "accumulate": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_bits_for_any_number_of_workers_and_after_a_resume(way: str, tmp_path: Path) -> None:
+    """A run that is cut off in the middle goes on with what each learner had kept."""
+    policy, federation = metis.fedrec(1), lively(**WAYS[way])
+    inline = federation.simulate(policy, seconds=3, out=tmp_path / "whole")
+    for workers in (1, 2):
+        assert fingerprint(federation.simulate(policy, seconds=3, workers=workers)) == fingerprint(inline)
+
+    def cut_off(fold: Any) -> None:
+        if fold.now > 1.5:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "cut"
+    assert federation.simulate(policy, seconds=3, out=out, watch=cut_off).finish_reason == "interrupted"
+    resumed = federation.simulate(policy, seconds=3, out=out, resume=True)
+    assert fingerprint(resumed) == fingerprint(inline)
+    assert inline.community_model.sha256() != federation.initial_model.sha256()
