@@ -44,7 +44,7 @@ from metis.deployment.security.identity import (
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Piece
 from metis.deployment.wire.models import model_bytes, read_model
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, TURN, FederationStub
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub
 from metis.kernels import use_all_processors
 from metis.runs.setting import Setting
 
@@ -298,7 +298,8 @@ class LightLearner:
         """A made-up model, a block at a time, when its turn has come."""
         call = stub.upload(metadata=self._metadata)
         await call.write(pb.UploadPart(header=header))
-        if TURN[0] in tuple(await call.initial_metadata()):  # else it is answered already
+        answer = await call.read()
+        if answer.HasField("received"):  # else it is answered already
             digest, offset = hashlib.sha256(), 0
             for block in blocks(self._layout, header.task + 1):
                 digest.update(block)
@@ -306,8 +307,9 @@ class LightLearner:
                 offset += len(block)
             await call.write(pb.UploadPart(end=pb.UploadEnd(bytes=offset, sha256=digest.hexdigest())))
             await call.done_writing()
-        receipt: pb.Receipt = await call
-        return receipt
+        while answer.HasField("received"):
+            answer = await call.read()
+        return answer.receipt
 
 
 # --- certificates -------------------------------------------------------------------------------

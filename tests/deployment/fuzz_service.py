@@ -150,12 +150,15 @@ class Mutator:
             time_per_batch=self.real(0.01),
             loss=self.real(0.5),
             bytes=len(model) if self.rng.random() < 0.9 else self.rng.choice(EXTREME),
+            sha256=self.text(hashlib.sha256(model).hexdigest()),
         )
         size = self.rng.choice([len(model), 4, 400, 1001])
         parts = [pb.UploadPart(header=header)]
         for offset in range(0, min(len(model), 40 * size), size):
             at = offset if self.rng.random() < 0.99 else self.rng.choice(EXTREME)
             parts.append(pb.UploadPart(chunk=pb.Chunk(offset=at, data=model[offset : offset + size])))
+            if self.rng.random() < 0.1:
+                parts.append(pb.UploadPart(acknowledge=self.rng.random() < 0.9))
         digest = hashlib.sha256(model).hexdigest() if self.rng.random() < 0.9 else self.text("0" * 64)
         parts.append(pb.UploadPart(end=pb.UploadEnd(bytes=self.number(len(model)), sha256=digest)))
         if self.rng.random() < 0.3:
@@ -232,13 +235,13 @@ async def strike(
     if method == "download":
         call: Any = channel.unary_stream(DOWNLOAD, None, None)(messages[0], metadata=metadata)
     elif method == "upload":
-        call = channel.stream_unary(UPLOAD, None, None)(_sent(messages), metadata=metadata)
+        call = channel.stream_stream(UPLOAD, None, None)(_sent(messages), metadata=metadata)
     else:
         call = channel.stream_stream(ATTEND, None, None)(_sent(messages), metadata=metadata)
     if hang_up == "cancel":
         await asyncio.sleep(0.003)
         call.cancel()
-    if method != "upload" and hang_up != "cancel":
+    if hang_up != "cancel":
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 pass

@@ -16,7 +16,7 @@ import grpc
 from metis.deployment.security.identity import peer_of
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import write_model
-from metis.deployment.wire.protocol import SERVER_OPTIONS, TURN, service_handler
+from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
 from metis.experiments.silo import build_silo
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "cut by the test")
@@ -32,6 +32,7 @@ class Stream:
         self.inbox: asyncio.Queue[pb.FromLearner] = asyncio.Queue()
         self.outbox: asyncio.Queue[Any] = asyncio.Queue()
         self.ended = asyncio.Event()
+        self.answers = True  # whether heartbeats are answered
 
     @property
     def task(self) -> int | None:
@@ -45,6 +46,8 @@ class Stream:
                     async with self.beat:
                         self.heartbeats.append(message.heartbeat)
                         self.beat.notify_all()
+                    if self.answers:
+                        self.send(pulse=pb.Pulse())
                 else:
                     self.inbox.put_nowait(message)
         self.outbox.put_nowait(None)
@@ -90,6 +93,9 @@ class ScriptedController:
         self.attempts: list[bytearray] = []  # what each upload brought before its end
         self.headers: list[pb.UploadHeader] = []
         self.committed: dict[int, bytes] = {}
+        self.resumes = False  # whether what was received before a cut is kept
+        self.partial: dict[str, bytes] = {}
+        self.resumed: list[int] = []  # from which byte on each upload was sent
         self.receipts: asyncio.Queue[pb.Receipt] = asyncio.Queue()
         self.uploading = asyncio.Event()
         self.download_faults: list[Any] = []  # bytes to serve before the cut, "wrong", or a status
@@ -176,23 +182,29 @@ class ScriptedController:
             reader.cancel()
             stream.ended.set()
 
-    async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Any) -> pb.Receipt:
+    async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Any) -> AsyncIterator[pb.UploadAnswer]:
         fault = self.upload_faults.pop(0) if self.upload_faults else None
         header = (await requests.__anext__()).header
         if isinstance(fault, tuple):  # after the header: while it still sends, gRPC may report another status
             await context.abort(*fault)
         self.headers.append(header)
-        await context.send_initial_metadata(TURN)  # without which nothing else is sent
-        content, number = bytearray(), len(self.attempts)
+        content, number = bytearray(self.partial.get(header.sha256, b"")), len(self.attempts)
+        self.resumed.append(len(content))
         self.attempts.append(content)
+        yield pb.UploadAnswer(received=len(content))  # without which nothing else is sent
         async for part in requests:
             if part.HasField("end"):
                 assert (part.end.bytes, part.end.sha256) == (len(content), hashlib.sha256(content).hexdigest())
                 break
+            if part.acknowledge:
+                yield pb.UploadAnswer(received=len(content))
+                continue
             assert part.chunk.offset == len(content)
             content += part.chunk.data
             self.uploading.set()
             if isinstance(fault, int) and len(content) >= fault:
+                if self.resumes:
+                    self.partial[header.sha256] = bytes(content)
                 await context.abort(*UNAVAILABLE)
             if isinstance(fault, asyncio.Event) and len(content) >= header.bytes // 2:
                 await fault.wait()
@@ -207,7 +219,7 @@ class ScriptedController:
         )  # fmt: skip
         receipt = pb.Receipt(verdict=pb.Receipt.ALREADY if again else pb.Receipt.COMMITTED, sequence=1)
         self.receipts.put_nowait(receipt)
-        return receipt
+        yield pb.UploadAnswer(receipt=receipt)
 
     async def download(self, message: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
         request = pb.ModelRequest.FromString(message)
@@ -219,7 +231,8 @@ class ScriptedController:
             await context.abort(*fault)
         assert (request.run, request.sha256) == (self.run, self.sha256)
         content = self.model if fault != "wrong" else bytes(len(self.model))
-        for offset in range(request.offset, len(content), self.chunk_bytes):
+        end = min(len(content), request.offset + (request.length or len(content)))
+        for offset in range(request.offset, end, self.chunk_bytes):
             if isinstance(fault, int) and offset >= fault:
                 await context.abort(*UNAVAILABLE)
-            yield pb.Chunk(offset=offset, data=content[offset : offset + self.chunk_bytes])
+            yield pb.Chunk(offset=offset, data=content[offset : min(end, offset + self.chunk_bytes)])

@@ -30,7 +30,7 @@ from deployment.faults import (
     traced,
     tried,
 )
-from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_model, parts
+from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_model, parts, receipt_of
 from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
@@ -311,8 +311,8 @@ def test_numbers_at_the_edge_of_the_format(tmp_path: Path) -> None:
                 + b"\xff" * 9
                 + b"\x01"
             )
-            raw = learner.channel.stream_unary(UPLOAD, None, None)
-            code, reason = await status_of(raw(_raw(negative), metadata=learner.metadata))
+            raw = learner.channel.stream_stream(UPLOAD, None, None)
+            code, reason = await status_of(receipt_of(raw(_raw(negative), metadata=learner.metadata)))
             assert (code, str(2**64 - 1) in reason) == (_CODE.INVALID_ARGUMENT, True)
             tried(2)
             too_long = await status_of(

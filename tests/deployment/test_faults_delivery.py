@@ -245,8 +245,8 @@ def half():
     os.kill(os.getpid(), signal.SIGKILL)
 
 channel = grpc.insecure_channel(address)
-upload = channel.stream_unary(UPLOAD, pb.UploadPart.SerializeToString, pb.Receipt.FromString)
-upload(half(), metadata=[("metis-learner", "l0")])
+upload = channel.stream_stream(UPLOAD, pb.UploadPart.SerializeToString, pb.UploadAnswer.FromString)
+list(upload(half(), metadata=[("metis-learner", "l0")]))
 """
 
 

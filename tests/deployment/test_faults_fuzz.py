@@ -86,14 +86,24 @@ pieces = st.one_of(
     st.builds(
         pb.UploadPart,
         header=st.builds(
-            pb.UploadHeader, run=texts, task=numbers, steps=numbers, seconds=reals, time_per_batch=reals, bytes=numbers
+            pb.UploadHeader,
+            run=texts,
+            task=numbers,
+            steps=numbers,
+            seconds=reals,
+            time_per_batch=reals,
+            bytes=numbers,
+            sha256=texts,
         ),
     ),
     st.builds(pb.UploadPart, chunk=st.builds(pb.Chunk, offset=numbers, data=st.binary(max_size=40))),
     st.builds(pb.UploadPart, end=st.builds(pb.UploadEnd, bytes=numbers, sha256=texts)),
     st.just(pb.UploadPart()),
+    st.builds(pb.UploadPart, acknowledge=st.booleans()),
 ).map(pb.UploadPart.SerializeToString)
-requests = st.builds(pb.ModelRequest, run=texts, sha256=texts, offset=numbers).map(pb.ModelRequest.SerializeToString)
+requests = st.builds(pb.ModelRequest, run=texts, sha256=texts, offset=numbers, length=numbers).map(
+    pb.ModelRequest.SerializeToString
+)
 KINDS = {"attend": words, "upload": pieces, "download": requests}
 
 

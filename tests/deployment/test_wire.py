@@ -14,8 +14,9 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import (
     CHUNK,
     SMALLEST_CHUNK,
-    ChunkSize,
     Piece,
+    Stretch,
+    chunk_bytes,
     read_chunk,
     read_part,
     write_chunk,
@@ -93,22 +94,30 @@ def test_a_model_that_was_let_go_is_read_again(tmp_path: Path) -> None:
         assert payload_sha256(each) == payload_sha256(model)
 
 
-# --- strides ------------------------------------------------------------------------------------------
+# --- stretches ----------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, CHUNK // 4), st.lists(st.sampled_from([0.01, 0.3, 5.0])))
-def test_a_stride_follows_the_line(numbers: int, seconds: list[float]) -> None:
-    """Doubled while the line is fast, halved while it is slow; whole numbers, and never beyond what is allowed."""
-    chunk_size = ChunkSize(4 * numbers)
-    for took in seconds:
-        before = chunk_size.bytes
-        chunk_size.took(took)
-        assert chunk_size.bytes % 4 == 0 and min(4 * numbers, SMALLEST_CHUNK) <= chunk_size.bytes <= 4 * numbers
-        assert (chunk_size.bytes > before) == (took < 0.1 and before < 4 * numbers)
-        assert (chunk_size.bytes < before) == (took > 0.5 and before > SMALLEST_CHUNK)
-    for _ in range(20):
-        chunk_size.took(0.01)
-    assert chunk_size.bytes == 4 * numbers
+@given(st.floats(100, 1e10), st.integers(1, CHUNK))
+def test_a_stretch_takes_about_as_long_on_any_line(speed: float, maximum: int) -> None:
+    """Within a few stretches, also when the line is a thousand times slower all of a sudden; in several chunks."""
+    stretch = Stretch(2.0)
+    for rate in (speed, speed / 1000):
+        for _ in range(20):
+            before = stretch.bytes
+            stretch.took(before, before / rate)
+            assert stretch.bytes % 4 == 0 and SMALLEST_CHUNK <= stretch.bytes <= 4 * before
+            assert 0 < chunk_bytes(stretch.bytes, maximum) <= max(4, maximum)
+        assert stretch.bytes <= max(SMALLEST_CHUNK, 2 * rate)
+        assert stretch.bytes >= min(SMALLEST_CHUNK, rate)
+    stretch.lost()
+    assert stretch.bytes <= 1 << 16
+
+
+def test_the_rest_of_a_model_does_not_shorten_a_stretch() -> None:
+    stretch = Stretch()
+    stretch.took(4, 10.0)
+    assert stretch.bytes == 1 << 16
+    assert chunk_bytes(1 << 30) == CHUNK
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255))

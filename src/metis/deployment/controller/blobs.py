@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ _MANY = 4 << 20  # bytes that are worth a second thread
 _AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
 _HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
 _SHA256 = re.compile("[0-9a-f]{64}")
+_PARTIAL = re.compile(r"partial\.[0-9]+\.[0-9a-f]{64}")
 
 
 class BlobMismatch(ValueError):
@@ -41,10 +42,48 @@ class Blobs:
         self.folder, self._quarantine, self._durable, self._lock = folder, quarantine, durable, lock
         self._held: dict[str, float] = {}  # received and not yet journaled, and when
         self._fresh: set[str] = set()  # received or named since the last collection began
+        self._partial: set[str] = set()  # names of files with the beginning of an update
+        self._writing: set[str] = set()  # those of them that are being written
 
-    def incoming(self) -> Incoming:
-        """Somewhere to write a model that is being received."""
-        return Incoming(self, self._durable, held=True)
+    def find_partial(self) -> None:
+        """At the start: what was received of updates and may be continued."""
+        self._partial = {path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)}
+
+    def incoming(self, task: int | None = None, sha256: str = "") -> Incoming:
+        """Somewhere to write a model that is being received.
+
+        With its task and a valid SHA-256 it continues what was received of the same one before, and what was received
+        of another one for this task goes.
+        """
+        name = f"partial.{task}.{sha256}"
+        with self._lock:
+            if task is None or not _SHA256.fullmatch(sha256) or name in self._writing:
+                return Incoming(self, self._durable, held=True)
+            self._forget({old for old in self._partial if old != name and old.startswith(f"partial.{task}.")})
+            incoming = Incoming(self, self._durable, held=True, partial=name)
+            self._partial.add(name)
+            self._writing.add(name)
+            return incoming
+
+    def forget_partial(self, open_tasks: Collection[int]) -> None:
+        """Delete what was received of updates whose task is not open any more."""
+        closed = {name for name in tuple(self._partial) if int(name.split(".")[1]) not in open_tasks}
+        if closed:
+            with self._lock:
+                self._forget(closed)
+
+    def _forget(self, names: set[str]) -> None:
+        for name in names - self._writing:
+            with suppress(DiskFull), writing(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+            self._partial.discard(name)
+
+    def written(self, name: str, *, kept: bool) -> None:
+        """Nobody writes to this partial file any more; it stays if it is `kept`."""
+        with self._lock:
+            self._writing.discard(name)
+            if not kept:
+                self._partial.discard(name)
 
     def put(
         self, parts: Iterable[memoryview], *, durable: bool | None = None, also: Digest | None = None
@@ -136,7 +175,7 @@ class Blobs:
             present = list(self.folder.iterdir())
         deleted = 0
         for path in present:
-            if path.name in kept or path.name.startswith("tmp."):
+            if path.name in kept or path.name.startswith(("tmp.", "partial.")):
                 continue
             with self._lock, writing(path):  # one at a time: others want to append
                 if path.name not in self._fresh:  # the same bytes may have come again
@@ -146,16 +185,42 @@ class Blobs:
 
 
 class Incoming:
-    """One model on its way into the folder; what is not committed leaves no trace. For one thread at a time."""
+    """One model on its way into the folder, for one thread at a time.
 
-    def __init__(self, blobs: Blobs, durable: bool, held: bool, also: Digest | None = None) -> None:
+    What is not committed leaves no trace, except for a partial one that ends before `whole` was called.
+    """
+
+    def __init__(
+        self, blobs: Blobs, durable: bool, held: bool, also: Digest | None = None, *, partial: str | None = None
+    ) -> None:
         self._blobs, self._durable, self._held, self._also = blobs, durable, held, also
-        self._path = blobs.folder / f"tmp.{secrets.token_hex(8)}"
+        self._partial = partial
+        self._path = blobs.folder / (partial or f"tmp.{secrets.token_hex(8)}")
         self._digest = hashlib.sha256()
         self.bytes = 0
-        self._committed = False
+        self._whole = self._committed = False
         with writing(self._path):
-            self._file = self._path.open("xb", buffering=0)
+            self._file = self._path.open("xb" if partial is None else "a+b", buffering=0)
+
+    def resume(self, limit: int, check: Callable[[int, bytes], object] | None) -> int:
+        """Read what is there already, at most `limit` bytes; `check` gets offsets and bytes. Returns how many."""
+        if self._partial is None:
+            return 0
+        length = min(limit, os.fstat(self._file.fileno()).st_size) & ~3  # it may have been cut anywhere
+        with suppress(OSError):  # a bad sector: it is received again from there on
+            while self.bytes < length:
+                piece = os.pread(self._file.fileno(), min(_AT_ONCE, length - self.bytes), self.bytes)
+                self._digest.update(piece)
+                if check is not None:
+                    check(self.bytes, piece)
+                self.bytes += len(piece)
+        with writing(self._path):
+            self._file.truncate(self.bytes)
+        return self.bytes
+
+    def whole(self) -> None:
+        """Everything was received: from now on it is committed or goes."""
+        self._whole = True
 
     @property
     def sha256(self) -> str:
@@ -216,8 +281,13 @@ class Incoming:
     def __enter__(self) -> Incoming:
         return self
 
-    def __exit__(self, *reason: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *reason: object) -> None:
+        full = kind is not None and issubclass(kind, DiskFull)  # then half a model helps nobody
+        kept = self._partial is not None and not (self._whole or full)
         if not self._committed:
             with suppress(DiskFull), writing(self._path):
                 self._file.close()
-                self._path.unlink(missing_ok=True)
+                if not kept:
+                    self._path.unlink(missing_ok=True)
+        if self._partial is not None:
+            self._blobs.written(self._partial, kept=kept)

@@ -270,6 +270,7 @@ class DurableController:
         self.state.write_snapshot(self._seq, arrays, facts, needed)
         self._since_snapshot = 0
         self.state.collect(needed)
+        self.state.blobs.forget_partial(self.controller.roster.open_tasks)
 
     def _recover(self) -> None:
         """Restore the state that the journal describes, from the newest intact snapshot."""

@@ -340,6 +340,8 @@ class ControllerProcess:
         match message.WhichOneof("message"):
             case "heartbeat":
                 session.steps = message.heartbeat.steps
+                if session.outbox.empty():  # else the learner hears of us anyway, or does not listen
+                    session.send(pulse=pb.Pulse())
                 if message.heartbeat.HasField("task"):
                     session.held_task = message.heartbeat.task
             case "ready":

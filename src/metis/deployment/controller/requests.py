@@ -80,6 +80,8 @@ class LearnerRequests:
         if known is not None:
             if known.record["learner"] != learner:
                 raise self._not_yours(learner, header.task)
+            if header.sha256 == known.blob:
+                return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=known.seq)
             return None  # received again and compared: the same bytes get the same answer
         if self.stopping:
             raise Refused(_CODE.UNAVAILABLE, "the controller is stopping; keep the update and come back")
@@ -88,6 +90,9 @@ class LearnerRequests:
         if any(opened.task.number == header.task for opened in self._view.tasks.values()):
             raise self._not_yours(learner, header.task)
         return _too_late(header.task, self._view.standing.version)
+
+    def open_tasks(self) -> set[int]:
+        return {opened.task.number for opened in self._view.tasks.values()}
 
     def base_model(self, learner: LearnerId, task: int) -> Model | None:
         opened = self._view.open_task(learner, task)

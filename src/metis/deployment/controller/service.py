@@ -24,7 +24,7 @@ from metis.deployment.controller.session import Context, Refused, Session, addre
 from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import Updates, UploadReceiver, first_message
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import CHUNK, SMALLEST_CHUNK, ChunkSize, Piece
+from metis.deployment.wire.chunks import Piece, chunk_bytes
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
@@ -106,6 +106,7 @@ class Service:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "Hello.instance must have 1 to 100 characters")
         session = Session(learner, hello.instance, address_of(context), 0)
         self._streams.admit(session, hello)
+        self._receiver.interrupt(learner)
         reader = asyncio.create_task(self._read(session, requests))
         try:
             while (message := await session.outbox.get()) is not None:
@@ -130,7 +131,7 @@ class Service:
 
     # --- models -----------------------------------------------------------------------------------
 
-    async def upload(self, requests: AsyncIterator[pb.UploadPart | Piece], context: Context) -> pb.Receipt:
+    async def upload(self, requests: AsyncIterator[pb.UploadPart | Piece], context: Context) -> None:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
@@ -139,7 +140,7 @@ class Service:
                 received = await self._receiver.receive(learner, first, requests, context)
                 return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
 
-        return await self._guarded(context, receive())
+        await context.write(pb.UploadAnswer(receipt=await self._guarded(context, receive())))
 
     async def download(self, content: bytes, context: Context) -> AsyncIterator[Piece]:
         try:
@@ -164,20 +165,15 @@ class Service:
         except Refused as refused:
             await self._abort(context, refused)
             return
-        chunk_size = ChunkSize(CHUNK)
+        end = min(length, request.offset + request.length) if request.length else length
         self._downloads += 1
         try:
-            async with aclosing(
-                read_ahead(path, request.offset, lambda: self._chunk(chunk_size), chunk_size.took)
-            ) as pieces:  # fmt: skip
+            size = chunk_bytes(end - request.offset, _MAX_OUTGOING // self._downloads)
+            async with aclosing(read_ahead(path, request.offset, end, size)) as pieces:
                 async for offset, data in pieces:
                     yield Piece(offset, data)
         finally:
             self._downloads -= 1
-
-    def _chunk(self, chunk_size: ChunkSize) -> int:
-        """Bytes to read at once; smaller ones for many learners, so that memory does not grow with them."""
-        return max(SMALLEST_CHUNK, min(chunk_size.bytes, _MAX_OUTGOING // self._downloads))
 
     # --- what can go wrong ------------------------------------------------------------------------
 

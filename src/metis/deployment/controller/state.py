@@ -1,7 +1,8 @@
 """The durable state folder of a controller: what `append` has returned for is on disk, exactly once.
 
     controller.db   the journal of events, what the run was begun with, the list of snapshots (SQLite with a WAL)
-    blobs/SHA256    models, each named by its bytes; blobs/tmp.* are still being received
+    blobs/SHA256    models, each named by its bytes; blobs/tmp.* are still being received, blobs/partial.TASK.SHA256
+                    were received in part, and their rest may come after a cut or a restart
     snapshots/      arrays that spare replaying the journal from its first entry
     quarantine/     blobs whose bytes no longer give their name
     LOCK            held by the one controller that uses the folder
@@ -151,6 +152,7 @@ class State:
             )
         for path in [*blobs.glob("tmp.*"), *(p for p in self._snapshots.iterdir() if p.name not in listed)]:
             path.unlink()
+        self.blobs.find_partial()
         self._marks = marks
         self.epoch = epoch + 1
         self._write_run(self.epoch, facts)
@@ -275,9 +277,9 @@ class State:
 
     # --- blobs ----------------------------------------------------------------------------------------
 
-    def incoming(self) -> Incoming:
-        """Somewhere to write a model that is being received."""
-        return self.blobs.incoming()
+    def incoming(self, task: int | None = None, sha256: str = "") -> Incoming:
+        """Somewhere to write a model that is being received; what was received of this one before is continued."""
+        return self.blobs.incoming(task, sha256)
 
     def put_blob(
         self, parts: Iterable[memoryview], *, durable: bool | None = None, also: Digest | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -19,7 +20,6 @@ from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Piece
 from metis.deployment.wire.models import model_bytes, model_parts
-from metis.deployment.wire.protocol import TURN
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended
 
 _T = TypeVar("_T")
@@ -28,6 +28,7 @@ _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
 _MAX_AHEAD = 3 * CHUNK  # bytes of a model that were received and are not processed yet
 _MAX_INCOMING = 32 << 20  # the same of all models
+_ANSWER_SECONDS = 1.0  # between two answers that nobody asked for: the learner sees that something moves
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Received:
 
 class Updates(Protocol):
     """What becomes of updates and models; the controller behind the service."""
+
+    def open_tasks(self) -> Collection[int]:
+        """The numbers of all tasks that may still be answered."""
 
     def base_model(self, learner: str, task: int) -> Model | None:
         """The community model that this open task of the learner is based on; None if it is not open."""
@@ -72,7 +76,13 @@ class UploadReceiver:
         self._state, self._layout, self._wire = state, layout, wire
         self._updates, self._alive, self._largest_number = updates, alive, largest_number
         self._length = model_bytes(layout) if wire is None else wire.wire_bytes(layout)
-        self._receiving = 0  # uploads in progress
+        self._receiving: dict[IdleTimeout, str] = {}  # the learners whose uploads are in progress
+
+    def interrupt(self, learner: str) -> None:
+        """The learner has a new connection: nothing more will come on an earlier one."""
+        for idle_timeout, name in self._receiving.items():
+            if name == learner:
+                idle_timeout.expire()
 
     async def receive(
         self,
@@ -98,15 +108,23 @@ class UploadReceiver:
         answer = self._updates.check_upload(learner, header)
         if answer is not None:
             return answer
-        await context.send_initial_metadata(TURN)  # until now a learner sends no more than the header
-        with self._state.incoming() as incoming:
+        opened = self._updates.open_tasks()
+        self._state.blobs.forget_partial(opened)
+        with self._state.incoming(header.task if header.task in opened else None, header.sha256) as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
+            base = None if wire is None else self._updates.base_model(learner, header.task)
+            resuming = in_thread(incoming.resume, self._length, numbers.add if wire is None else None)
+            try:
+                await asyncio.shield(resuming)
+            finally:
+                await ended(resuming)
+            end = await self._stream(learner, requests, context, incoming, numbers if wire is None else None)
+            incoming.whole()
+            if header.sha256 not in ("", end.sha256):
+                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "header and end announce different bytes")
             if wire is None:
-                end = await self._stream(learner, requests, incoming, numbers)
                 concluding = in_thread(self._conclude, learner, header, incoming, numbers, end)
             else:
-                base = self._updates.base_model(learner, header.task)
-                end = await self._stream(learner, requests, incoming, None)
                 concluding = in_thread(self._unpack, learner, header, incoming, numbers, end, wire, base)
             try:
                 return await asyncio.shield(concluding)
@@ -117,11 +135,14 @@ class UploadReceiver:
         self,
         learner: str,
         requests: AsyncIterator[pb.UploadPart | Piece],
+        context: Context,
         incoming: Incoming,
         numbers: NumberCheck | None,
     ) -> pb.UploadEnd:
         """Everything between header and end; chunks are hashed, checked and written while the next ones travel."""
-        length, received, checked = self._length, 0, 0
+        length = self._length
+        received = checked = incoming.bytes
+        asked, answered, answered_at = received, -1, 0.0  # the last bytes that were asked about, and answered, and when
 
         def check(data: Bytes) -> None:
             nonlocal checked
@@ -134,10 +155,17 @@ class UploadReceiver:
             check(data)
             incoming.append(data)
 
+        async def answer() -> None:
+            nonlocal answered, answered_at
+            answered, answered_at = received, time.monotonic()
+            await idle_timeout.wait(context.write(pb.UploadAnswer(received=received)))
+
         intake = Intake(check, incoming.append) if length > CHUNK else Intake(take)
-        self._receiving += 1
+        idle_timeout = IdleTimeout(_PROGRESS_SECONDS)
+        self._receiving[idle_timeout] = learner
         try:
-            with IdleTimeout(_PROGRESS_SECONDS) as idle_timeout:
+            with idle_timeout:
+                await answer()  # until now a learner sends no more than the header
                 while True:
                     part = await next_message(requests, idle_timeout)
                     self._alive(learner)  # on a slow line its heartbeats wait behind its model
@@ -155,7 +183,13 @@ class UploadReceiver:
                                     f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
                                 )
                             received += len(data)
-                            await intake.put(data, min(_MAX_AHEAD, _MAX_INCOMING // self._receiving))
+                            await intake.put(data, min(_MAX_AHEAD, _MAX_INCOMING // len(self._receiving)))
+                            if time.monotonic() - answered_at >= _ANSWER_SECONDS:
+                                await answer()
+                        case pb.UploadPart() if part.WhichOneof("part") == "acknowledge" and received > asked:
+                            asked = received
+                            if answered < received:
+                                await answer()
                         case pb.UploadPart() if part.WhichOneof("part") == "end":
                             if received != length:
                                 raise Refused(
@@ -171,11 +205,14 @@ class UploadReceiver:
                                 "again",
                             )
                         case _:
-                            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only chunks and one end follow a header")
+                            raise Refused(
+                                grpc.StatusCode.INVALID_ARGUMENT,
+                                "only chunks, what acknowledges them, and one end follow",
+                            )
         except asyncio.TimeoutError:
             raise _silent(_PROGRESS_SECONDS) from None
         finally:
-            self._receiving -= 1
+            del self._receiving[idle_timeout]
             await intake.end()
 
     def _conclude(

@@ -20,6 +20,9 @@ _T = TypeVar("_T")
 # There is a new channel for each dial, so gRPC need not remember how the earlier ones ended.
 _OPTIONS: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
+SILENCE_SECONDS = 30.0  # after which a line on which nothing arrives is dead
+_LOOKS = 30  # in that time
+
 CODE = grpc.StatusCode
 RETRIED = {
     CODE.UNAVAILABLE,
@@ -125,6 +128,7 @@ class Session:
     def __init__(self, calls: Calls, stream: Any, welcome: pb.Welcome) -> None:
         self.calls, self.welcome = calls, welcome
         self._stream = stream
+        self._heard = True  # since `watch` looked last
         self._outbox: asyncio.Queue[pb.FromLearner] = asyncio.Queue()
 
     @property
@@ -147,12 +151,29 @@ class Session:
 
     async def keep_beating(self, progress: Callable[[], tuple[int | None, int]]) -> None:
         """Heartbeats with the task and its steps; while nothing can be written, none is queued."""
-        seconds = min(60.0, max(0.05, self.welcome.heartbeat_seconds or 5.0))
+        seconds = self._heartbeat_seconds
         while True:
             if self._outbox.empty():
                 number, steps = progress()
                 self.send(heartbeat=pb.Heartbeat(task=number, steps=steps))
             await asyncio.sleep(seconds)
+
+    @property
+    def _heartbeat_seconds(self) -> float:
+        return min(60.0, max(0.05, self.welcome.heartbeat_seconds or 5.0))
+
+    def heard(self) -> None:
+        """Something of the controller arrived: an answer to a heartbeat, a task, bytes of a model."""
+        self._heard = True
+
+    async def watch(self, seconds: float) -> None:
+        """Return when nothing at all arrived for so long: then the line is dead, whatever the system says of it."""
+        limit, silent = max(seconds, 3 * self._heartbeat_seconds), 0.0
+        while silent < limit:
+            # By looks, not by the clock: this process may have been suspended meanwhile.
+            await asyncio.sleep(limit / _LOOKS)
+            silent = 0.0 if self._heard else silent + limit / _LOOKS
+            self._heard = False
 
     async def finish(self) -> None:
         """Write what is queued and let the controller read it."""
@@ -188,6 +209,11 @@ class Connection:
         while self.session is None:
             await self._opened.wait()
         return self.session
+
+    def heard(self) -> None:
+        """Something of the controller arrived."""
+        if self.session is not None:
+            self.session.heard()
 
     def send(self, **message: Any) -> bool:
         """Send a message if there is a session; whether there is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from pathlib import Path
 
 import grpc
@@ -22,10 +23,10 @@ from metis.deployment.learner.connection import (
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Incoming, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import CHUNK
+from metis.deployment.wire.chunks import CHUNK, Stretch
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, in_background
 
-PROGRESS_SECONDS = 120.0  # a transfer may take as long as it likes if something moves
+PROGRESS_SECONDS = 60.0  # a transfer may take as long as it likes if something moves
 _MAX_AHEAD = 3 * CHUNK  # bytes that were received and are not processed yet
 _MAX_MISMATCHES = 3
 
@@ -41,8 +42,10 @@ class TaskFailed(Exception):
 class Downloads:
     """Fetches community models; goes on where an earlier attempt ended."""
 
-    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder) -> None:
+    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder, stretch: Stretch) -> None:
         self._supervisor, self._connection, self._work = supervisor, connection, work
+        self._stretch = stretch
+        self.received = 0  # bytes of models so far
         self.in_use = ""  # SHA-256 of a model that must stay although another one is fetched
 
     async def fetch(self, task: pb.Task) -> Path:
@@ -102,18 +105,30 @@ class Downloads:
             incoming.close()
 
     async def _receive(self, calls: Calls, incoming: Incoming, intake: Intake, sha256: str, length: int) -> None:
+        """Stretch by stretch, so that no more than one of them is on its way and must be sent again after a cut."""
         expected = incoming.received
-        call = calls.download(pb.ModelRequest(run=self._work.run, sha256=sha256, offset=expected))
-        try:
-            with IdleTimeout(PROGRESS_SECONDS) as idle_timeout:
-                while expected < length:
-                    chunk = await idle_timeout.wait(read(call))
-                    if chunk is None or chunk.offset != expected or expected + len(chunk.data) > length:
-                        break
-                    expected += len(chunk.data)
-                    await intake.put(chunk.data, _MAX_AHEAD)
-        finally:
-            call.cancel()
+        while expected < length:
+            began, stretch = time.monotonic(), min(self._stretch.bytes, length - expected)
+            call = calls.download(
+                pb.ModelRequest(run=self._work.run, sha256=sha256, offset=expected, length=stretch)
+            )  # fmt: skip
+            end = expected + stretch
+            try:
+                with IdleTimeout(PROGRESS_SECONDS) as idle_timeout:
+                    while expected < end:
+                        chunk = await idle_timeout.wait(read(call))
+                        if chunk is None or chunk.offset != expected or expected + len(chunk.data) > length:
+                            return
+                        expected += len(chunk.data)
+                        self.received += len(chunk.data)
+                        self._connection.heard()
+                        await intake.put(chunk.data, _MAX_AHEAD)
+            except BaseException:
+                self._stretch.lost()
+                raise
+            finally:
+                call.cancel()
+            self._stretch.took(stretch, time.monotonic() - began)
 
     def _no_room(self, problem: OSError) -> str:
         full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""

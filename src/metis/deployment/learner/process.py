@@ -22,6 +22,7 @@ import grpc
 
 from metis.deployment.learner.connection import (
     RETRIED,
+    SILENCE_SECONDS,
     Backoff,
     Calls,
     Connection,
@@ -41,13 +42,14 @@ from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import WorkFolder
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.chunks import Stretch
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ChildDied, ChildFailed, MetisError
 
 _WELCOME_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for a spooled update when asked to stop
-_FAREWELL_SECONDS = 60.0  # of attempts to fetch the final model
+_FAREWELL_SECONDS = 60.0  # of attempts to fetch the final model in which nothing of it arrives
 _STEADY_SECONDS = 5.0  # a connection that lasted this long was a good one
 _LARGEST_SKEW = 60.0
 
@@ -70,22 +72,26 @@ class LearnerProcess:
         pace: float | None = None,
         out: Path | None = None,
         software: str = "metis",
+        silence: float = SILENCE_SECONDS,
+        stretch_seconds: float = 2.0,
     ) -> None:
         """Without `credentials` it speaks plain text under this `name`.
 
         `preflight` is called before each dial: an OSError from it means that dialling is worth another attempt, a
-        MetisError that it is not. `out` is where the final model goes, by default the work folder.
+        MetisError that it is not. `out` is where the final model goes, by default the work folder. A connection on
+        which nothing arrives for `silence` seconds is dead; models travel in stretches of `stretch_seconds`.
         """
         self._endpoint = Endpoint(target, credentials, preflight, name)
         self._out, self._software = out or work, software
+        self._silence = silence
         self._instance = uuid.uuid4().hex
         self._supervisor = Supervisor(report)
         self.work = WorkFolder(work)
         self.child = Child(child)
         self.connection = Connection()
-        self.downloads = Downloads(self._supervisor, self.connection, self.work)
+        self.downloads = Downloads(self._supervisor, self.connection, self.work, Stretch(stretch_seconds))
         self._log = SiteLog(work, report)
-        self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log)
+        self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log, Stretch(stretch_seconds))
         self.training = Training(
             self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace
         )
@@ -217,11 +223,14 @@ class LearnerProcess:
             session = Session(calls, stream, first.welcome)
             writing = asyncio.ensure_future(session.keep_writing())
             beating = asyncio.ensure_future(session.keep_beating(self._progress))
+            watching = asyncio.ensure_future(self._watch(session))
             try:
                 await self._meet(session)
                 while (message := await read(stream)) is not None:
+                    session.heard()
                     if message.HasField("farewell"):
                         self.connection.lose(session)
+                        watching.cancel()  # nothing more arrives here
                         return await self._part(message.farewell, calls)
                     self._hear(message)
                 if not (self._supervisor.ended or self.connection.leaving):
@@ -229,9 +238,14 @@ class LearnerProcess:
                 return None
             finally:
                 self.connection.lose(session)
-                for task in (writing, beating):
+                for task in (writing, beating, watching):
                     task.cancel()
-                await asyncio.gather(writing, beating, return_exceptions=True)
+                await asyncio.gather(writing, beating, watching, return_exceptions=True)
+
+    async def _watch(self, session: Session) -> None:
+        await session.watch(self._silence)
+        self._supervisor.retrying(f"nothing arrives from {self._endpoint.target} any more")
+        session.cut()
 
     async def _meet(self, session: Session) -> None:
         """After the Welcome: the same run continues, another one begins."""
@@ -289,7 +303,7 @@ class LearnerProcess:
             case "notice":
                 self._show(message.notice)
             case _:
-                pass  # of a later version; what must be understood comes with a new protocol number
+                pass  # a pulse, or of a later version; what must be understood comes with a new protocol number
 
     def _show(self, notice: pb.Notice) -> None:
         match notice.kind:
@@ -324,7 +338,7 @@ class LearnerProcess:
         if not (farewell.sha256 and self.work.run and self.work.layout):
             self._end(0, "finished", f"{ended}; this learner took no part in it and has no model of it")
             return
-        until, backoff = time.monotonic() + _FAREWELL_SECONDS, Backoff()
+        until, backoff, received = time.monotonic() + _FAREWELL_SECONDS, Backoff(), 0
         target = self._out / "community.safetensors"
         problem = "the controller did not send it"
         while time.monotonic() < until:
@@ -344,5 +358,7 @@ class LearnerProcess:
                 break
             except (asyncio.TimeoutError, ConnectionLost):
                 problem = "the connection was lost"
+            if self.downloads.received > received:  # a slow line is not a reason to give up
+                until, received = time.monotonic() + _FAREWELL_SECONDS, self.downloads.received
             await asyncio.sleep(backoff.next())
         self._end(1, "error", f"{ended}; but its community model could not be fetched: {problem}")

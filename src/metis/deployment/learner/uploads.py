@@ -17,6 +17,7 @@ from metis.deployment.learner.connection import (
     ConnectionLost,
     Session,
     detached,
+    read,
     reason_of,
 )
 from metis.deployment.learner.downloads import PROGRESS_SECONDS
@@ -24,8 +25,7 @@ from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, file_sha256
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import ChunkSize, Piece
-from metis.deployment.wire.protocol import TURN
+from metis.deployment.wire.chunks import Piece, Stretch, chunk_bytes
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
 from metis.text import size
 
@@ -35,8 +35,11 @@ _RECEIPT_SECONDS = 600.0  # the controller makes several gigabytes durable
 class Uploads:
     """Hands in the updates of the spool, one after the other."""
 
-    def __init__(self, supervisor: Supervisor, connection: Connection, work: WorkFolder, log: SiteLog) -> None:
+    def __init__(
+        self, supervisor: Supervisor, connection: Connection, work: WorkFolder, log: SiteLog, stretch: Stretch
+    ) -> None:
         self._supervisor, self._connection, self._work, self._log = supervisor, connection, work, log
+        self._stretch = stretch
         self.task: int | None = None  # the latest one whose update waits
         self.empty = asyncio.Event()
         self._wake = asyncio.Event()
@@ -132,7 +135,7 @@ class Uploads:
             return True
 
     async def upload(self, session: Session, update: Update) -> pb.Receipt:
-        """Send the update once."""
+        """Send the update once, from where an earlier attempt ended."""
         header = pb.UploadHeader(
             run=update.run,
             task=update.task,
@@ -142,33 +145,91 @@ class Uploads:
             loss=update.loss,
             bytes=update.bytes,
             compression_error=update.compression_error,
+            sha256=update.sha256,
         )
         call = session.calls.upload()
+        answers = _Answers(call, session)
         try:
             await asyncio.wait_for(call.write(pb.UploadPart(header=header)), PROGRESS_SECONDS)
-            # Its turn, or the answer already; one more write would then hide what the answer is.
-            if TURN[0] in tuple(await asyncio.wait_for(call.initial_metadata(), _RECEIPT_SECONDS)):
-                await self._send(call, session, update)
-                await call.done_writing()
+            offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
+            if offset is not None:
+                await self._send(call, session, update, min(offset, update.bytes), answers)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it was answered before its end: the answer contains the reason
         except BaseException:
-            call.cancel()
+            self._stretch.lost()
+            await answers.close()
             raise
-        return await asyncio.wait_for(_receipt(call), _RECEIPT_SECONDS)
+        try:
+            return await answers.receipt(_RECEIPT_SECONDS)
+        except BaseException:
+            self._stretch.lost()
+            raise
+        finally:
+            await answers.close()
 
-    async def _send(self, call: Any, session: Session, update: Update) -> None:
-        """Chunks and end."""
-        chunk_size = ChunkSize(session.chunk_bytes)
-        reading = read_ahead(self._work.update_file(update.task), 0, lambda: chunk_size.bytes, chunk_size.took)
+    async def _send(self, call: Any, session: Session, update: Update, offset: int, answers: _Answers) -> None:
+        """Chunks in stretches, each of which is acknowledged before the next one is sent, and the end."""
         with IdleTimeout(PROGRESS_SECONDS) as idle_timeout:
-            async with contextlib.aclosing(reading) as pieces:
-                async for offset, data in pieces:
-                    await idle_timeout.wait(call.write(Piece(offset, data)))
+            while offset < update.bytes:
+                began, stretch = time.monotonic(), min(self._stretch.bytes, update.bytes - offset)
+                reading = read_ahead(
+                    self._work.update_file(update.task), offset, offset + stretch,
+                    chunk_bytes(stretch, session.chunk_bytes),
+                )  # fmt: skip
+                async with contextlib.aclosing(reading) as pieces:
+                    async for start, data in pieces:
+                        await idle_timeout.wait(call.write(Piece(start, data)))
+                offset += stretch
+                if offset < update.bytes:
+                    await idle_timeout.wait(call.write(pb.UploadPart(acknowledge=True)))
+                    await answers.acknowledged(offset)
+                    self._stretch.took(stretch, time.monotonic() - began)
             end = pb.UploadEnd(bytes=update.bytes, sha256=update.sha256)
             await idle_timeout.wait(call.write(pb.UploadPart(end=end)))
+            await call.done_writing()
 
 
-async def _receipt(call: Any) -> pb.Receipt:
-    receipt: pb.Receipt = await call
-    return receipt
+class _Answers:
+    """What the controller answers during an upload; read all the time, since each answer shows that the line works."""
+
+    def __init__(self, call: Any, session: Session) -> None:
+        self._call, self._session = call, session
+        self._received: int | None = None
+        self._changed = asyncio.Event()
+        self._reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> pb.Receipt:
+        try:
+            while (answer := await read(self._call)) is not None and not answer.HasField("receipt"):
+                self._session.heard()
+                self._received = answer.received
+                self._changed.set()
+            if answer is None:
+                raise ConnectionLost
+            receipt: pb.Receipt = answer.receipt
+            return receipt
+        finally:
+            self._changed.set()
+
+    async def first(self, seconds: float) -> int | None:
+        """From which byte on to send; None if there is an answer already."""
+        await asyncio.wait_for(self._changed.wait(), seconds)
+        return self._received
+
+    async def acknowledged(self, offset: int) -> None:
+        """Wait until so many bytes are received, or the call has ended.
+
+        For as long as anything at all arrives: the session's watch decides when the line is dead.
+        """
+        while (self._received or 0) < offset and not self._reading.done():
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), _RECEIPT_SECONDS)
+
+    async def receipt(self, seconds: float) -> pb.Receipt:
+        return await asyncio.wait_for(self._reading, seconds)
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)

@@ -5,22 +5,32 @@ from __future__ import annotations
 from metis.deployment.wire import wire_pb2 as pb
 
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
-SMALLEST_CHUNK = 1 << 16
-_FAST_SECONDS, _SLOW_SECONDS = 0.1, 0.5  # for one chunk
+SMALLEST_CHUNK = 1 << 14
 
 
-class ChunkSize:
-    """How many bytes of a model to send at once: few on a slow line, where heartbeats wait behind them."""
+def chunk_bytes(stretch: int, maximum: int = CHUNK) -> int:
+    """Bytes of one message in a stretch of so many: several, since only a whole message shows that something moves."""
+    return max(4, min(CHUNK, maximum, max(SMALLEST_CHUNK, stretch // 16)) & ~3)  # whole numbers of the vector
 
-    def __init__(self, maximum: int) -> None:
-        self._maximum, self.bytes = maximum, min(maximum, SMALLEST_CHUNK)
 
-    def took(self, seconds: float) -> None:
-        """The last chunk was written after this many seconds."""
-        if seconds < _FAST_SECONDS:
-            self.bytes = min(self._maximum, 2 * self.bytes)
-        elif seconds > _SLOW_SECONDS and self.bytes > SMALLEST_CHUNK:
-            self.bytes = max(SMALLEST_CHUNK, self.bytes // 8 * 4)  # whole numbers of the vector
+class Stretch:
+    """How many bytes to send, or to ask for, before they are acknowledged: as many as take about `seconds`.
+
+    So heartbeats get through a slow line, whatever buffers it has, and a cut costs no more than these.
+    """
+
+    def __init__(self, seconds: float = 2.0, first: int = 1 << 16) -> None:
+        self._seconds, self._first, self.bytes = seconds, first, first
+
+    def took(self, length: int, seconds: float) -> None:
+        """So many bytes were acknowledged after so many seconds; a shorter rest at the end says little of the line."""
+        if length >= self.bytes:
+            fitting = int(length * min(4.0, self._seconds / max(seconds, 1e-6)))
+            self.bytes = max(SMALLEST_CHUNK, fitting & ~3)
+
+    def lost(self) -> None:
+        """The line was cut, or nothing moved on it any more: begin carefully."""
+        self.bytes = min(self.bytes, self._first)
 
 
 class Piece:

@@ -12,23 +12,22 @@ from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_p
 
 PROTOCOL = 3
 _MAX_MESSAGE = CHUNK + (1 << 16)
-TURN = (("metis-turn", "come"),)  # initial metadata of an upload that may go on behind its header
 SERVICE = "metis.Federation"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
 
-# A peer that vanished without a word is found within 25 seconds, before the default lease ends. Not sooner: an answer
-# waits behind a chunk or two of a model and what the system has buffered, and no slow site would ever get one through.
-# The third is needed: without it gRPC's own bandwidth ping masks the others for a minute.
+# Whether the other end is alive is decided above, by whether anything of it arrives: an answer to a ping waits behind
+# whatever a slow line or a relay has buffered, and other bytes do not count for gRPC. So these only clear away
+# connections that nobody uses any more. Without the third gRPC's own bandwidth ping would still end one after a minute.
 KEEPALIVE: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 600_000),
+    ("grpc.http2.ping_timeout_ms", 600_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *KEEPALIVE,
-    ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_metadata_size", 16_384),
     ("grpc.so_reuseport", 0),  # a second controller on the port is an error, not a lottery
@@ -45,7 +44,7 @@ class FederationStub:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.attend = channel.stream_stream(ATTEND, pb.FromLearner.SerializeToString, pb.ToLearner.FromString)
-        self.upload = channel.stream_unary(UPLOAD, write_part, pb.Receipt.FromString)
+        self.upload = channel.stream_stream(UPLOAD, write_part, pb.UploadAnswer.FromString)
         self.download = channel.unary_stream(DOWNLOAD, pb.ModelRequest.SerializeToString, read_chunk)
 
 
@@ -59,7 +58,9 @@ def service_handler(
             "Attend": grpc.stream_stream_rpc_method_handler(
                 servicer.attend, pb.FromLearner.FromString, pb.ToLearner.SerializeToString
             ),
-            "Upload": grpc.stream_unary_rpc_method_handler(servicer.upload, read_part, pb.Receipt.SerializeToString),
+            "Upload": grpc.stream_stream_rpc_method_handler(
+                servicer.upload, read_part, pb.UploadAnswer.SerializeToString
+            ),
             # The service reads the request itself: what gRPC cannot read it answers with UNKNOWN.
             "Download": grpc.unary_stream_rpc_method_handler(servicer.download, None, write_chunk),
         },

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,21 +126,18 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def read_ahead(
-    path: Path, offset: int, size: Callable[[], int], took: Callable[[float], None]
-) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Offsets and bytes of a file from `offset` on, `size()` at once; the next are read while the last are sent.
-
-    `took` is called with the seconds until the next ones were asked for.
-    """
+async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Offsets and bytes of a file between two of them, `size` at once; the next are read while the last are sent."""
     loop, file = asyncio.get_running_loop(), os.open(path, os.O_RDONLY)
-    reading = loop.run_in_executor(_THREADS, os.pread, file, size(), offset)
+
+    def read(offset: int) -> asyncio.Future[bytes]:
+        return loop.run_in_executor(_THREADS, os.pread, file, min(size, max(0, end - offset)), offset)
+
+    reading = read(offset)
     try:
         while data := await asyncio.shield(reading):
-            reading = loop.run_in_executor(_THREADS, os.pread, file, size(), offset + len(data))
-            began = time.monotonic()
+            reading = read(offset + len(data))
             yield offset, data
-            took(time.monotonic() - began)
             offset += len(data)
     finally:
         await ended(reading)
@@ -196,10 +192,14 @@ class IdleTimeout:
         finally:
             self._since = None
 
+    def expire(self) -> None:
+        """Do not wait any longer."""
+        self._lost = True
+        self._task.cancel()
+
     def _look(self) -> None:
         waited = 0.0 if self._since is None else self._loop.time() - self._since
         if waited >= self._seconds:
-            self._lost = True
-            self._task.cancel()
+            self.expire()
         else:
             self._timer = self._loop.call_later(self._seconds - waited, self._look)

@@ -154,16 +154,22 @@ class Leaving(_message.Message):
     def __init__(self, cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class ToLearner(_message.Message):
-    __slots__ = ("welcome", "task", "notice", "farewell")
+    __slots__ = ("welcome", "task", "notice", "farewell", "pulse")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     task: Task
     notice: Notice
     farewell: Farewell
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    pulse: Pulse
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ...) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run", "epoch", "learner", "index", "settings", "layout", "unix_time", "heartbeat_seconds", "chunk_bytes", "task", "members", "metrics")
@@ -264,17 +270,19 @@ class Farewell(_message.Message):
     def __init__(self, kind: _Optional[_Union[Farewell.Kind, str]] = ..., reason: _Optional[str] = ..., retry_seconds: _Optional[float] = ..., version: _Optional[int] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class UploadPart(_message.Message):
-    __slots__ = ("header", "chunk", "end")
+    __slots__ = ("header", "chunk", "end", "acknowledge")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     header: UploadHeader
     chunk: Chunk
     end: UploadEnd
-    def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[UploadEnd, _Mapping]] = ...) -> None: ...
+    acknowledge: bool
+    def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[UploadEnd, _Mapping]] = ..., acknowledge: bool = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error")
+    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error", "sha256")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +291,7 @@ class UploadHeader(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run: str
     task: int
     steps: int
@@ -291,7 +300,8 @@ class UploadHeader(_message.Message):
     loss: float
     bytes: int
     compression_error: float
-    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ...) -> None: ...
+    sha256: str
+    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class UploadEnd(_message.Message):
     __slots__ = ("bytes", "sha256")
@@ -308,6 +318,14 @@ class Chunk(_message.Message):
     offset: int
     data: bytes
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadAnswer(_message.Message):
+    __slots__ = ("received", "receipt")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    receipt: Receipt
+    def __init__(self, received: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("verdict", "sequence", "reason")
@@ -328,11 +346,13 @@ class Receipt(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Receipt.Verdict, str]] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
-    __slots__ = ("run", "sha256", "offset")
+    __slots__ = ("run", "sha256", "offset", "length")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     run: str
     sha256: str
     offset: int
-    def __init__(self, run: _Optional[str] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    length: int
+    def __init__(self, run: _Optional[str] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
