@@ -23,7 +23,7 @@ from metis.cli.output import add, print_json, stdout
 from metis.errors import ConfigError
 from metis.text import number, percent, plural, printable, size
 
-RUNNING, SILENT, NOT_RUNNING = 0, 1, 3
+RUNNING, SILENT, NOT_RUNNING, DISK_FULL = 0, 1, 3, 4
 
 Document = dict[str, Any]
 _LEARNER_STYLES = {
@@ -66,7 +66,8 @@ def status(
 ) -> None:
     """Show a running federation: its learners and their states, the quality of the model, and the costs so far.
 
-    Exit codes: 0 a controller is running, 1 it is running but does not answer, 3 none is running.
+    Exit codes: 0 a controller is running, 1 it is running but does not answer, 3 none is running, 4 it is running but
+    its disk is full, so that the federation is on hold.
     """
     from metis.deployment.controller.status import read_token
 
@@ -100,7 +101,7 @@ class View:
 
     @property
     def tabular(self) -> bool:
-        return self.code == RUNNING and "learners" in self.document
+        return self.code in (RUNNING, DISK_FULL) and "learners" in self.document
 
     def shown(self, width: int, height: int | None = None) -> RenderableType:
         if self.tabular:
@@ -115,9 +116,14 @@ def _at_address(address: str, token: str | None) -> View:
     from metis.deployment.controller.status import Unanswered, fetch
 
     try:
-        return View({"running": True, **fetch(address, token)})
+        return _running({}, fetch(address, token))
     except Unanswered as problem:
         return View({"running": False, "reason": str(problem)}, NOT_RUNNING, f"no controller answers: {problem}")
+
+
+def _running(about: Document, document: Document) -> View:
+    full = document.get("disk", {}).get("full")  # missing from an older controller
+    return View({"running": True, **about, **document}, DISK_FULL if full else RUNNING)
 
 
 def _at_folder(folder: Path, token: str | None) -> View:
@@ -137,7 +143,7 @@ def _at_folder(folder: Path, token: str | None) -> View:
         try:
             document = fetch(found.http, token)
             if document["run"] == found.run:
-                return View({**about, **document})
+                return _running(about, document)
             problem = f"{found.http} serves the status of run {document['run']}"
         except Unanswered as unanswered:
             problem = str(unanswered)
@@ -222,7 +228,10 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     second.append(f"{_lasting(document['seconds'])} of the run")
     if document["deadline"] is not None and state == "running":
         second.append(f"; next deadline in {_lasting(max(0.0, document['deadline'] - document['seconds']))}")
+    disk = document.get("disk", {})  # missing from an older controller
     lines = [first, second, _metric_line(document)]
+    if disk.get("sentence"):
+        lines.insert(0, Text(printable(disk["sentence"]), style="bold red" if disk["full"] else "yellow"))
     present = costs["idle_time"] + costs["cumulative_time"] + costs["transfer_time"]
     energy = costs["energy"]
     lines.append(
@@ -237,9 +246,9 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
             f"{number(energy['idle_charged'])}"
         )
     )
-    exchanged, disk = size(costs["bytes_exchanged"]), size(document["disk_bytes"])
+    exchanged, used = size(costs["bytes_exchanged"]), size(document["disk_bytes"])
     again = f"; controller started {document['start']:,} times" if document["start"] > 1 else ""
-    lines.append(Text(f"data: {exchanged} of models exchanged, {disk} on disk{again}"))
+    lines.append(Text(f"data: {exchanged} of models exchanged, {used} on disk{again}"))
     left = document.get("compression_error")  # missing from an older controller
     if left is not None:
         lines.append(Text(f"compressed updates: {100 * left:.2g} % of one is left for the next, on average"))

@@ -88,6 +88,7 @@ def status_document(
     *,
     now: float,
     disk_bytes: int,
+    disk: Mapping[str, Any],
     stopping: bool,
 ) -> dict[str, Any]:
     """The document, from the writer's copy and what the event loop knows."""
@@ -118,6 +119,7 @@ def status_document(
         "compression_error": fold.compression_error,
         "refused_calls": dict(refused_calls),
         "disk_bytes": disk_bytes,
+        "disk": dict(disk),
         "finish_reason": fold.finish_reason,
     }
 

@@ -30,7 +30,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily
 
-        document, costs = self._document, self._document["costs"]
+        document, costs, disk = self._document, self._document["costs"], self._document["disk"]
         about = {name: str(document[name]) for name in ("run", "policy", "metric")}
         yield InfoMetricFamily("metis_run", "The run that this controller serves", about)
         state = GaugeMetricFamily("metis_state", "1 for the state that the federation is in", labels=["state"])
@@ -50,6 +50,9 @@ class _Collector:
             ("learners_expected", "Learners with which the run begins", document["expected"]),
             ("target", "Value of the metric to reach", document["target"]),
             ("disk_bytes", "Bytes in the state folder", document["disk_bytes"]),
+            ("disk_free_bytes", "Bytes free on its disk", disk["free_bytes"]),
+            ("disk_nearly_full", "1 if little is left on its disk", disk["nearly_full"]),
+            ("disk_full", "1 while nothing can be written: the federation is on hold", disk["full"]),
             ("starts", "How often this run's controller was started", document["start"]),
         ):
             yield _gauge(f"metis_{name}", text, value)

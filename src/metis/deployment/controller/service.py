@@ -7,7 +7,6 @@ reported in one sentence that its operator reads.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +34,6 @@ _T = TypeVar("_T")
 _MAX_UPLOADS = 32  # at the same time; the others wait for their turn
 _MAX_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MAX_TEXT = 2000
-_REPORT_AGAIN = 300.0  # seconds until the same refusal is reported to the operator again
 _NOT_LET_IN = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -71,11 +69,12 @@ class Service:
         identify: Callable[[Context], str],
         *,
         largest_number: float,
-        report: Callable[[str], None],
+        refused: Callable[[str, str], None],  # address and reason of a caller that is not let in
+        disk_full: Callable[[str], None],
     ) -> None:
         self._state, self._layout = state, layout
         self._streams, self._hear, self._updates = streams, hear, updates
-        self._identify, self._report = identify, report
+        self._identify, self._refused, self._disk_full = identify, refused, disk_full
         self._receiver = UploadReceiver(
             state, layout, wire, updates, streams.alive, largest_number=largest_number
         )  # fmt: skip
@@ -83,7 +82,6 @@ class Service:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads
         self._downloads = 0  # in progress
         self.refusals: dict[str, int] = {}  # calls refused, by status
-        self._reported: dict[str, float] = {}  # reasons, and when they were reported
 
     # --- one stream for each learner --------------------------------------------------------------
 
@@ -184,9 +182,9 @@ class Service:
             await self._abort(context, refused)
         except BlobMismatch as problem:
             await self._abort(context, Refused(grpc.StatusCode.DATA_LOSS, f"{problem}; send it again"))
-        except DiskFull:
+        except DiskFull as problem:
             reason = "the disk of the controller is full; keep the update and send it again later"
-            self._report("the disk is full: no update is accepted until there is space again")
+            self._disk_full(str(problem))
             await self._abort(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
         except DecodeError:
             await self._abort(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
@@ -195,17 +193,8 @@ class Service:
     async def _abort(self, context: Context, refused: Refused) -> None:
         self.refusals[refused.code.name] = self.refusals.get(refused.code.name, 0) + 1
         if refused.code in _NOT_LET_IN:
-            self._report_once(f"refused a call from {address_of(context)}: {refused.reason}", refused.reason)
+            self._refused(address_of(context), refused.reason)
         await context.abort(refused.code, refused.reason[:_MAX_TEXT])
-
-    def _report_once(self, line: str, key: str) -> None:
-        """Report it to the operator, but not again and again while a learner keeps trying."""
-        now = time.monotonic()
-        if len(self._reported) > 1000:
-            self._reported.clear()
-        if now - self._reported.get(key, -math.inf) >= _REPORT_AGAIN:
-            self._reported[key] = now
-            self._report(line[:_MAX_TEXT])
 
 
 def _read_request(content: bytes) -> pb.ModelRequest:

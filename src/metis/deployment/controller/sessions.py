@@ -92,6 +92,11 @@ class Sessions:
             self._indices.setdefault(learner, len(self._indices))
 
     @property
+    def known(self) -> Collection[LearnerId]:
+        """The members of the federation and everybody who has joined."""
+        return self._indices.keys()
+
+    @property
     def _layout(self) -> Layout:
         return self._plan.initial_model.layout
 

@@ -24,6 +24,16 @@ Report = Callable[[str, str], None]  # kind ("info", "warning", "round", ...), s
 
 
 @dataclass(frozen=True)
+class NotifySettings:
+    """Who hears of what an operator should know; the table [deployment.notify] of a file."""
+
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+    events: tuple[str, ...] = ()
+    away_after: float = 3600.0  # seconds after which a learner that is not connected counts as away
+
+
+@dataclass(frozen=True)
 class DeploymentSettings:
     """How the controller treats its learners; the table [deployment] of a file."""
 
@@ -38,6 +48,7 @@ class DeploymentSettings:
     evaluate_at_learners: bool = False
     keep_models: int = KEEP_MODELS  # newest community models that a rollback can lead back to
     linger: float = 30.0  # seconds at the end in which learners may fetch the final model
+    notify: NotifySettings = field(default_factory=NotifySettings)
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.expected:

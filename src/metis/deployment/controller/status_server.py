@@ -1,7 +1,7 @@
 """The status of a running controller over HTTP.
 
-    /status   the document, JSON                /healthz  whether the event loop and the writer answer
-    /metrics  the same for Prometheus           /readyz   whether learners may connect: not when it stops or has ended
+    /status   the document, JSON            /healthz  whether event loop and writer answer, and the disk has room
+    /metrics  the same for Prometheus       /readyz   whether learners may connect: not when it stops or has ended
 
 The server only reads, in a thread and an event loop of its own. It has at most one question open to the controller's
 event loop, no matter how many clients wait for the answer: whatever comes over HTTP, the federation goes on.
@@ -162,13 +162,17 @@ class StatusServer:
         return Response(await question.body(metrics_text), media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:
-        await self._answer()
-        return PlainTextResponse("ok\n")
+        _, document = await self._answer()
+        disk = document.get("disk", {})
+        sentence = f"{disk['sentence']}\n" if disk.get("sentence") else ""
+        return PlainTextResponse(sentence, 503) if disk.get("full") else PlainTextResponse(f"ok\n{sentence}")
 
     async def _readyz(self, request: Request) -> Response:
         _, document = await self._answer()
-        ready = document["state"] not in ("stopping", "finished")
-        return PlainTextResponse(f"{document['state']}\n", 200 if ready else 503)
+        disk = document.get("disk", {})
+        ready = document["state"] not in ("stopping", "finished") and not disk.get("full")
+        text = disk["sentence"] if disk.get("full") else document["state"]
+        return PlainTextResponse(f"{text}\n", 200 if ready else 503)
 
 
 def _unavailable(request: Request, problem: Exception) -> Response:

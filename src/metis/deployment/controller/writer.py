@@ -49,6 +49,7 @@ class Standing:
     deadline: float  # on the run's clock; infinite if nothing is due
     version: int
     sha256: str  # of that community model
+    available: int  # learners that a round can count on
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Listener(Protocol):
 
     def applied(self, outcome: Outcome) -> None: ...
 
-    def disk_full(self) -> None: ...
+    def disk_full(self, reason: str) -> None: ...
 
     def failed(self, problem: BaseException) -> None: ...
 
@@ -238,8 +239,8 @@ class Writer:
     def _guard(self, job: Callable[[], object], or_else: Callable[[], object] | None) -> None:
         try:
             job()
-        except DiskFull:
-            self.in_loop(self._listener.disk_full)
+        except DiskFull as problem:
+            self.in_loop(self._listener.disk_full, str(problem))
             if or_else is not None:
                 self.in_loop(or_else)
             time.sleep(_DISK_FULL_PAUSE)
@@ -293,7 +294,12 @@ class Writer:
         controller = self.durable.controller
         version = controller.community.stamp.version
         return Standing(
-            controller.started, controller.finished, controller.deadline, version, self.durable.hashes[version]
+            controller.started,
+            controller.finished,
+            controller.deadline,
+            version,
+            self.durable.hashes[version],
+            controller.roster.available_count,
         )
 
 

@@ -269,7 +269,8 @@ class Authority:
 
     @staticmethod
     def _write(path: Path, entries: Sequence[Entry]) -> None:
-        write_durable(path, json.dumps([asdict(entry) for entry in entries], indent=1).encode() + b"\n")
+        content = json.dumps([asdict(entry) for entry in entries], indent=1).encode() + b"\n"
+        write_durable(path, content, private=True)  # it names every site of the consortium
 
     def _write_revoked(self, entries: Sequence[Entry], now: datetime) -> None:
         # It does not expire before the CA: a federation must not stop because an unchanged list was not copied.
