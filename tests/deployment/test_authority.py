@@ -59,6 +59,11 @@ def test_keys_are_for_their_owner_only(ours: Consortium) -> None:
     """The keys are 0600, also where the umask would allow more."""
     kit = ours.kit("a")
     assert mode(ours.folder / "ca" / "ca-key.pem") == mode(kit.folder / "key.pem") == 0o600
+    register = ours.folder / "ca" / "issued.json"  # it names every site
+    assert mode(register) == 0o600
+    register.chmod(0o644)
+    ours.kit("later")
+    assert mode(register) == 0o600, "one of an earlier version is made private by the next change"
 
 
 def test_a_ca_is_never_overwritten(ours: Consortium) -> None:

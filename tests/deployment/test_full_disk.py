@@ -36,7 +36,7 @@ class SmallDisk:
         self._ballast = disk / "ballast"
         controller = f"{sys.executable} {CONTROLLER} {disk}/state 2 1000000 127.0.0.1:0"
         commands = (
-            f'{mount} && {{ {controller} < /dev/null & }}; while read -r line; do eval "$line"; done; kill $!; wait $!'  # noqa: E501
+            f'{mount} && {{ {controller} < /dev/null & }}; while read -r line; do eval "$line"; done; kill $!; wait $!'
         )
         self._process = subprocess.Popen(
             ["unshare", "-rm", "sh", "-c", commands], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

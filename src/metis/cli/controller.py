@@ -9,8 +9,9 @@ import typer
 
 from metis.cli import running, track
 from metis.cli.dashboard import DashboardOption, in_background
+from metis.cli.log import Format, Level, LogFileOption, LogFormatOption, LogLevelOption, log_to
 from metis.cli.options import FileArgument, PolicyOption, SetOption
-from metis.cli.output import Reporter, add, deployed, stderr
+from metis.cli.output import OUR_ERROR, Reporter, add, deployed, say, stderr
 
 _STYLES = {"warning": "yellow", "round": "dim", "evaluation": "green", "finished": "bold"}
 
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def controller(
+    context: typer.Context,
     file: FileArgument,
     state: Annotated[
         Path, typer.Option("--state", metavar="DIR", help="State folder: everything that must survive a restart.")
@@ -49,6 +51,12 @@ def controller(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
     tracking: track.TrackOption = [],  # noqa: B006
     dashboard: DashboardOption = False,
+    log_file: LogFileOption = None,
+    log_level: LogLevelOption = Level.INFO,
+    log_format: LogFormatOption = Format.TEXT,
+    test_notification: Annotated[
+        bool, typer.Option("--test-notification", help="Send one notification as the file configures it, and end.")
+    ] = False,
 ) -> None:
     """Run a real federation: wait for its learners, train, and end with the community model.
 
@@ -57,15 +65,20 @@ def controller(
     """
     from metis.experiments.config.load import load_config
 
-    run_controller = deployed("metis.cli.controller_process").run_controller
+    process = deployed("metis.cli.controller_process")
     config = track.tracked(running.with_policy(load_config(file, set_), file.name, policy), tracking)
+    if test_notification:
+        problems = process.send_test_notification(config, state)
+        say("\n".join(problems) or "the notification was delivered")
+        raise typer.Exit(OUR_ERROR if problems else 0)
     if site is None and config.site is not None:
         site = file.parent / config.site.file
+    report = Reporter(stderr(), as_json, _STYLES, log_to(context, log_file, log_level, log_format))
     with (
         in_background(state, dashboard, stderr()),
         track.following(config, state / "run", state.resolve().name, None, stderr()) as follow,
     ):
-        run = run_controller(
+        run = process.run_controller(
             config,
             state,
             identity=identity,
@@ -74,7 +87,7 @@ def controller(
             http=http,
             site=site,
             device=device,
-            report=Reporter(stderr(), as_json, _STYLES),
+            report=report,
             watch=follow,
         )
     if run is not None:

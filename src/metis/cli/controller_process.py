@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis import __version__
 from metis.cli.output import Reporter
 from metis.core.model import Layout
+from metis.deployment.controller.alerts import Certificates
 from metis.deployment.controller.announcement import announce, withdraw
 from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
 from metis.deployment.controller.durable import initial_model
+from metis.deployment.controller.notify import deliver, notification
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Context
 from metis.deployment.controller.state import State
@@ -26,7 +31,13 @@ from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.build import build_stop
-from metis.experiments.deploy import check_deployment, check_same_run, make_plan, settings_document
+from metis.experiments.deploy import (
+    check_deployment,
+    check_same_run,
+    make_notify_settings,
+    make_plan,
+    settings_document,
+)
 from metis.kernels import use_all_processors
 from metis.net import host_and_port, is_loopback
 from metis.reporting.console import RunProgress
@@ -76,6 +87,7 @@ def run_controller(
     http = config.deployment.http if http is None else http
     host, port = host_and_port(listen, "0.0.0.0:7443", listen=True)
     credentials: Any = None  # of gRPC, which is known in deployment only
+    certificates: Certificates = tuple
     if insecure:
         if not is_loopback(host):
             raise ConfigError(
@@ -95,7 +107,9 @@ def run_controller(
         for warning in warnings(kit):
             report("warning", warning)
         credentials = server_credentials(kit)
-        identify = identify_by_certificate(Revocations(kit))
+        ends: dict[str, datetime] = {}
+        identify = identify_by_certificate(Revocations(kit), ends)
+        certificates = partial(_ending, identity, ends)
         problem = serving_problem(kit, host, port)
     if problem is None and http:
         # Now, before minutes are spent on the initial model.
@@ -115,7 +129,9 @@ def run_controller(
         RunProgress(report.live, label, build_stop(config), "waiting for learners") as progress,
     ):
         return asyncio.run(
-            _serve(config, state, folder, identify, credentials, listen, http, site, device, report, watched)
+            _serve(
+                config, state, folder, identify, credentials, certificates, listen, http, site, device, report, watched
+            )
         )
 
 
@@ -125,6 +141,7 @@ async def _serve(
     folder: Path,
     identify: Callable[[Context], str],
     credentials: Any,
+    certificates: Certificates,
     listen: str,
     http: str,
     site: Path | None,
@@ -159,6 +176,7 @@ async def _serve(
             identify=identify,
             report=report,
             watch=watch,
+            certificates=certificates,
         )
         report("info", f"one durable commit takes {state.measure_commit() * 1000:.2f} ms on this disk")
         loop = asyncio.get_running_loop()
@@ -177,6 +195,25 @@ async def _serve(
                 status.close()
     finally:
         await child.close()
+
+
+def _ending(identity: Path, learners: dict[str, datetime]) -> Iterator[tuple[str, datetime]]:
+    """When the certificates end of the controller, which may have been renewed, of the CA and of the learners."""
+    with contextlib.suppress(ConfigError):  # half copied: looked at again later
+        kit = load_kit(identity)
+        yield f"the certificate of {kit}", kit.not_after
+        yield "the certificate of the CA", kit.authority.not_valid_after_utc
+    for name, end in list(learners.items()):
+        yield f"the certificate of learner '{name}'", end
+
+
+def send_test_notification(config: ExperimentConfig, folder: Path) -> list[str]:
+    """Send one in every way that the file configures; one sentence for each that failed."""
+    settings = make_notify_settings(config)
+    if not (settings.command or settings.webhook):
+        raise ConfigError("nobody is notified: give [deployment.notify] with a command or a webhook")
+    text = "a test notification: what is configured in [deployment.notify] works"
+    return deliver(settings, notification("test", text, {"state": str(folder)}))
 
 
 async def _begin(

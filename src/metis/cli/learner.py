@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from metis import __version__
+from metis.cli.log import Format, Level, LogFileOption, LogFormatOption, LogLevelOption, log_to
 from metis.cli.output import Reporter, add, deployed, stderr
 from metis.errors import ConfigError, Unreachable
 from metis.net import host_and_port, is_loopback
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def learner(
+    context: typer.Context,
     controller: Annotated[str, typer.Option("--controller", metavar="HOST:PORT", help="Where the controller listens.")],
     identity: Annotated[
         Path | None, typer.Option("--identity", metavar="DIR", help="Kit of this site: certificate, key and CA.")
@@ -71,6 +73,9 @@ def learner(
     ] = False,
     name: Annotated[str | None, typer.Option("--name", help="Name of this learner, with --insecure.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
+    log_file: LogFileOption = None,
+    log_level: LogLevelOption = Level.INFO,
+    log_format: LogFormatOption = Format.TEXT,
 ) -> None:  # fmt: skip
     """Take part in a real federation as one of its learners.
 
@@ -84,7 +89,7 @@ def learner(
         raise ConfigError(f"--pace is {pace:g}; it must be 0 seconds or more")
     if site is not None and not site.is_file():
         raise ConfigError(f"there is no site file {site}")
-    report = Reporter(stderr(), as_json, _STYLES)
+    report = Reporter(stderr(), as_json, _STYLES, log_to(context, log_file, log_level, log_format))
     deployment = deployed("metis.deployment.learner.process")
     who: dict[str, Any]
     if insecure:

@@ -1,14 +1,18 @@
 """What every command shares: exit codes, the guard that turns an error into one line, and where output goes.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the user's mistake, 130 interrupted, 1 ours.
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the user's mistake, 75 a disk is full (try again
+when there is room), 130 interrupted, 1 ours.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import inspect
 import json
+import logging
+import os
 import shlex
 import sys
 import time
@@ -19,10 +23,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis.errors import ConfigError, InternalError, MetisError, needs_package
+from metis.errors import ConfigError, DiskFull, InternalError, MetisError, needs_package
 from metis.text import json_text
 
-USER_ERROR, INTERRUPTED, OUR_ERROR = 2, 130, 1
+USER_ERROR, INTERRUPTED, OUR_ERROR, DISK_FULL = 2, 130, 1, 75
+REPORTS = "metis.report"  # the logger of what a log file gets; without one it has no handlers
 _PLAIN_WIDTH = 140  # without a terminal there is no width to keep to, and a table must not be folded to 80 columns
 
 _debug = False
@@ -91,18 +96,29 @@ def _explained(problem: Exception) -> tuple[str, int]:
     """What to print and the exit code."""
     if isinstance(problem, InternalError):
         return f"{problem} (this is a bug in Metis; please report it)", OUR_ERROR
+    user_error = DISK_FULL if _by_full_disk(problem) else USER_ERROR
     if isinstance(problem, MetisError):
-        return str(problem), USER_ERROR
+        return str(problem), user_error
     if isinstance(problem, OSError):
         path = f"{problem.filename}: " if problem.filename else ""
-        return f"{path}{problem.strerror or problem}", USER_ERROR
+        return f"{path}{problem.strerror or problem}", user_error
     text = " ".join(str(problem).split()) or type(problem).__name__
     again = shlex.join(["metis", "--debug", *sys.argv[1:]])
     return f"unexpected {type(problem).__name__}: {text}; for the traceback, run: {again}", OUR_ERROR
 
 
+def _by_full_disk(problem: BaseException | None) -> bool:
+    while problem is not None:
+        if isinstance(problem, DiskFull) or getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        problem = problem.__cause__
+    return False
+
+
 def _fail(message: str, code: int) -> None:
-    console = stderr()
+    console, log = stderr(), logging.getLogger(REPORTS)
+    if log.handlers:
+        log.error("%s", message, extra={"kind": "error"})
     for line in message.splitlines() or [""]:
         console.print(f"[bold red]error:[/] {escape(line)}")
     raise typer.Exit(code)
@@ -119,6 +135,8 @@ def add(app: typer.Typer, command: Callable[..., None], *examples: str, name: st
 
 def deployed(module: str) -> Any:
     """A module that needs the extra `deploy`, imported; one sentence says what is missing without it."""
+    # gRPC prints every failed handshake, so that a port scanner could fill a log; GRPC_VERBOSITY=INFO shows them.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as problem:
@@ -128,14 +146,22 @@ def deployed(module: str) -> Any:
 
 
 class Reporter:
-    """Reports what happens, one line each: with the time of day for people, as JSON for programs."""
+    """Reports what happens, one line each: with the time of day for people, as JSON for programs, and in a log file."""
 
-    def __init__(self, console: Console, as_json: bool, styles: Mapping[str, str]) -> None:
-        self._console, self._as_json, self._styles = console, as_json, styles
+    def __init__(
+        self,
+        console: Console,
+        as_json: bool,
+        styles: Mapping[str, str],
+        log: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._console, self._as_json, self._styles, self._log = console, as_json, styles, log
         # Where a line may be shown that changes: a terminal that people read, else nowhere.
         self.live = console if console.is_terminal and not as_json else Console(quiet=True, force_terminal=False)
 
     def __call__(self, kind: str, text: str) -> None:
+        if self._log is not None:
+            self._log(kind, text)
         if self._as_json:
             sys.stdout.write(json.dumps({"at": time.time(), "kind": kind, "text": text}) + "\n")
             sys.stdout.flush()

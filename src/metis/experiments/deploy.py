@@ -9,7 +9,7 @@ from typing import Any
 
 from metis.core.model import Model
 from metis.core.stop import StopRule, Target
-from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
+from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, NotifySettings, make_core
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import versions
@@ -87,7 +87,16 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
         evaluate_at_learners=deployment.evaluate_at_learners,
         keep_models=deployment.keep_models,
         linger=deployment.linger,
+        notify=make_notify_settings(config),
     )
+
+
+def make_notify_settings(config: ExperimentConfig) -> NotifySettings:
+    """The table [deployment.notify]; without it nobody is notified."""
+    notify = config.deployment.notify
+    if notify is None:
+        return NotifySettings()
+    return NotifySettings(tuple(notify.command), notify.webhook, tuple(notify.events), notify.away_after)
 
 
 def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> FederationPlan:

@@ -29,8 +29,9 @@ class Alerts:
         away_after: float,
         minimum: int,
         certificates: Certificates = tuple,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._notifier, self._disk = notifier, disk
+        self._notifier, self._disk, self._clock = notifier, disk, clock
         self._away_after, self._minimum, self._certificates = away_after, minimum, certificates
         self._seen: dict[LearnerId, float] = {}
         self._next_certificates = 0.0
@@ -41,13 +42,13 @@ class Alerts:
             self._away(members, connected)
             self._quorum(standing)
         self._room()
-        if time.monotonic() >= self._next_certificates or not self._connected >= set(connected):
-            self._next_certificates = time.monotonic() + _CERTIFICATES_SECONDS
+        if self._clock() >= self._next_certificates or not self._connected >= set(connected):
+            self._next_certificates = self._clock() + _CERTIFICATES_SECONDS
             self._ending()
         self._connected = set(connected)
 
     def _away(self, members: Iterable[LearnerId], connected: Collection[LearnerId]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for learner in members:
             if learner in connected:
                 self._seen[learner] = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import grpc
 
@@ -21,8 +22,13 @@ def identify_by_name(context: Context) -> str:
         raise Refused(grpc.StatusCode.UNAUTHENTICATED, reason) from problem
 
 
-def identify_by_certificate(revocations: Revocations) -> Callable[[Context], str]:
-    """The learner is who its certificate says; asked at every call, so that a revocation works at once."""
+def identify_by_certificate(
+    revocations: Revocations, ends: dict[str, datetime] | None = None
+) -> Callable[[Context], str]:
+    """The learner is who its certificate says; asked at every call, so that a revocation works at once.
+
+    `ends` is kept up to date with when each learner's certificate ends.
+    """
 
     def identify(context: Context) -> str:
         try:
@@ -47,6 +53,8 @@ def identify_by_certificate(revocations: Revocations) -> Callable[[Context], str
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"the certificate of '{peer.name}' is that of a {peer.role}, not of a learner",
             )
+        if ends is not None:
+            ends[peer.name] = peer.not_after
         return peer.name
 
     return identify

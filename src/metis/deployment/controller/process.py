@@ -31,26 +31,23 @@ from metis.core.events import (
     UpdateCommitted,
     UpdateRefused,
 )
-from metis.deployment.controller.alerts import Alerts, Certificates
+from metis.deployment.controller.alerts import Certificates
 from metis.deployment.controller.clock import CLOCK, TICK, RunClock, read_tick, write_tick
 from metis.deployment.controller.document import CoreStatus, core_status, status_document
 from metis.deployment.controller.evaluation import Evaluations
-from metis.deployment.controller.notify import Notifier
 from metis.deployment.controller.requests import LearnerRequests
 from metis.deployment.controller.results import save_results
 from metis.deployment.controller.service import Service
 from metis.deployment.controller.session import Context, Refused, Session
 from metis.deployment.controller.sessions import Presence, Sessions
 from metis.deployment.controller.settings import Evaluator, FederationPlan, Report
-from metis.deployment.controller.space import DiskSpace
 from metis.deployment.controller.state import State
-from metis.deployment.controller.strangers import RefusedCalls
+from metis.deployment.controller.surroundings import Surroundings
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
-from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
@@ -58,9 +55,7 @@ from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
 
 _LONG_GAP = 5.0  # seconds of suspension that the operator hears of
-_LOOK_SECONDS = 1.0  # between two looks at the disk and at who is away
 _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
-_WARN_AGAIN = 30.0  # seconds between two warnings of a full disk
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
 
 
@@ -96,7 +91,8 @@ class ControllerProcess:
         )
         self._requests = LearnerRequests(self._writer, self._view, state, self.layout, report)
         self._evaluations = Evaluations(evaluator, self._settings, self._writer, self._view, report)
-        self._refused_calls = RefusedCalls(lambda text: report("warning", text))
+        self._surroundings = Surroundings(plan, state, report, certificates)
+        self.notify = self._surroundings.notifier.notify
         self._service = Service(
             state,
             self.layout,
@@ -106,26 +102,13 @@ class ControllerProcess:
             self._requests,
             identify,
             largest_number=self._settings.largest_number,
-            refused=self._refused_calls.add,
-            disk_full=self.disk_full,
+            refused=self._surroundings.refused_calls.add,
+            disk_full=self._surroundings.disk_full,
         )
-        self._disk = DiskSpace(state.folder, model_bytes(self.layout))
-        self._disk_was = (False, False)  # full, nearly full; as it was reported
         self._latest_core: tuple[CoreStatus, int] | None = None
-        about = {"run": state.run, "policy": plan.setting.label, "state": str(state.folder)}
-        self._notifier = Notifier(self._settings.notify, state.folder, about, report)
-        self.notify = self._notifier.notify
-        self._alerts = Alerts(
-            self._notifier,
-            self._disk,
-            away_after=self._settings.notify.away_after,
-            minimum=self._settings.minimum,
-            certificates=certificates,
-        )
         self._clock_saved_at = -math.inf
         self._deadline_posted = False  # and its effect not seen yet
         self._waiting_since: float | None = None
-        self._warned_of_full_disk = -math.inf
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._stopping, self._woken = asyncio.Event(), asyncio.Event()
@@ -165,7 +148,7 @@ class ControllerProcess:
             for task in self._background:
                 task.cancel()
             await server.stop(grace=2.0)
-            await asyncio.to_thread(self._notifier.close)
+            await self._surroundings.close()
             self._writer.close()
 
     def drain(self, reason: str) -> None:
@@ -192,7 +175,7 @@ class ControllerProcess:
     async def _until_the_end(self) -> None:
         if self._presence.awaiting and self._away_for:
             self._writer.post(ControllerAway(self._away_for))
-        self._spawn(self._watch_surroundings())
+        self._spawn(self._surroundings.watch(self._view, self._sessions))
         evaluating = asyncio.create_task(self._evaluations.run())
         try:
             while not (self._stopping.is_set() or self.finished or self.failure):
@@ -202,23 +185,6 @@ class ControllerProcess:
             evaluating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await evaluating
-
-    async def _watch_surroundings(self) -> None:
-        """The disk, who knocks, and what the operator should know of; until the process ends."""
-        while True:
-            await asyncio.to_thread(self._disk.look)  # a disk that hangs does not stop the event loop
-            self._report_disk()
-            self._refused_calls.report_due()
-            self._alerts.look(self._view.standing, self._sessions.known, self._sessions.open)
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    def _report_disk(self) -> None:
-        """Report what has changed since the last report."""
-        before, self._disk_was = self._disk_was, (self._disk.full, self._disk.nearly_full)
-        if before[0] and not self._disk.full:
-            self._report("info", "the disk has room again: the federation continues")
-        if self._disk.sentence and before != self._disk_was:
-            self._report("warning", self._disk.sentence)
 
     async def _sleep(self) -> None:
         """Until the next deadline, or until something has changed it."""
@@ -247,7 +213,7 @@ class ControllerProcess:
         self.result = await save_results(self._writer, self._view, self.plan, self.folder)
         ended = f"the federation has ended: {fold.finish_reason}"
         self._report("finished", ended)
-        self._notifier.began("finished", "", ended, version=version)
+        self._surroundings.notifier.began("finished", "", ended, version=version)
         self._sessions.dismiss(self._sessions.farewell())
         end = time.monotonic() + self._settings.linger
         while time.monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
@@ -262,7 +228,7 @@ class ControllerProcess:
         While the disk is full, the writer is busy trying: then the latest answer of its is used.
         """
         asking = asyncio.ensure_future(self._ask_core())
-        if self._disk.full and self._latest_core is not None:
+        if self._surroundings.disk.full and self._latest_core is not None:
             await asyncio.wait([asking], timeout=_FULL_DISK_SECONDS)
             if not asking.done():
                 asking.cancel()
@@ -276,7 +242,7 @@ class ControllerProcess:
     def _document(self, core: CoreStatus, disk_bytes: int) -> dict[str, Any]:
         return status_document(
             core, self._view, self.plan, self.state, self._sessions.open, self._presence, self._service.refusals,
-            now=self._clock.now(), disk_bytes=disk_bytes, disk=self._disk.document(),
+            now=self._clock.now(), disk_bytes=disk_bytes, disk=self._surroundings.disk.document(),
             stopping=self._stop_reason is not None,
         )  # fmt: skip
 
@@ -358,11 +324,7 @@ class ControllerProcess:
         self._woken.set()
 
     def disk_full(self, reason: str) -> None:
-        self._disk.refused(reason)
-        if time.monotonic() - self._warned_of_full_disk > _WARN_AGAIN:
-            self._warned_of_full_disk = time.monotonic()
-            self._disk_was = (False, False)
-        self._report_disk()
+        self._surroundings.disk_full(reason)
 
     def failed(self, problem: BaseException) -> None:
         self.failure = self.failure or problem

@@ -24,8 +24,8 @@ class _Caller:
 class RefusedCalls:
     """Counts refused calls by address, and reports them."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._report, self._clock = report, clock
         self._callers: dict[str, _Caller] = {}
         self._others = 0
         self._reported_at = -math.inf
@@ -41,7 +41,7 @@ class RefusedCalls:
 
     def report_due(self) -> None:
         """Report what came since the last line, if that was long enough ago."""
-        now = time.monotonic()
+        now = self._clock()
         if not self._callers or now - self._reported_at < _LINE_SECONDS:
             return
         self._reported_at = now

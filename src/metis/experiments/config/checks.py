@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from metis.core.mixing import MemoryStore
 from metis.core.model import Model
@@ -21,9 +22,11 @@ from metis.experiments.config.schema import (
     TRACKERS,
     AvailabilityConfig,
     ExperimentConfig,
+    NotifyConfig,
     task_of,
 )
 from metis.experiments.config.tables import build_layer, check_table, table_model
+from metis.net import is_loopback
 from metis.simulation.pools.settings import PoolSettings
 
 
@@ -78,6 +81,7 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
             ["training", "threads"], f"is {config.training.threads}, but this machine has {processors} processors"
         )
     _check_stop(config, errors)
+    _check_notify(config.deployment.notify, errors)
     _check_pool(config, errors)
     for index, tracker in enumerate(config.run.trackers):
         name = tracker.partition(":")[0]
@@ -188,6 +192,23 @@ def _check_availability(availability: AvailabilityConfig, at: list[str | int], e
             errors.add([*at, key], f"is given, but kind = '{availability.kind}' does not use it")
         if not given and key in wanted:
             errors.add([*at, key], f"missing; kind = '{availability.kind}' needs it")
+
+
+def _check_notify(notify: NotifyConfig | None, errors: ConfigErrors) -> None:
+    if notify is None:
+        return
+    where = ["deployment", "notify"]
+    if not notify.command and notify.webhook is None:
+        errors.add(where, "names neither a command nor a webhook")
+    if notify.webhook is not None:
+        try:
+            url = urlsplit(notify.webhook)
+            valid = url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or ""))
+            valid = valid and bool(url.hostname) and notify.webhook.isprintable() and (url.port or 1) > 0
+        except ValueError:
+            valid = False
+        if not valid:
+            errors.add([*where, "webhook"], "must be an address https://..., or http://... on this machine")
 
 
 def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:

@@ -6,7 +6,7 @@ Three tables are open: `[[policy]]` takes the parameters of the policy that it n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -28,6 +28,11 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+
+NotifyEvent = Literal[
+    "finished", "failed", "stopped", "away", "back", "quorum_lost", "quorum_regained", "disk_nearly_full", "disk_full",
+    "disk_free", "certificate", "set_aside", "update_held", "rollback",
+]  # fmt: skip
 
 
 class Table(BaseModel):
@@ -279,6 +284,19 @@ class RunConfig(Table):
     )
 
 
+class NotifyConfig(Table):
+    """Who hears of what the operator of a controller should know."""
+
+    command: list[str] = Field(
+        default=[], description="program and arguments; run without a shell, gets a JSON document on its input"
+    )
+    webhook: str | None = Field(
+        default=None, description="https://... to which the document is posted; http:// to this machine only"
+    )
+    events: list[NotifyEvent] = Field(default=list(get_args(NotifyEvent)), description="of which to notify")
+    away_after: Positive = Field(default=3600.0, description="seconds after which a learner counts as away")
+
+
 class DeploymentConfig(Table):
     """How a real federation is run: `metis controller`; a simulation ignores it."""
 
@@ -303,6 +321,7 @@ class DeploymentConfig(Table):
         default=5,
         description="newest community models that stay on disk, for a rollback; the first and the best do too",
     )
+    notify: NotifyConfig | None = Field(default=None, description="notifications by a command or a webhook")
 
 
 class ExperimentConfig(Table):
