@@ -165,7 +165,9 @@ class ControllerProcess:
     async def rollback(self, version: int) -> int:
         """Go on from an earlier community model, under a new number, which is returned; a ConfigError says why not."""
         now = await self._writer.rollback(version)
-        self._report("warning", f"rolled back: community model {now} is community model {version} again")
+        text = f"rolled back: community model {now} is community model {version} again"
+        self._report("warning", text)
+        self.notify("rollback", text, version=now)
         return now
 
     async def kept_versions(self) -> list[int]:
