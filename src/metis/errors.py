@@ -4,7 +4,6 @@ MetisError
 ├── ConfigError            the user's: a file, a key, an argument; nothing has started yet
 │   ├── ArgumentError      an argument from Python with an impossible value; also a ValueError
 │   ├── DataError          a data set that is missing, damaged or cannot be divided as asked
-│   │   └── NotFinite      examples with NaN or infinity
 │   ├── DefinitionError    a policy, solver, layer or engine whose code does not keep its contract
 │   ├── LockHeld           a file or folder that another process uses
 │   ├── StateError         a controller's state folder that cannot be used
@@ -14,6 +13,7 @@ MetisError
 │   ├── DuplicateUpdate    a task that was answered already
 │   ├── UnexpectedEvent    an event that cannot happen now, such as an answer to no open task; it changed nothing
 │   ├── Diverged           local training left the finite numbers
+│   │   └── NotFinite      because its examples have NaN or infinity
 │   ├── ChildFailed        a site's code or data failed in the training process
 │   ├── ChildDied          the training process is gone; another one can be started
 │   └── Abandoned          a training that was not wanted any more
@@ -46,10 +46,6 @@ class ArgumentError(ConfigError, ValueError):
 
 class DataError(ConfigError):
     """A data set is missing, damaged, or cannot be divided as asked."""
-
-
-class NotFinite(DataError):
-    """Examples contain numbers that are not finite."""
 
 
 class DefinitionError(ConfigError):
@@ -98,6 +94,10 @@ class UnexpectedEvent(LearnerError):
 
 class Diverged(LearnerError):
     """Local training produced numbers that are not finite."""
+
+
+class NotFinite(Diverged):
+    """Examples contain numbers that are not finite."""
 
 
 class ChildFailed(LearnerError):

@@ -91,9 +91,16 @@ def listed(words: Sequence[str], max_words: int | None = None) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def printable(text: object) -> str:
-    """Text for a terminal or an XML file: control characters, which a learner may send, are replaced."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+def printable(text: object, longest: int | None = None) -> str:
+    """Text for a terminal, a log or an XML file, cut where it is longer than that.
+
+    What could forge a line or hide a part of it is replaced: control and escape characters, ends of lines, characters
+    without width and those that change the direction of reading.
+    """
+    whole = str(text)
+    if longest is not None and len(whole) > longest:
+        whole = whole[: longest - 4] + " ..."
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in whole)
 
 
 def json_text(document: Any, indent: int | None = 2, default: Callable[[Any], Any] | None = None) -> str:

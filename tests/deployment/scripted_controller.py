@@ -139,7 +139,8 @@ class ScriptedController:
         welcome: dict[str, Any] = {
             "run": self.run, "epoch": 1, "learner": stream.name, "index": 0, "settings": self.settings,
             "layout": json.dumps(self.layout.to_json()), "unix_time": time.time(),
-            "heartbeat_seconds": self.heartbeat_seconds, "chunk_bytes": self.chunk_bytes,
+            "heartbeat_seconds": self.heartbeat_seconds, "chunk_bytes": self.chunk_bytes, "members": 1,
+            "metrics": ["loss", "accuracy"],
         }  # fmt: skip
         stream.send(welcome=pb.Welcome(**{**welcome, **changes}))
 

@@ -154,7 +154,7 @@ def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> N
     assert done == {
         "examples": 40, "batch_size": 10, "evaluation_examples": 20, "fingerprint": silo.engine.layout.fingerprint,
         "layout": silo.engine.layout.to_json(), "metric": "accuracy", "higher_is_better": True, "seed": 1990,
-        "metrics": ["loss", "accuracy"],
+        "metrics": ["accuracy", "loss"],
     }  # fmt: skip
 
 
@@ -229,37 +229,44 @@ def test_what_cannot_be_done_is_told_and_the_process_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("code", "where", "sentence"),
+    ("code", "where", "sentence", "kind"),
     [
         ("def loss(outputs, targets):\n    raise RuntimeError('no GPU today')", "train",
-         "site.py:19: RuntimeError: no GPU today"),
+         "site.py:19: RuntimeError: no GPU today", "site_code"),
+        ("def training_data(site):\n    x, y = records(site, 1, 10); x[3, 1] = float('nan'); return x, y", "train",
+         "in batch 1 of task 1, 1 example of 10 (at index 3 of its data) has NaN or inf", "data_not_finite"),
+        ("def training_data(site):\n    x, y = records(site, 1, 10); return x, y + 7", "train",
+         "a label is not among the classes of the network: IndexError: Target ", "site_code"),
         ("def loss(outputs, targets):\n    return outputs.sum() * float('inf')", "train",
-         "learner 'zurich' diverged in task 1 within 1 steps"),
+         "learner 'zurich' diverged in task 1 within 1 steps", "diverged"),
         ("def training_data(site):\n    return np.zeros((10**9, 10**6)), np.zeros(10**9)", "prepare",
-         "training_data('zurich') failed: site.py:19: "),
-        ("def loss(outputs, targets):\n    return np.zeros(10**15)", "train", "out of memory: site.py:19: "),
+         "training_data('zurich') failed: site.py:19: ", "setup"),
+        ("def loss(outputs, targets):\n    return np.zeros(10**15)", "train",
+         "out of memory: site.py:19: ", "out_of_memory"),
         ("def evaluation_data(site):\n    return np.zeros((4, 5)), np.zeros(4, int)", "evaluate",
-         "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+         "RuntimeError: mat1 and mat2 shapes cannot be multiplied", "site_code"),
         ("metrics = {'auc': lambda outputs, targets: float('nan')}", "evaluate",
-         "the community model's auc here is not a finite number"),
-        ("def training_data(site):\n    import sys; sys.exit(3)", "prepare", "failed: site.py:19: SystemExit: 3"),
+         "the community model's auc here is not a finite number", "setup"),
+        ("def training_data(site):\n    import sys; sys.exit(3)", "prepare",
+         "failed: site.py:19: SystemExit: 3", "setup"),
     ],
 )  # fmt: skip
 def test_a_fault_in_the_sites_code_is_a_sentence_with_its_line(
-    trainer: Trainer, tmp_path: Path, model: Path, code: str, where: str, sentence: str
+    trainer: Trainer, tmp_path: Path, model: Path, code: str, where: str, sentence: str, kind: str
 ) -> None:
     """Not a dead process: the operator reads what to fix."""
     path = write_site(tmp_path, code)
     prepared = trainer.prepare(path)
     if where == "prepare":
-        failed = prepared["failed"]
+        answer = prepared
     elif where == "train":
         answer = trainer.train(model, tmp_path / "out.model")
-        failed = answer["failed"]
         assert answer["steps"] in (0, 1) and answer["seconds"] >= 0
     else:
-        failed = trainer.ask("evaluate", model=str(model))["failed"]
-    assert sentence in failed
+        answer = trainer.ask("evaluate", model=str(model))
+    assert sentence in answer["failed"]
+    assert answer["kind"] == kind
+    assert answer["details"].startswith("Traceback (most recent call last)")
     assert trainer.ask("ping") == {"done": {}}
 
 

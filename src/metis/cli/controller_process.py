@@ -163,7 +163,7 @@ async def _serve(
             check_same_run(config, facts["experiment"])
         layout = Layout.from_json(facts["layout"])
         initial = initial_model(state, facts["initial"], layout)
-        plan = make_plan(config, initial, facts["metric"], facts["higher_is_better"])
+        plan = make_plan(config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()))
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)
         head = f"# Resolved by metis {__version__}; every default is written out.\n\n"
@@ -236,6 +236,7 @@ async def _begin(
         "layout": prepared["layout"],
         "initial": blob,
         "metric": prepared["metric"],
+        "metrics": prepared["metrics"],
         "higher_is_better": prepared["higher_is_better"],
         "evaluation_examples": prepared["evaluation_examples"],
     }

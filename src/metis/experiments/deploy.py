@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from metis.core.model import Model
@@ -99,7 +99,9 @@ def make_notify_settings(config: ExperimentConfig) -> NotifySettings:
     return NotifySettings(tuple(notify.command), notify.webhook, tuple(notify.events), notify.away_after)
 
 
-def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool) -> FederationPlan:
+def make_plan(
+    config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool, metrics: Iterable[str] = ()
+) -> FederationPlan:
     """Everything that the controller needs to run; `config` has one policy."""
     (chosen,) = config.policy
     policy, terms, stop, evaluation = build_policy(chosen), make_settings(config), config.stop, config.evaluation
@@ -128,4 +130,5 @@ def make_plan(config: ExperimentConfig, initial_model: Model, metric: str, highe
     )
     make = make_core(policy, rule, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config))
-    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire)
+    reported = tuple(sorted({"loss", metric, *metrics}))
+    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire, reported)

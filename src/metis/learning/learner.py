@@ -15,8 +15,9 @@ from metis.core.events import Budget
 from metis.core.layers import Layer, Memory, Outgoing, Work
 from metis.core.model import Layout, Model, mixable_problem
 from metis.core.solvers import Solver
-from metis.errors import ConfigError, DataError, Diverged
+from metis.errors import ConfigError, DataError, Diverged, NotFinite
 from metis.learning.engine import Engine, Examples, Trained
+from metis.text import listed, plural
 
 _ORDER, _AUGMENTATION, _DROPOUT = range(3)  # random streams in a task
 
@@ -173,11 +174,30 @@ class Learner:
         if problem is None and not math.isfinite(trained.loss):
             problem = f"its loss is {trained.loss}"
         if problem is not None:
+            self._blame_the_data(trained.steps, task_number)
             raise Diverged(
                 f"learner '{self.name}' diverged in task {task_number} within {trained.steps} steps: "
                 f"{problem}; a smaller learning rate may help"
             )
         return trained
+
+    def _blame_the_data(self, steps: int, task_number: int) -> None:
+        """Raise `NotFinite` if the batch in which the training ended has NaN or infinity."""
+        chosen = next(itertools.islice(self.orders(task_number), max(0, steps - 1), None))
+        try:
+            parts = [np.asarray(part) for part in self.examples.batch(chosen)]
+            bad = np.zeros(len(chosen), dtype=bool)
+            for part in parts:
+                bad |= ~np.isfinite(part.reshape(len(chosen), -1)).all(axis=1)
+        except (TypeError, ValueError, RuntimeError):
+            return  # batches of another engine, of which nothing is known
+        if bad.any():
+            which = listed([str(index) for index in chosen[bad]], 5)
+            raise NotFinite(
+                f"learner '{self.name}' cannot train: in batch {steps} of task {task_number}, "
+                f"{plural(int(bad.sum()), 'example')} of {len(chosen)} (at index {which} of its data) "
+                f"{'has' if bad.sum() == 1 else 'have'} NaN or infinity; clean the data"
+            )
 
     def _seed_of(self, stream: int, task_number: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=(self.index, task_number, stream))

@@ -136,6 +136,8 @@ class Sessions:
                 heartbeat_seconds=self._plan.deployment.heartbeat,
                 chunk_bytes=CHUNK,
                 task=None if opened is None else opened.task.number,
+                members=len(self._indices),
+                metrics=self._plan.metrics,
             )
         )
 

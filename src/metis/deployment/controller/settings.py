@@ -74,6 +74,7 @@ class FederationPlan:
     members: Mapping[LearnerId, Power] | None  # who may join, in order; None for everybody with a certificate
     deployment: DeploymentSettings = field(default_factory=DeploymentSettings)
     wire: Layer | None = None  # the layer that encodes updates, if models do not travel as they are
+    metrics: tuple[str, ...] = ()  # names that learners may report; a site's own names stay there
 
 
 class Evaluator(Protocol):

@@ -14,6 +14,8 @@ import grpc
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
+from metis.deployment.wire.untrusted import LONGEST
+from metis.text import printable
 
 _T = TypeVar("_T")
 
@@ -65,7 +67,7 @@ async def read(call: Any) -> Any:
 
 def reason_of(problem: grpc.aio.AioRpcError) -> str:
     """What the controller wrote, or else the name of the status."""
-    return problem.details() or problem.code().name
+    return printable(problem.details() or problem.code().name, LONGEST)
 
 
 class Backoff:

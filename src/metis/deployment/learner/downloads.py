@@ -62,7 +62,7 @@ class Downloads:
             except grpc.aio.AioRpcError as problem:
                 if problem.code() == CODE.NOT_FOUND:
                     raise TaskFailed(
-                        f"community model {task.version} cannot be fetched: {problem.details()}"
+                        f"community model {task.version} cannot be fetched: {reason_of(problem)}"
                     ) from problem
                 if problem.code() not in RETRIED:
                     session.cut()  # the next stream shows whether this learner may stay

@@ -90,7 +90,7 @@ class LearnerProcess:
         self.child = Child(child)
         self.connection = Connection()
         self.downloads = Downloads(self._supervisor, self.connection, self.work, Stretch(stretch_seconds))
-        self._log = SiteLog(work, report)
+        self._log = SiteLog(work, self._supervisor.report)
         self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log, Stretch(stretch_seconds))
         self.training = Training(
             self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from metis.text import printable
+
 Report = Callable[[str, str], None]  # kind and text
 
 _QUIET_SECONDS = 60.0  # between two warnings about the same problem
@@ -16,7 +18,7 @@ class Supervisor:
     """Runs the parts of the process; the first error in one of them, or a call of `end`, ends all of them."""
 
     def __init__(self, report: Report) -> None:
-        self.report = report
+        self._report = report
         self._exit_code: asyncio.Future[int]
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warning: tuple[str, float] = ("", 0.0)  # the latest, and when
@@ -56,6 +58,10 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def report(self, kind: str, text: str) -> None:
+        """One line for the operator; it may quote the controller's settings or the site's data."""
+        self._report(kind, printable(text))
 
     def retrying(self, text: str) -> None:
         """Warn about something that is tried again for ever: the first time, when the text changes, once a minute."""

@@ -129,8 +129,12 @@ class Tasks:
             self._downloads.in_use = ""
         values = ", ".join(f"{name} {value:.4f}" for name, value in answer["metrics"].items())
         self._report("evaluated", f"community model {task.version} here: {values} ({answer['examples']} examples)")
-        evaluation = pb.Evaluation(version=task.version, examples=answer["examples"], metrics=answer["metrics"])
-        if not self._connection.send(evaluation=evaluation):
+        known = set(self._connection.welcome.metrics)
+        metrics = {name: value for name, value in answer["metrics"].items() if name in known}
+        if kept := sorted(answer["metrics"].keys() - known):
+            self._report("info", f"not reported, because the federation does not have that name: {', '.join(kept)}")
+        evaluation = pb.Evaluation(version=task.version, examples=answer["examples"], metrics=metrics)
+        if metrics and not self._connection.send(evaluation=evaluation):
             self._unsent.append(evaluation)
 
 

@@ -176,7 +176,7 @@ class _Trainer:
             "fingerprint": layout.fingerprint,
             "layout": layout.to_json(),
             "metric": silo.metric,
-            "metrics": list(getattr(silo.engine, "metrics", ())),
+            "metrics": sorted({"loss", silo.metric, *getattr(silo.engine, "metrics", ())}),
             "higher_is_better": silo.higher_is_better,
             "seed": silo.seed,
         }
@@ -311,6 +311,8 @@ def explained(problem: Exception) -> tuple[str, str, str]:
         not isinstance(problem, MetisError) and "memory" in text and ("allocate" in text or "out of memory" in text)
     ):
         return f"out of memory: {text}", "out_of_memory", details
+    if isinstance(problem, IndexError) and "Target" in text and "out of bounds" in text:  # of torch's cross-entropy
+        text = f"a label is not among the classes of the network: {text}"
     first = problem.__cause__ if isinstance(problem, MetisError) else problem
     if isinstance(first, OSError) and first.errno in _DISK:
         return text, "disk", details

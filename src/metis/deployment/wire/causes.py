@@ -29,10 +29,10 @@ RULES = {
     pb.Cause.FEDERATION: "federation",
     pb.Cause.CONTROLLER: "controller",
     pb.Cause.HOURS: "hours",
-    pb.Cause.TASK_SECONDS: "task.seconds",
-    pb.Cause.TASK_STEPS: "task.steps",
-    pb.Cause.DOWNLOAD: "download",
-    pb.Cause.MEMBERS: "members",
+    pb.Cause.TASK_SECONDS: "max_task_seconds",
+    pb.Cause.TASK_STEPS: "max_task_steps",
+    pb.Cause.DOWNLOAD: "max_download_bytes",
+    pb.Cause.MEMBERS: "min_members",
     pb.Cause.UNREADABLE: "unreadable",
 }
 

@@ -9,6 +9,7 @@ import grpc
 
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_part
+from metis.deployment.wire.untrusted import cleaned
 
 PROTOCOL = 3
 _MAX_MESSAGE = CHUNK + (1 << 16)
@@ -43,8 +44,10 @@ class FederationStub:
     """The three calls of a learner."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.attend = channel.stream_stream(ATTEND, pb.FromLearner.SerializeToString, pb.ToLearner.FromString)
-        self.upload = channel.stream_stream(UPLOAD, write_part, pb.UploadAnswer.FromString)
+        self.attend = channel.stream_stream(
+            ATTEND, pb.FromLearner.SerializeToString, lambda data: cleaned(pb.ToLearner.FromString(data))
+        )
+        self.upload = channel.stream_stream(UPLOAD, write_part, lambda data: cleaned(pb.UploadAnswer.FromString(data)))
         self.download = channel.unary_stream(DOWNLOAD, pb.ModelRequest.SerializeToString, read_chunk)
 
 
@@ -56,7 +59,7 @@ def service_handler(
         SERVICE,
         {
             "Attend": grpc.stream_stream_rpc_method_handler(
-                servicer.attend, pb.FromLearner.FromString, pb.ToLearner.SerializeToString
+                servicer.attend, lambda data: cleaned(pb.FromLearner.FromString(data)), pb.ToLearner.SerializeToString
             ),
             "Upload": grpc.stream_stream_rpc_method_handler(
                 servicer.upload, read_part, pb.UploadAnswer.SerializeToString
