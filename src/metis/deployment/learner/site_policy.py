@@ -6,8 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime
-from datetime import time as Time
+from datetime import datetime, time as Time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,7 +171,7 @@ class PolicyFile:
 
     def open_now(self) -> Refusal | None:
         """Why this site does not train at this hour, if it does not."""
-        return self.refusal(lambda policy: policy.refuses_hour(datetime.now().time()))  # noqa: DTZ005  # local time
+        return self.refusal(lambda policy: policy.refuses_hour(datetime.now().time()))  # local time
 
 
 def _content(path: Path) -> dict[str, Any]:
