@@ -186,7 +186,19 @@ def show(run: Any) -> str:
     return notebook.run_html(run)
 
 
-display.curves, display.page = draw, show
+def _comparison(runs: list[Any]) -> Any:
+    from metis.reporting.notebook import Comparison
+
+    return Comparison(runs)
+
+
+def _progress(label: str, stop: Any) -> Any:
+    from metis.reporting.console import run_progress
+
+    return run_progress(label, stop)
+
+
+display.curves, display.page, display.comparison, display.progress = draw, show, _comparison, _progress
 
 
 def __getattr__(name: str) -> Any:

@@ -40,6 +40,16 @@ def metric(value: float | None, decimals: int = 4) -> str:
     return f"{value:.{decimals}f}" if abs(value) < 10 else f"{value:,.5g}"
 
 
+def plus_minus(mean: float | None, deviation: float | None, sign: str = "±") -> str:
+    """A mean and its deviation, both to the second digit of the deviation: 41.3 ± 2.2, 1,234 ± 56."""
+    if mean is None or not math.isfinite(mean):
+        return number(mean)
+    if not deviation or not math.isfinite(deviation):
+        return metric(mean) if abs(mean) < 1 else number(mean)
+    decimals = min(4, max(0, 1 - math.floor(math.log10(deviation))))
+    return f"{mean:,.{decimals}f} {sign} {deviation:,.{decimals}f}"
+
+
 def factor(value: float | None) -> str:
     """How many times as much: ×1.25, ×12.3, ×250; empty if unknown."""
     if value is None:

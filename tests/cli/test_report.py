@@ -64,7 +64,7 @@ def test_a_controllers_state_stands_for_its_run(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("report", "x", "--format", "pfd"), "error: --format is 'pfd'; choose one of html, md, csv, parquet, png"),
+        (("report", "x", "--format", "pfd"), "error: --format is 'pfd'; did you mean 'pdf'?"),
         (("simulate", "one.toml", "--track", "tensorbord"), "error: there is no tracker 'tensorbord'; allowed: csv"),
         (("simulate", "one.toml", "--set", 'run.trackers=["cvs"]'), "error: --set run.trackers.0: there is no tracker"),
     ],

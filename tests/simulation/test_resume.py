@@ -327,7 +327,7 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
 
 def test_a_fresh_run_leaves_nothing_of_an_earlier_one(interrupted: Path) -> None:
     """The checkpoint and the summary of another run would not fit the new events."""
-    run = lively().simulate(metis.sync_fedavg(1), rounds=2, out=interrupted)
+    run = lively().simulate(metis.sync_fedavg(1), rounds=2, out=interrupted, overwrite=True)
 
     assert not (interrupted / CHECKPOINT).exists()
     assert metis.Run.load(interrupted).summary() == run.summary()

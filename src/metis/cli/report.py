@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from metis.runs.run import Run
 
 COMPARISON = "comparison.json"
-FORMATS = ("html", "md", "csv", "parquet", "png")
+FORMATS = ("html", "md", "csv", "parquet", "latex", "png", "pdf", "svg")
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +43,9 @@ def report(
         typer.Option(
             "--format",
             metavar="|".join(FORMATS),
-            help="html: one page with everything; md: the same tables as text; csv and parquet: tidy tables; png: the "
-            "figures. May be repeated, or given with commas.",
+            help="html: one page with everything; md (or markdown): the same tables as text; csv and parquet: tidy "
+            "tables; png: the figures; latex, pdf and svg: a table and figures for a paper. May be repeated, or given "
+            "with commas.",
         ),
     ] = ["html"],  # noqa: B006  # typer wants a list
 ) -> None:
@@ -53,7 +54,7 @@ def report(
     Several runs are compared. The tables are history (one row per evaluation), learners (one row per learner) and
     costs (one row per policy, until the target and at the end).
     """
-    formats = _formats(format_)
+    formats = formats_named(format_)
     paths = [path for folder in folders for path in run_folders(folder)]
     if not paths:
         raise ConfigError(f"{folders[0]} contains no finished run; continue it with: metis resume {folders[0]}")
@@ -69,10 +70,12 @@ def report(
         say(f"{path.stem} in {path}")
 
 
-def _formats(given: Sequence[str]) -> list[str]:
+def formats_named(given: Sequence[str]) -> list[str]:
+    """The formats that an option lists, checked; html if it lists none."""
     from metis.experiments.config.errors import did_you_mean
 
     named = [name.strip().lower() for text in given for name in text.split(",") if name.strip()]
+    named = ["md" if name == "markdown" else name for name in named]
     for name in named:
         if name not in FORMATS:
             raise ConfigError(f"--format is '{name}'; {did_you_mean(name, FORMATS)}")
@@ -106,12 +109,19 @@ def run_folders(folder: Path) -> list[Path]:
     return [folder]
 
 
-def planned(folder: Path) -> list[str]:
-    """The names of the runs of a comparison, finished or not."""
+def plan_of(folder: Path) -> dict[str, Any]:
+    """What a comparison says about itself."""
     try:
-        return [str(name) for name in json.loads((folder / COMPARISON).read_text("utf-8"))["runs"]]
+        document = json.loads((folder / COMPARISON).read_text("utf-8"))
+        document["runs"] = [str(name) for name in document["runs"]]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder / COMPARISON} does not list the runs of a comparison") from None
+    return dict(document)
+
+
+def planned(folder: Path) -> list[str]:
+    """The names of the runs of a comparison, finished or not."""
+    return list(plan_of(folder)["runs"])
 
 
 def title_of(runs: Sequence[Run], folder: Path) -> str:
@@ -131,12 +141,17 @@ def write(
     from metis.reporting.figures import save_comparison_figures, save_run_figures
     from metis.reporting.findings import comparable
     from metis.reporting.markdown import write_markdown
+    from metis.reporting.notebook import Comparison
+    from metis.reporting.paper import write_paper
     from metis.reporting.report import write_report
     from metis.reporting.tables import write_tables
+    from metis.runs.seeds import has_seeds
 
     single, runs = runs, comparable(runs)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
+    if has_seeds(runs):
+        return Comparison(runs).save(folder, formats, title)
     written: list[Path] = []
     pictures: list[Path] = []
     if {"html", "md", "png"} & set(formats):
@@ -156,6 +171,8 @@ def write(
             written.append(write_markdown(runs, folder, title, pictures))
         elif name == "png":
             written += pictures
-        else:
+        elif name in ("csv", "parquet"):
             written += write_tables(runs, folder, name)
+        else:
+            written += write_paper(runs, folder, [name])
     return written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -113,15 +112,6 @@ def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: S
 # --- the directory --------------------------------------------------------------------------------
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a directory contains a run that was not interrupted."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        return bool(summary["finish_reason"] != "interrupted")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def prepare(job: Job, force: bool) -> None:
     """Make the directory of a run and write its configuration there; refuses a directory in use without --force."""
     _clear(job.out, force)
@@ -134,6 +124,8 @@ def _clear(folder: Path, force: bool) -> None:
     """Remove what an earlier run left, if that is allowed."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
+    from metis.runs.run import is_finished
+
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if found and not force:
         if is_finished(folder):
@@ -154,8 +146,13 @@ def _clear(folder: Path, force: bool) -> None:
 # --- the run --------------------------------------------------------------------------------------
 
 
-def execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> Run:
-    """Run one policy with live progress; an interruption ends it early and is not an error."""
+def execute(
+    federation: Federation, job: Job, *, resume: bool, quiet: bool, alive: Callable[[], None] | None = None
+) -> Run:
+    """Run one policy with live progress; an interruption ends it early and is not an error.
+
+    `alive` is called after every event and may raise KeyboardInterrupt.
+    """
     from metis.experiments.build import build_stop
     from metis.experiments.compose import build_policy, build_solver
     from metis.reporting.console import RunProgress, errors, sentence
@@ -167,6 +164,8 @@ def execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> R
     def watch(fold: RunFold) -> None:
         progress(fold)
         tracking(fold)
+        if alive is not None:
+            alive()
 
     with (
         track.following(config, job.out, job.out.resolve().name, job.group, console) as tracking,
@@ -188,7 +187,9 @@ def execute(federation: Federation, job: Job, *, resume: bool, quiet: bool) -> R
             checkpoint_every=config.run.checkpoint_every,
             out=job.out,
             resume=resume,
+            overwrite=True,  # by `prepare`, or a run that had no checkpoint yet
             watch=watch,
+            progress=False,
         )
     if not quiet:
         console.print(escape(sentence(run)))

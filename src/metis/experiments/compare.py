@@ -109,7 +109,7 @@ def check_comparable(configs: Sequence[tuple[str, ExperimentConfig]]) -> None:
     """Refuse files that differ in more than the policy and its training: same data, same start, same budget."""
     name, first = configs[0]
     for other_name, other in configs[1:]:
-        for table in ("seed", "site", "data", "partition", "learners", "network", "stop", "evaluation"):
+        for table in ("seed", "seeds", "site", "data", "partition", "learners", "network", "stop", "evaluation"):
             for path, _, _ in differences(first.to_dict().get(table), other.to_dict().get(table), table):
                 raise ConfigError(
                     f"{other_name} and {name} differ in {path}; "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +23,14 @@ from metis.core.solvers import Solver
 from metis.core.stop import StopRule, Target
 from metis.errors import ArgumentError, ConfigError
 from metis.experiments.session import Session, Watch
+from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import trainable_of
+from metis.runs import display
+from metis.runs.folds import RunFold
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
+from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
 from metis.simulation.pools.local import Workplace
@@ -47,6 +54,17 @@ class SimulatedLearner:
 def _whole(name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a whole number, 0 or more, not {value!r}")
+
+
+def _both(watch: Watch | None, shown: Watch | None) -> Watch | None:
+    if watch is None or shown is None:
+        return watch or shown
+
+    def call(fold: RunFold) -> None:
+        watch(fold)
+        shown(fold)
+
+    return call
 
 
 def _torch_engine(given: dict[str, Any], task: Literal["classification", "regression"], threads: int) -> Engine:
@@ -166,17 +184,69 @@ class Federation:
         out: str | Path | None = None,
         checkpoint_every: float = 60.0,
         resume: bool = False,
+        overwrite: bool = False,
         watch: Watch | None = None,
+        progress: bool | None = None,
     ) -> Run:
         """Run a policy in virtual time; the same seed gives the same bits for any pool and number of workers.
 
-        Give a `StopRule`, or `rounds`, `seconds`, `update_requests`, `steps` by name. `target` is only reported; to
-        stop there, put it in the stop rule. With `out`, events are written as they come (an earlier run there is
-        overwritten) and a run that was cut off goes on with `resume=True`. Learners train in this process without
-        `workers`, in that many processes with them, or on a Ray cluster: `pool="ray"`, with 0 workers as many as fit.
-        With `batched` up to that many small learners without convolutions are trained as one computation: faster, but
-        the last bits may differ from those of each alone.
+        - `policy`: what is run, such as `metis.semisync_fedavg(slowest_learner_epochs=2)`.
+        - `stop`, or `rounds`, `seconds`, `update_requests`, `steps` by name: the run ends at whichever comes first.
+        - `target`: the value of the metric until which costs are reported; to stop there, put it in the stop rule.
+        - `solver`: instead of the federation's.
+        - `evaluate_every`: seconds of virtual time between two evaluations; 0 evaluates every community model.
+        - `workers`: processes that train; 0 trains in this one. `pool="ray"` trains on a Ray cluster, with 0 workers
+          in as many processes as fit; `ray_address` is the cluster's, `gpus_per_learner` a worker's share of a GPU.
+        - `batched`: up to so many small learners without convolutions are trained as one computation: faster, but the
+          last bits may differ from those of each alone.
+        - `store`: where the latest models are kept, `"memory"` or `"disk"`, which needs `out`.
+        - `refusals_allowed`: refused updates in a row after which a learner is set aside.
+        - `out`: a directory for the events, which are written as they come, the summary and the model. One that has a
+          run is refused, unless `overwrite` is true, or `resume`, which continues a run that was cut off.
+        - `checkpoint_every`: seconds of real time between two checkpoints in `out`.
+        - `watch`: called after every event with what is known so far.
+        - `progress`: whether to show a progress bar; without it only in a terminal.
         """
+        session = self.session(
+            policy, stop, rounds=rounds, seconds=seconds, update_requests=update_requests, steps=steps, target=target,
+            solver=solver, evaluate_every=evaluate_every, workers=workers, pool=pool, ray_address=ray_address,
+            gpus_per_learner=gpus_per_learner, batched=batched, store=store, refusals_allowed=refusals_allowed,
+            out=out, checkpoint_every=checkpoint_every,
+        )  # fmt: skip
+        if out is not None and not resume and not overwrite and (Path(out) / EVENTS).exists():
+            raise ConfigError(
+                f"out is {out}, which has a run; choose another directory, continue the run with resume=True, or "
+                "replace it with overwrite=True"
+            )
+        if progress is None:
+            progress = watch is None and sys.stderr.isatty()
+        with display.progress(session.policy.label, session.stop) if progress else nullcontext() as shown:
+            session.watch = _both(watch, shown)
+            return session.resume() if resume else session.run()
+
+    def session(
+        self,
+        policy: Policy,
+        stop: StopRule | None = None,
+        *,
+        rounds: int | None = None,
+        seconds: float | None = None,
+        update_requests: int | None = None,
+        steps: int | None = None,
+        target: float | None = None,
+        solver: Solver | None = None,
+        evaluate_every: float = 0.0,
+        workers: int = 0,
+        pool: Literal["inline", "processes", "ray"] | None = None,
+        ray_address: str | None = None,
+        gpus_per_learner: float = 0.0,
+        batched: int = 1,
+        store: Literal["memory", "disk"] = "memory",
+        refusals_allowed: int = 3,
+        out: str | Path | None = None,
+        checkpoint_every: float = 60.0,
+    ) -> Session:
+        """A run that is checked but not started; the arguments are those of `simulate`."""
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
         limits = (rounds, seconds, update_requests, steps)
@@ -204,7 +274,7 @@ class Federation:
             raise ConfigError("a target needs held-out examples to be measured on: give test=...")
         policy, solver = policy.for_solver(solver or self.solver)
         self._check_solver(policy, solver)
-        session = Session(
+        return Session(
             self,
             policy,
             stop,
@@ -221,9 +291,40 @@ class Federation:
             refusals_allowed=refusals_allowed,
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,
-            watch=watch,
         )
-        return session.resume() if resume else session.run()
+
+    def compare(
+        self,
+        policies: Sequence[Policy] | Mapping[str, Policy],
+        *,
+        seeds: int | Sequence[int] = 1,
+        workers: int | None = None,
+        out: str | Path | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run several policies on this data from the same start, and return a `metis.Comparison` of them.
+
+        - `policies`: a list, or a dict whose keys are the names in tables and figures.
+        - `seeds`: how many, from the federation's on, or which; all chance comes from them.
+        - `workers`: runs at the same time, each in a process of its own; without it one for each processor. The result
+          is the same.
+        - `out`: a directory for all runs. Finished runs there are not repeated, so the same call continues a comparison
+          that was interrupted.
+        - `options`: those of `simulate`, such as `seconds`, `target` and `evaluate_every`.
+
+        The result shows itself in a terminal and in a notebook; `save(folder)` writes its tables and figures.
+        """
+        for name in ("watch", "progress", "resume", "overwrite"):
+            if name in options:
+                raise ArgumentError(f"{name} is not an option of a comparison", name)
+        return display.comparison(compare_policies(self, policies, seeds, workers, out, options))
+
+    def with_seed(self, seed: int) -> Federation:
+        """The same federation with other chance."""
+        _whole("seed", seed)
+        other = copy.copy(self)
+        other.seed = seed
+        return other
 
     def _check_solver(self, policy: Policy, solver: Solver) -> None:
         """Refuse what does not fit the network, and steps whose length normalised averaging cannot know."""

@@ -57,13 +57,13 @@ class Session:
         refusals_allowed: int,
         evaluate_every: float,
         checkpoint_every: float,
-        watch: Watch | None,
     ) -> None:
-        self._federation, self._policy, self._stop = federation, policy, stop
+        self._federation, self.policy, self.stop = federation, policy, stop
+        self._target = target
         self._out, self._workplace, self._pool_settings, self._disk = out, workplace, pool_settings, disk
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
-        self._watch = watch
+        self.watch: Watch | None = None
         network = workplace.engine.initial_model(federation.seed)
         self._initial_model = policy.extend_model(network, trainable_of(workplace.engine))
         self._setting = federation.setting(policy, target, self._initial_model)
@@ -118,6 +118,11 @@ class Session:
             )
         return simulator
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """A digest of each thing that decides the result."""
+        return {**self._identity, "end": repr((self.stop, self._target))}
+
     @cached_property
     def _identity(self) -> dict[str, str]:
         """A digest of each thing that must stay the same for a run to go on; its end and its workers may change."""
@@ -134,7 +139,7 @@ class Session:
             for setup in federation.learners
         ]
         parts = {
-            "policy": (self._policy.identity, self._refusals_allowed),
+            "policy": (self.policy.identity, self._refusals_allowed),
             "network or seed": (federation.seed, self._initial_model.sha256()),
             "solver": self._workplace.learners[0].solver,
             "augmentation": federation.augment,
@@ -173,9 +178,9 @@ class Session:
     def _simulator(self, initial_model: Model, pool: Any, store: ModelStore) -> Simulator:
         seed = self._federation.seed
         controller = Controller(
-            self._policy,
+            self.policy,
             initial_model,
-            stop=self._stop,
+            stop=self.stop,
             learners_expected=present_at_start(self._machines, seed),
             refusals_allowed=self._refusals_allowed,
             store=store,
@@ -203,8 +208,8 @@ class Session:
 
     def _go(self, simulator: Simulator) -> Run:
         def after_each() -> None:
-            if self._watch is not None:
-                self._watch(self._fold)
+            if self.watch is not None:
+                self.watch(self._fold)
             if self._out is not None and time.perf_counter() - self._last_checkpoint >= self._checkpoint_every:
                 self._checkpoint(simulator)
 

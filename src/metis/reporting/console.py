@@ -17,6 +17,7 @@ from rich.text import Text
 
 from metis.core.costs import Costs
 from metis.core.stop import StopRule
+from metis.reporting.paper import findings as seed_findings, paper_table, shown
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
 from metis.text import about, factor, metric, number, plural
@@ -117,6 +118,20 @@ def _least(rows: Sequence[Mapping[str, Any]], path: str) -> float | None:
     return min(values) if len(values) > 1 else None
 
 
+def seeds_table(runs: Sequence[Run]) -> Group:
+    """The costs and the metric of each policy over several seeds: mean and standard deviation, factors and wins."""
+    content = paper_table(runs)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("policy", overflow="fold")
+    for heading in content.headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for policy, cells in zip(content.policies, content.rows, strict=True):
+        texts = [Text(shown(cell), style="green" if cell.best else "") for cell in cells]
+        table.add_row(Text(policy, style="bold"), *texts)
+    lines = "\n".join(seed_findings(runs))
+    return Group(table, Text(f"\n{content.caption}", style="dim"), Text(f"\n{lines}"))
+
+
 # --- one run ----------------------------------------------------------------------------------
 
 
@@ -206,6 +221,34 @@ class TaskProgress:
 
     def __call__(self, words: str, share: float) -> None:
         self._progress.update(self._task, completed=share, state=words)
+        self._progress.refresh()
+
+
+class StudyProgress:
+    """Shows how many runs of a comparison are finished: live in a terminal, otherwise nothing."""
+
+    def __init__(self, console: Console, runs: int, before: int, *, quiet: bool) -> None:
+        self._before = before
+        self._progress = Progress(
+            TextColumn("{task.completed:.0f} of {task.total:.0f} runs finished"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=runs, completed=before, state="")
+
+    def __enter__(self) -> StudyProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, finished: int, running: int) -> None:
+        self._progress.update(self._task, completed=self._before + finished, state=f"{running} running")
         self._progress.refresh()
 
 
@@ -318,3 +361,8 @@ def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def run_progress(label: str, stop: StopRule) -> RunProgress:
+    """The progress of a run that was started from Python."""
+    return RunProgress(Console(stderr=True, highlight=False, emoji=False), label, stop)

@@ -118,7 +118,7 @@ def save_run_figures(run: Run, folder: Path, suffixes: Sequence[str] = ("png", "
     """Write curves, active and idle time, timeline and distribution of data of one run; by default as PNG and SVG."""
     with house_style():
         figures = {
-            "curves": _curves_figure([run]),
+            "curves": curves_figure([run]),
             "active_idle": _active_idle_figure([run]),
             "timeline": _timeline_figure([run]),
             "data": _distribution_figure(*distribution_of(run)),
@@ -137,7 +137,7 @@ def save_comparison_figures(
         raise ConfigError("a comparison needs at least one run")
     with house_style():
         figures = {
-            "curves": _curves_figure(runs, inset=inset),
+            "curves": curves_figure(runs, inset=inset),
             "active_idle": _active_idle_figure(runs),
             "timelines": _timeline_figure(runs),
             "data": _distribution_figure(*distribution_of(runs[0])),
@@ -158,15 +158,16 @@ def partition_figure(
 
 def draw(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
     """The metric over parallel time and over update requests; saved if a path is given."""
-    return _drawn(_curves_figure, runs, path)
+    return drawn(curves_figure, runs, path)
 
 
 def draw_timelines(runs: Sequence[Run], path: str | Path | None = None) -> Figure:
     """What every learner did in the first few rounds, one panel per run; saved if a path is given."""
-    return _drawn(_timeline_figure, runs, path)
+    return drawn(_timeline_figure, runs, path)
 
 
-def _drawn(make: Callable[[Sequence[Run]], Figure], runs: Sequence[Run], path: str | Path | None) -> Figure:
+def drawn(make: Callable[[Sequence[Run]], Figure], runs: Sequence[Run], path: str | Path | None) -> Figure:
+    """The figure that a function makes of the runs; saved if a path is given."""
     if path is not None:
         _check_format(Path(path))
     with house_style():
@@ -245,7 +246,7 @@ def curve_svg(runs: Sequence[Run], over: Over, identity: str) -> str:
         axes = figure.add_subplot()
         _draw_curves(axes, runs, over)
         if len(runs) > 1:
-            _legend_below(figure, axes, columns=2)
+            legend_below(figure, axes, columns=2)
         return inline_svg(figure, identity)
 
 
@@ -415,7 +416,7 @@ def _learner_label(learner: LearnerInfo) -> str:
 # --- whole figures ----------------------------------------------------------------------------
 
 
-def _curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
+def curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
     columns = min(5, max(1, len(runs)))
     figure = blank_figure(9.2, 3.7 + (0.24 * math.ceil(len(runs) / columns) if len(runs) > 1 else 0.0))
     time_axes, request_axes = figure.subplots(1, 2, sharey=True)
@@ -426,7 +427,7 @@ def _curves_figure(runs: Sequence[Run], *, inset: bool = False) -> Figure:
     if len(runs) == 1:
         figure.suptitle(labels(runs)[0], x=0.01, ha="left", fontsize=11, fontweight="bold")
     elif runs:
-        _legend_below(figure, time_axes, columns)
+        legend_below(figure, time_axes, columns)
     if inset and runs:
         lower = 0.1 if runs[0].setting.higher_is_better else 0.62
         _draw_inset(time_axes.inset_axes((0.62, lower, 0.35, 0.32)), runs[0])
@@ -484,7 +485,7 @@ def _rows_height(run: Run) -> float:
     return 2.6 if learners > MAX_ROWS else 1.0 + 0.2 * max(2, learners)
 
 
-def _legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     handles, names = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2, columnspacing=1.8)
@@ -503,8 +504,6 @@ def kinds_below(figure: Figure, runs: Sequence[Run]) -> None:
 
 
 def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
-    from matplotlib.ticker import MaxNLocator, NullFormatter
-
     drawn: list[float] = []
     for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         x = [point.at if over == "parallel_time" else point.update_requests for point in run.history]
@@ -519,17 +518,32 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
             # Asynchronous policies publish so often that their curves would be a smear over the others.
             axes.plot(x, y, linewidth=0.6, alpha=0.35, zorder=1.5, **look)
             line = running_median(y)
-        axes.plot(
-            x,
-            line,
-            label=label,
-            linestyle=_DASHES[index % len(_DASHES)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            markevery=max(1, math.ceil(len(x) / 10)),
-            markeredgecolor=PAPER,
-            markeredgewidth=0.6,
-            **look,
-        )
+        axes.plot(x, line, label=label, markevery=max(1, math.ceil(len(x) / 10)), **line_look(index))
+    curve_axes(axes, runs, over, drawn)
+    if smoothed(runs):
+        axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=MUTED)
+    if not drawn:
+        axes.set_yticks([])
+        evaluated = any(run.history for run in runs)
+        _say(axes, "no evaluation gave a finite number" if evaluated else "the community model was not evaluated")
+
+
+def line_look(index: int) -> dict[str, Any]:
+    """The colour, dashes and marker of the policy with this index."""
+    return {
+        "color": POLICY_COLOURS[index % len(POLICY_COLOURS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markeredgecolor": PAPER,
+        "markeredgewidth": 0.6,
+    }
+
+
+def curve_axes(axes: Axes, runs: Sequence[Run], over: Over, drawn: Sequence[float]) -> None:
+    """Labels, the target and the scale for curves of the metric with the values `drawn`."""
+    from matplotlib import rcParams
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
     axes.set_xlabel("parallel time (s)" if over == "parallel_time" else "update requests")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=over == "update_requests"))
     axes.xaxis.set_major_formatter(thousands)
@@ -547,19 +561,13 @@ def _draw_curves(axes: Axes, runs: Sequence[Run], over: Over) -> None:
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=8.5,
+                fontsize=0.85 * rcParams["font.size"],
                 color=MUTED,
             )
         if drawn and min([*drawn, *targets]) > 0 and max(drawn) > 200 * min(drawn):
             axes.set_yscale("log")  # one bad start must not flatten everything else
             axes.yaxis.set_major_formatter(thousands)
             axes.yaxis.set_minor_formatter(NullFormatter())
-    if smoothed(runs):
-        axes.set_title("thin: every evaluation, thick: running median", fontsize=8.5, fontweight="normal", color=MUTED)
-    if not drawn:
-        axes.set_yticks([])
-        evaluated = any(run.history for run in runs)
-        _say(axes, "no evaluation gave a finite number" if evaluated else "the community model was not evaluated")
 
 
 def running_median(values: Sequence[float]) -> list[float]:

@@ -117,5 +117,7 @@ def execute(
         checkpoint_every=config.run.checkpoint_every,
         out=out,
         resume=resume,
+        overwrite=True,
         watch=watch,
+        progress=False,
     )

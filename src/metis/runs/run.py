@@ -11,7 +11,7 @@ from typing import Any
 from metis.core.costs import Costs
 from metis.core.events import Action, Event, LearnerSetAside, UpdateRefused
 from metis.core.model import Model
-from metis.errors import DataError
+from metis.errors import ConfigError, DataError, needs_package
 from metis.runs import display
 from metis.runs.folds import HistoryPoint, RunFold, Span, timeline
 from metis.runs.setting import Setting
@@ -19,6 +19,24 @@ from metis.runs.storage import load_model, save_model
 from metis.runs.trace import EVENTS, read_trace, write_json
 
 SUMMARY, COMMUNITY, CONFIG = "summary.json", "community.safetensors", "config.toml"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a directory contains a run that was not interrupted."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        return bool(summary["finish_reason"] != "interrupted")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def data_frame(rows: list[dict[str, Any]]) -> Any:
+    """Plain rows as a pandas table; one sentence says what is missing without pandas."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ConfigError(needs_package("a pandas table", "pandas", "tables")) from None
+    return pandas.DataFrame(rows)
 
 
 @dataclass
@@ -144,9 +162,7 @@ class Run:
 
     def to_pandas(self) -> Any:
         """The history as a pandas table; needs the extra `tables`."""
-        import pandas
-
-        return pandas.DataFrame(self.to_records())
+        return data_frame(self.to_records())
 
     def learners_to_records(self) -> list[dict[str, Any]]:
         """One plain row per learner: its examples, how it spent its time, its energy."""
@@ -177,9 +193,7 @@ class Run:
 
     def learners_to_pandas(self) -> Any:
         """`learners_to_records` as a pandas table; needs the extra `tables`."""
-        import pandas
-
-        return pandas.DataFrame(self.learners_to_records())
+        return data_frame(self.learners_to_records())
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The metric over parallel time and over update requests; saved if a path is given."""

@@ -330,6 +330,9 @@ class ExperimentConfig(Table):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
         default=1990, description="all chance comes from it: the same seed gives the same bits"
     )
+    seeds: Annotated[list[Annotated[int, Field(ge=0, le=2**63 - 1)]], Field(min_length=1)] | None = Field(
+        default=None, description="for `metis compare`: every policy is run with each of them, instead of with `seed`"
+    )
     site: SiteConfig | None = Field(default=None, description="instead of [data], [partition] and [network]")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
