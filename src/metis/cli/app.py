@@ -13,6 +13,7 @@ from metis.cli import (
     controller,
     dashboard,
     data,
+    doctor,
     init,
     learner,
     plan,
@@ -63,6 +64,7 @@ for group in (
     controller,
     learner,
     status,
+    doctor,
     certificates,
 ):
     group.register(app)
