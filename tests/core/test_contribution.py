@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import model
-from metis.core.contribution import dataset_size, step_recency, steps_done, version_staleness
+from metis.core.contribution import capped, dataset_size, step_recency, steps_done, version_staleness
 from metis.core.events import CommunityStamp, UpdateRequest
 from metis.core.roster import LearnerRecord
 
@@ -70,3 +70,31 @@ def test_every_value_is_finite_and_positive(contribution, version, steps, versio
     assert isinstance(value, float)
     assert math.isfinite(value)
     assert value > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ((1, 1, 2), 0.5, (1, 1, 2)),
+        ((1, 1, 8), 0.5, (1, 1, 2)),
+        ((1, 1, 1, 100, 9), 0.3, (1, 1, 1, 9 / 4, 9 / 4)),  # c = 0.3 (2 c + 3)
+        ((1, 5, 9), 1 / 3, (1, 1, 1)),
+        ((4, 9), 0.3, (4, 4)),  # two cannot each have less than half
+        ((7,), 0.2, (7,)),
+    ],
+)
+def test_the_largest_values_are_lowered_to_their_share(values, share, expected):
+    """And no further; those that are lowered become equal, the others keep theirs."""
+    lowered = capped(dict(enumerate(values)), share)
+    assert list(lowered.values()) == pytest.approx(expected)
+
+
+@given(st.dictionaries(st.integers(), st.floats(1e-3, 1e9), min_size=1, max_size=9), st.floats(0.05, 1))
+def test_no_value_has_more_than_its_share(values, share):
+    """Unless there are too few of them, and then all are equal; none becomes larger, none 0, and the order stays."""
+    lowered = capped(values, share)
+    total = math.fsum(lowered.values())
+    assert all(0 < lowered[key] <= values[key] for key in values)
+    assert max(lowered.values()) <= max(share, 1 / len(values)) * total * (1 + 1e-6)
+    ordered = [lowered[key] for key in sorted(values, key=values.__getitem__)]
+    assert ordered == sorted(ordered)

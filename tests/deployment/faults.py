@@ -17,7 +17,7 @@ from deployment.scripted_learner import HonestLearner, move_towards
 from metis.core import policies
 from metis.core.events import Action, Event
 from metis.core.policy import Policy
-from metis.core.stop import StopRule
+from metis.core.stop import StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.runs.trace import read_trace
@@ -108,13 +108,17 @@ async def federation(
     lease: float = 20.0,
     heartbeat: float = 0.2,
     linger: float = 0.2,
+    target: Target | None = None,
+    settings: dict[str, Any] | None = None,  # more of the deployment's
     **options: Any,
 ) -> AsyncIterator[Served]:
     """A controller from whose handlers no exception escapes, and that has not failed in the end."""
-    terms = DeploymentSettings(expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=linger)
+    terms = DeploymentSettings(
+        expected=expected, minimum=minimum, lease=lease, heartbeat=heartbeat, linger=linger, **(settings or {})
+    )
     with nothing_escapes():
         async with served(
-            folder, policy or policies.async_fedavg(1), StopRule(rounds=rounds), terms=terms, **options
+            folder, policy or policies.async_fedavg(1), StopRule(rounds=rounds, target=target), terms=terms, **options
         ) as here:
             yield here
             assert here.process.failure is None

@@ -205,6 +205,7 @@ class HonestLearner(ScriptedLearner):
     examples: int = 100
     batch_size: int = 10
     evaluation_examples: int = 0
+    accuracy: float = 0.5  # that it reports
     seconds_per_batch: float = 0.0
     reconnect: bool = True
     held: dict[int, bytes] = field(default_factory=dict)  # trained and not acknowledged
@@ -263,6 +264,9 @@ class HonestLearner(ScriptedLearner):
                     case "task":
                         self.tasks.append(message.task)
                         running.append(asyncio.create_task(self.work(message.task)))
+                    case "evaluate":
+                        vector = np.frombuffer(await self.fetch(message.evaluate.sha256), "<f4", self.layout.size)
+                        await self.measure(message.evaluate.version, vector)
                     case "notice":
                         self.notices.append(message.notice)
                     case "farewell":
@@ -294,10 +298,13 @@ class HonestLearner(ScriptedLearner):
         self.held[task.number] = np.asarray(vector, "<f4").tobytes() + community[size:].tobytes()
         self.timing[task.number] = (steps, seconds, max(seconds / steps, 1e-6))
         if task.evaluate:
-            metrics = {"loss": float(np.mean(np.square(vector))), "accuracy": 0.5}
-            evaluation = pb.Evaluation(version=task.version, examples=self.evaluation_examples, metrics=metrics)
-            await self.send(evaluation=evaluation)
+            await self.measure(task.version, community[:size].view("<f4"))
         await self.deliver(task.number)
+
+    async def measure(self, version: int, vector: np.ndarray[Any, Any]) -> None:
+        metrics = {"loss": float(np.mean(np.square(vector))), "accuracy": self.accuracy}
+        evaluation = pb.Evaluation(version=version, examples=self.evaluation_examples, metrics=metrics)
+        await self.send(evaluation=evaluation)
 
     def header(self, task: int, **claims: Any) -> pb.UploadHeader:
         steps, seconds, per_batch = self.timing[task]

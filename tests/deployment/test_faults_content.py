@@ -477,40 +477,6 @@ def test_lies_about_a_failed_task(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_lies_about_an_evaluation(tmp_path: Path) -> None:
-    """C1 row 31: a metric beyond all numbers neither ends the others' streams nor becomes the federation's."""
-
-    async def scene() -> None:
-        async with (
-            federation(tmp_path, expected=3) as here,
-            here.scripted("l0") as honest,
-            here.scripted("liar") as liar,
-            here.scripted("l2") as unasked,
-        ):
-            for learner, examples in ((honest, 10), (liar, 10), (unasked, 0)):
-                await learner.connect()
-                await learner.send(evaluation=pb.Evaluation(examples=5, metrics={"accuracy": 0.1}))
-                await learner.ready(evaluation_examples=examples)
-            for learner in (honest, liar, unasked):
-                await learner.task()
-            for lie in (1e308, -1e308, math.inf, math.nan):
-                tried()
-                await liar.send(evaluation=pb.Evaluation(examples=10**9, metrics={"accuracy": lie, "loss": 1.0}))
-                await unasked.send(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.9}))
-                await honest.send(evaluation=pb.Evaluation(examples=10, metrics={"accuracy": 0.5, "loss": 2.0}))
-            await liar.send(evaluation=pb.Evaluation(version=2**64 - 1, examples=1, metrics={"accuracy": 1.0}))
-            await liar.send(evaluation=pb.Evaluation(examples=0, metrics={"accuracy": 1.0}))
-            assert await liar.ended() == _CODE.INVALID_ARGUMENT
-            for learner in (honest, unasked):
-                await learner.send(heartbeat=pb.Heartbeat())
-            await here.until(lambda: bool(here.process._view.fold.history))
-            (point,) = here.process._view.fold.history
-            assert point.metrics == {"loss": pytest.approx(1.0)}  # what both gave and could be
-            json.dumps(await here.process.status(), allow_nan=False)
-
-    play(scene())
-
-
 # --- repeated offenders -----------------------------------------------------------------------------------
 
 

@@ -237,6 +237,25 @@ def test_a_learner_joins_trains_evaluates_and_ends_with_the_final_model(play: Pl
     play(story)
 
 
+def test_a_learner_measures_the_last_model_when_it_is_asked_to(play: Play, tmp_path: Path) -> None:
+    """Also in the middle of a task, which does not count any more; then it is ready for the farewell."""
+
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work", child=TRAINER, pace=0.05) as site:
+            stream = await controller.ready()
+            stream.send(task=controller.task(7, steps=100_000))
+            await until(lambda: site.process._tasks.steps > 0)
+            request = pb.Evaluate(version=9, sha256=controller.sha256, bytes=len(controller.model))
+            stream.send(evaluate=request)
+            evaluation = await stream.expect("evaluation")
+            assert (evaluation.version, evaluation.examples) == (9, 20)
+            stream.send(farewell=controller.farewell())
+            assert await site.end() == 0
+            assert not controller.headers
+
+    play(story)
+
+
 def test_a_learner_that_was_away_at_the_end_still_gets_the_final_model(play: Play, tmp_path: Path) -> None:
     """It is greeted with the farewell; that it took part is in its work folder."""
 

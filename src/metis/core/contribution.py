@@ -5,10 +5,11 @@ Every function here is finite and greater than 0 for every legal update.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from metis.core.events import CommunityStamp, UpdateRequest
+from metis.core.events import CommunityStamp, LearnerId, UpdateRequest
 from metis.core.roster import LearnerRecord
 
 # request, who made it, the community model it started from, the federation as it is now
@@ -42,3 +43,18 @@ def version_staleness(
 ) -> float:
     """FedAsync + Poly and FedBuff: (T - tau_k + 1)^(-1/2), tau_k the version that it started from (R14)."""
     return float((current.version - based_on.version + 1) ** -0.5)
+
+
+def capped(values: Mapping[LearnerId, float], share: float) -> dict[LearnerId, float]:
+    """The values with the largest lowered, so that none is more than this share of their sum; all equal if none can be.
+
+    Those that are lowered become equal: c = share (m c + rest) for the m largest.
+    """
+    ordered = sorted(values.values(), reverse=True)
+    largest = ordered[-1]
+    for lowered in range(len(ordered)):
+        rest, room = math.fsum(ordered[lowered:]), 1 - lowered * share
+        if room > 0 and ordered[lowered] <= share * rest / room * (1 + 1e-12):
+            largest = share * rest / room if lowered else ordered[0]
+            break
+    return {learner: min(value, largest) for learner, value in values.items()}

@@ -122,8 +122,9 @@ class Controller:
             case UpdateRequest() | TaskFailed():
                 actions += self._close_task(event, now)
             case Evaluated():
-                if self.stop.target is not None and self.stop.target.reached_by(event.metrics):
-                    return self._finish(f"{self.stop.target.metric} reached {self.stop.target.value:g}")
+                target = self.stop.target
+                if target is not None and event.conclusive and target.reached_by(event.metrics):
+                    return self._finish(f"{target.metric} reached {target.value:g}")
             case LearnersExpected():
                 self.learners_expected = event.learners
             case ControllerAway():

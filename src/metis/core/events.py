@@ -107,6 +107,8 @@ class Evaluated:
 
     version: int
     metrics: dict[str, float]
+    by_learner: dict[LearnerId, dict[str, float]] = field(default_factory=dict)  # what each site reported, if sites did
+    conclusive: bool = True  # whether enough have measured it to end the federation at a target
 
 
 @dataclass(frozen=True, slots=True)

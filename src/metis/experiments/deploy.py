@@ -88,6 +88,9 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
         keep_models=deployment.keep_models,
         linger=deployment.linger,
         notify=make_notify_settings(config),
+        evaluation_wait=deployment.evaluation_wait,
+        evaluation_sites=deployment.evaluation_sites,
+        target_share=deployment.target_share,
     )
 
 

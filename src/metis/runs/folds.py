@@ -74,6 +74,7 @@ class RunFold:
         self.now = 0.0
         self.version = 0
         self.history: list[HistoryPoint] = []
+        self.by_learner: dict[LearnerId, tuple[int, dict[str, float]]] = {}  # version and metrics of its latest report
         self.evaluations = 0  # more than points of the history where a model is evaluated in two places
         self.costs_at_target: Costs | None = None
         self.refused: list[tuple[float, UpdateRefused]] = []
@@ -119,6 +120,10 @@ class RunFold:
                 pass
 
     def _evaluated(self, item: Evaluated) -> None:
+        for learner, metrics in item.by_learner.items():
+            self.by_learner[learner] = (item.version, metrics)
+        if not item.metrics:
+            return  # too few sites for a federated value
         # Evaluated so late that its own costs are forgotten: use those of the next model, which are slightly higher.
         version = next((version for version in self._published if version >= item.version), self.version)
         moment, target = self._published[version], self.setting.target
@@ -144,7 +149,8 @@ class RunFold:
                 )
             )
         self.evaluations += 1
-        if self.costs_at_target is None and target is not None and target.reached_by(item.metrics):
+        reached = item.conclusive and target is not None and target.reached_by(item.metrics)
+        if self.costs_at_target is None and reached:
             self.costs_at_target = self._ledger.costs(moment)
 
     @property

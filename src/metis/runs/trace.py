@@ -111,6 +111,14 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record |= {name: number for name, number in value.items() if math.isfinite(number)}
         elif key == "measure":
             continue  # not measured
+        elif key == "by_learner":
+            if value:
+                record[key] = {
+                    who: {name: _number(number) for name, number in own.items()} for who, own in value.items()
+                }
+        elif key == "conclusive":
+            if not value:
+                record[key] = value
         elif isinstance(value, dict):
             record[key] = {name: _number(number) for name, number in value.items()}
         else:
@@ -139,8 +147,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         elif name == "rolled_back":
             rest["community_model"] = Model.empty()
         elif name == "evaluated":
-            metrics = rest["metrics"].items()
-            rest["metrics"] = {key: math.nan if value is None else value for key, value in metrics}
+            rest["metrics"] = _metrics(rest["metrics"])
+            rest["by_learner"] = {who: _metrics(own) for who, own in rest.get("by_learner", {}).items()}
         elif name == "stop_rule_changed":
             rest["rule"] = stop_rule(rest["rule"])
     else:
@@ -161,6 +169,10 @@ def stop_rule(record: dict[str, Any]) -> StopRule:
     """A stop rule from its fields, as a record has them."""
     target = record.get("target")
     return StopRule(**{**record, "target": None if target is None else Target(**target)})
+
+
+def _metrics(record: dict[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def measure_record(measure: RoundMeasure) -> dict[str, float | None]:

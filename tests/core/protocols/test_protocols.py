@@ -805,6 +805,7 @@ def test_stop_at_a_target(policy: Policy, target: Target, misses, hit):
     for miss in misses:
         assert not any(isinstance(action, Finish) for action in play.handle(Evaluated(1, {target.metric: miss})))
     assert play.handle(Evaluated(1, {"something else": hit})) == []
+    assert play.handle(Evaluated(1, {target.metric: hit}, conclusive=False)) == [], "too few have measured it"
     play.handle(Evaluated(1, {target.metric: hit}))
 
     assert play.finish_reason() == f"{target.metric} reached {target.value:g}"

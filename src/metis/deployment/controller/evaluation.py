@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Collection
-
-import grpc
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from metis.core.events import Evaluated, LearnerId
 from metis.core.schedules import Cadence
-from metis.deployment.controller.session import Refused
+from metis.deployment.controller.session import Session
+from metis.deployment.controller.sessions import Sessions
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, Report
+from metis.deployment.controller.site_reports import SiteReports, report_problem
 from metis.deployment.controller.view import View
-from metis.deployment.controller.writer import Writer
+from metis.deployment.controller.writer import Standing, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import DiskFull
 
-_LARGEST_METRIC = 1e100
-_MAX_METRICS = 50
-_MAX_NAME = 60
+_WAIT = 0.05  # seconds between two looks whether the last reports have come
 
 
 class Evaluations:
     """Measures one community model at a time, always the latest, and journals what was measured."""
 
     def __init__(
-        self, evaluator: Evaluator | None, settings: DeploymentSettings, writer: Writer, view: View, report: Report
+        self,
+        evaluator: Evaluator | None,
+        settings: DeploymentSettings,
+        writer: Writer,
+        view: View,
+        report: Report,
+        sessions: Callable[[], Sessions],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],  # lets something happen beside
     ) -> None:
         self.evaluator = evaluator
+        self._sessions, self._spawn = sessions, spawn
         self._settings, self._writer, self._view, self._report = settings, writer, view, report
         self._wanted = asyncio.Event()
         self._version: int | None = None
         self._cadence = Cadence(settings.evaluate_every)  # on the run's clock
-        self._reports: dict[LearnerId, tuple[int, int, dict[str, float]]] = {}  # version, examples, metrics: the latest
-        self._reported: set[LearnerId] = set()  # since the latest mean over the learners
+        self._reports = SiteReports(settings.evaluation_wait)
 
     # --- at the controller ----------------------------------------------------------------------
 
@@ -69,48 +75,87 @@ class Evaluations:
         except Exception as problem:
             self._report("warning", f"community model {version} could not be evaluated: {problem}")
             return
-        await self.journal(version, metrics)
+        await self.journal(Evaluated(version, metrics))
 
-    async def journal(self, version: int, metrics: dict[str, float]) -> None:
+    async def journal(self, event: Evaluated) -> None:
         """Make a measurement part of the run."""
         try:
-            entry = await self._writer.perform(Evaluated(version, metrics))
+            entry = await self._writer.perform(event)
         except DiskFull:
             return  # a later one will be
-        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self._report("evaluation", f"community model {version}: {values} at {entry.at:.1f} s")
+        values = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+        whose = f" of {len(event.by_learner)} sites" if event.by_learner else ""
+        text = values or "too few for a federated value (deployment.evaluation_sites), reports"
+        self._report("evaluation", f"community model {event.version}: {text}{whose} at {entry.at:.1f} s")
         best = self._view.best_version
         await self._writer.pin(set() if best is None else {best})
 
     # --- at the learners ------------------------------------------------------------------------
 
-    def reported(
-        self, learner: LearnerId, evaluation: pb.Evaluation, asked: Collection[LearnerId]
-    ) -> tuple[int, dict[str, float]] | None:
-        """One learner's measurement; once all that were asked have reported, the mean weighted by their examples."""
-        if not 1 <= evaluation.examples <= self._settings.max_examples or len(evaluation.metrics) > _MAX_METRICS:
-            raise Refused(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"an evaluation needs examples and at most {_MAX_METRICS} metrics",
-            )
-        # Sums of what is kept are finite, so that one learner's number cannot spoil the mean for all.
-        metrics = {
-            name[:_MAX_NAME]: value for name, value in evaluation.metrics.items() if abs(value) <= _LARGEST_METRIC
-        }
-        self._reports[learner] = (evaluation.version, evaluation.examples, metrics)
-        self._reported.add(learner)
-        if not set(asked) <= self._reported:
+    def asked(self, learner: LearnerId) -> None:
+        """Its task asks it to measure the community model too."""
+        self._reports.ask(learner)
+
+    def excused(self, learner: LearnerId) -> None:
+        """Its task has ended without a model, so that it measures nothing."""
+        self._reports.excuse(learner)
+
+    def reported(self, session: Session, evaluation: pb.Evaluation) -> None:
+        """Take one site's measurement, or let both operators read why it does not count."""
+        if session.ready is None or not (self._settings.evaluate_at_learners and session.evaluates):
+            return  # nobody asked it
+        problem = report_problem(evaluation.metrics)
+        if problem is None and evaluation.version > self._view.standing.version:
+            problem = f"there is no community model {evaluation.version} yet"
+        if problem is not None:
+            self._reports.excuse(session.learner)
+            self._report("warning", f"an evaluation of '{session.learner}' is refused: {problem}")
+            self._sessions().notify(session.learner, pb.Notice.INFORMATION, f"its evaluation is refused: {problem}")
+        else:
+            weight = float(session.ready.evaluation_examples)
+            self._reports.add(session.learner, evaluation.version, weight, evaluation.metrics, time.monotonic())
+        self.conclude()
+
+    def conclude(self) -> None:
+        """Journal the sites' measurement, as soon as nobody is waited for any more."""
+        if not self._view.standing.finished and (event := self._concluded()) is not None:
+            self._spawn(self.journal(event))
+
+    def _concluded(self) -> Evaluated | None:
+        connected = self._evaluating()
+        if not self._reports.due(connected, time.monotonic()):
             return None
-        reports = [self._reports[name] for name in asked]
-        self._reported.clear()
-        version = max(version for version, _, _ in reports)
-        if version > self._view.standing.version:
+        collected = self._reports.collect(connected)
+        sites, members = len(collected.by_learner), self._sessions().members
+        if not sites:
             return None
-        shared = set.intersection(*(set(metrics) for _, _, metrics in reports))
         prefix = "federated_" if self.evaluator is not None else ""
-        total = sum(examples for _, examples, _ in reports)
-        means = {
-            prefix + name: math.fsum(examples * metrics[name] for _, examples, metrics in reports) / total
-            for name in sorted(shared)
-        }
-        return (version, means) if means else None
+        enough = sites >= min(self._settings.evaluation_sites, members)
+        metrics = {prefix + name: value for name, value in collected.metrics.items()} if enough else {}
+        conclusive = enough and sites >= min(2, members) and sites >= self._settings.target_share * members
+        return Evaluated(collected.version, metrics, collected.by_learner, conclusive)
+
+    async def last(self, standing: Standing, stopping: asyncio.Event) -> None:
+        """Measure the model that is delivered, also where only sites can: they are asked for it, and waited for."""
+        version, sessions = standing.version, self._sessions()
+        if any(point.version == version for point in self._view.fold.history):
+            return
+        if self.evaluator is not None:
+            await self.measure(version)
+            return
+        if not self._settings.evaluate_at_learners:
+            return
+        self._reports = SiteReports(self._settings.evaluation_wait)
+        self._reports.since = time.monotonic()
+        for learner in self._evaluating():
+            self._reports.ask(learner)
+            sessions.open[learner].send(evaluate=sessions.last_evaluation())
+        while self._reports.waiting(self._evaluating(), time.monotonic()) and not stopping.is_set():
+            await asyncio.sleep(_WAIT)
+        self._reports.latest = {name: found for name, found in self._reports.latest.items() if found[0] == version}
+        if (event := self._concluded()) is not None:
+            await self.journal(event)
+
+    def _evaluating(self) -> set[LearnerId]:
+        """The connected learners that have examples to measure a model on."""
+        return {name for name, session in self._sessions().open.items() if session.evaluates}

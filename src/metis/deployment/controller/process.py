@@ -86,11 +86,14 @@ class ControllerProcess:
         self._clock = RunClock(max(recovered.seconds, ticked))
         present = [learner for learner, is_present in recovered.learners.items() if is_present]
         self._presence = Presence(present, recovered.standing.started, self._settings.lease)
-        self._sessions = Sessions(
-            plan, state.run, state.epoch, self._view, self._presence, recovered.learners, self._clock.now, report
+        self._evaluations = Evaluations(
+            evaluator, self._settings, self._writer, self._view, report, lambda: self._sessions, self._spawn
         )
+        self._sessions = Sessions(
+            plan, state.run, state.epoch, self._view, self._presence, recovered.learners, self._clock.now, report,
+            self._evaluations.asked,
+        )  # fmt: skip
         self._requests = LearnerRequests(self._writer, self._view, state, self.layout, report)
-        self._evaluations = Evaluations(evaluator, self._settings, self._writer, self._view, report)
         self._surroundings = Surroundings(plan, state, report, certificates)
         self.notify = self._surroundings.notifier.notify
         self._service = Service(
@@ -208,14 +211,13 @@ class ControllerProcess:
 
     async def _end(self) -> None:
         """Measure the last model, write the results, and let the learners fetch it."""
-        fold, version = self._view.fold, self._view.standing.version
-        if not fold.history or fold.history[-1].version != version:
-            await self._evaluations.measure(version)
+        fold, standing = self._view.fold, self._view.standing
+        await self._evaluations.last(standing, self._stopping)
         await self._writer.snapshot()
         self.result = await save_results(self._writer, self._view, self.plan, self.folder)
         ended = f"the federation has ended: {fold.finish_reason}"
         self._report("finished", ended)
-        self._surroundings.notifier.began("finished", "", ended, version=version)
+        self._surroundings.notifier.began("finished", "", ended, version=standing.version)
         self._sessions.dismiss(self._sessions.farewell())
         end = time.monotonic() + self._settings.linger
         while time.monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
@@ -261,6 +263,7 @@ class ControllerProcess:
                 session.close()
             self._report("warning", f"learner '{learner}' was silent for {self._settings.lease:g} s and has left")
             self._release(learner)
+        self._evaluations.conclude()
         standing = self._view.standing
         if not standing.started:
             self._wait_for_learners(time.monotonic())
@@ -347,6 +350,7 @@ class ControllerProcess:
             case UpdateCommitted():
                 notify(action.learner, pb.Notice.COMMITTED, f"the update of task {action.task} counts")
             case UpdateRefused():
+                self._evaluations.excused(action.learner)
                 self._report("warning", f"update of '{action.learner}' refused: {action.reason}")
                 notify(action.learner, pb.Notice.REFUSED, action.reason, action.task)
             case LearnerSetAside():
@@ -377,12 +381,8 @@ class ControllerProcess:
                 self._requests.join(session, message.ready, self._resume)
             case "failed":
                 self._requests.fail(session, message.failed)
-            case "evaluation" if session.evaluates:  # nobody asked the others
-                mean = self._evaluations.reported(session.learner, message.evaluation, self._sessions.evaluating)
-                if mean is not None:
-                    self._spawn(self._evaluations.journal(*mean))
             case "evaluation":
-                pass
+                self._evaluations.reported(session, message.evaluation)
             case "leaving":
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 if session.learner in self._presence:

@@ -82,7 +82,9 @@ class Sessions:
         joined: Collection[LearnerId],
         now: Callable[[], float],
         report: Report,
+        asked: Callable[[LearnerId], None],  # it was asked to measure a community model too
     ) -> None:
+        self._asked = asked
         self._plan, self._run, self._epoch = plan, run, epoch
         self._view, self._presence, self._now, self._report = view, presence, now, report
         self.open: dict[LearnerId, Session] = {}
@@ -95,6 +97,11 @@ class Sessions:
     def known(self) -> Collection[LearnerId]:
         """The members of the federation and everybody who has joined."""
         return self._indices.keys()
+
+    @property
+    def members(self) -> int:
+        """How many belong to the federation: as the file says, else everybody who has joined."""
+        return len(self._plan.members or self._indices) or 1
 
     @property
     def _layout(self) -> Layout:
@@ -190,16 +197,17 @@ class Sessions:
                 f"learner '{session.learner}' has {ready.examples} examples in batches of {ready.batch_size}; both "
                 f"must be between 1 and {limit} (deployment.max_examples)",
             )
+        if ready.evaluation_examples > limit:
+            raise Refused(
+                _CODE.FAILED_PRECONDITION,
+                f"learner '{session.learner}' has {ready.evaluation_examples} examples to evaluate on, and may have at "
+                f"most {limit} (deployment.max_examples)",
+            )
 
     def shift(self, seconds: float) -> None:
         """This process was suspended: nobody could be heard meanwhile."""
         for session in self.open.values():
             session.last_heard += seconds
-
-    @property
-    def evaluating(self) -> set[LearnerId]:
-        """The connected learners that have examples to measure a model on."""
-        return {name for name, session in self.open.items() if session.evaluates}
 
     # --- what is sent ---------------------------------------------------------------------------
 
@@ -221,6 +229,11 @@ class Sessions:
             bytes=model_bytes(self._layout),
         )
 
+    def last_evaluation(self) -> pb.Evaluate:
+        """The request to measure the model with which the federation has ended."""
+        standing = self._view.standing
+        return pb.Evaluate(version=standing.version, sha256=standing.sha256, bytes=model_bytes(self._layout))
+
     def offer(self, learner: LearnerId) -> None:
         """Send the learner its open task, with the seconds that are left of it, unless it is working on it."""
         session, opened = self.open.get(learner), self._view.tasks.get(learner)
@@ -229,6 +242,9 @@ class Sessions:
         task = opened.task
         seconds = task.budget.seconds - max(0.0, self._now() - opened.sent_at)
         session.held_task, session.steps = task.number, 0
+        evaluate = self._plan.deployment.evaluate_at_learners and session.evaluates
+        if evaluate:
+            self._asked(learner)
         session.send(
             task=pb.Task(
                 number=task.number,
@@ -241,6 +257,6 @@ class Sessions:
                 sha256=opened.sha256,
                 bytes=model_bytes(self._layout),
                 seal=opened.model_mac,
-                evaluate=self._plan.deployment.evaluate_at_learners and session.evaluates,
+                evaluate=evaluate,
             )
         )

@@ -46,6 +46,9 @@ class DeploymentSettings:
     max_examples: int = 10**9
     evaluate_every: float = 0.0
     evaluate_at_learners: bool = False
+    evaluation_wait: float = 60.0  # seconds from the first report of a model on in which other sites are waited for
+    evaluation_sites: int = 2  # whose reports make a federated value; 1 in a federation of one
+    target_share: float = 0.5  # of the members whose reports can end the federation at its target
     keep_models: int = KEEP_MODELS  # newest community models that a rollback can lead back to
     linger: float = 30.0  # seconds at the end in which learners may fetch the final model
     notify: NotifySettings = field(default_factory=NotifySettings)

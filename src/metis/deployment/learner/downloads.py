@@ -48,7 +48,7 @@ class Downloads:
         self.received = 0  # bytes of models so far
         self.in_use = ""  # SHA-256 of a model that must stay although another one is fetched
 
-    async def fetch(self, task: pb.Task) -> Path:
+    async def fetch(self, task: pb.Task | pb.Evaluate) -> Path:
         """The community model of the task, as a file whose every bit was checked."""
         backoff, mismatches = Backoff(), 0
         while True:

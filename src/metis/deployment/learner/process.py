@@ -300,6 +300,8 @@ class LearnerProcess:
             case "task":
                 if not self._stopping:
                     self._tasks.take(message.task)
+            case "evaluate":
+                self._tasks.measure(message.evaluate)
             case "notice":
                 self._show(message.notice)
             case _:

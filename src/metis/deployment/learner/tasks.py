@@ -52,6 +52,22 @@ class Tasks:
         self._report("task", f"task {task.number}: {_budget(task)} from community model {task.version}")
         self._job = self._supervisor.start(self._do(task, time.monotonic(), before, abandoned))
 
+    def measure(self, request: pb.Evaluate) -> None:
+        """Measure the last community model; what is being trained does not count any more."""
+        self._job = self._supervisor.start(self._measure(request, self._job))
+
+    async def _measure(self, request: pb.Evaluate, before: asyncio.Task[None] | None) -> None:
+        if self.current is not None and before is not None:
+            self.current = None
+            before.cancel()
+            await asyncio.gather(before, return_exceptions=True)
+            await self._training.wait_until_idle()
+        elif before is not None:  # an evaluation is finished first
+            await asyncio.gather(before, return_exceptions=True)
+        with contextlib.suppress(TaskFailed):
+            await self._downloads.fetch(request)
+            await self._evaluate(request)
+
     def cancel(self) -> None:
         if self._job is not None:
             self._job.cancel()
@@ -114,7 +130,7 @@ class Tasks:
         cause = self._log.failed(kind, f"task {task.number}: failed: {reason}", details)
         self._connection.send_failed(task.number, cause, steps, seconds)
 
-    async def _evaluate(self, task: pb.Task) -> None:
+    async def _evaluate(self, task: pb.Task | pb.Evaluate) -> None:
         try:
             answer = await self._training.evaluate(self._work.model_file(task.sha256))
         except ChildFailed as problem:

@@ -154,18 +154,20 @@ class Leaving(_message.Message):
     def __init__(self, cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class ToLearner(_message.Message):
-    __slots__ = ("welcome", "task", "notice", "farewell", "pulse")
+    __slots__ = ("welcome", "task", "notice", "farewell", "pulse", "evaluate")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     task: Task
     notice: Notice
     farewell: Farewell
     pulse: Pulse
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ...) -> None: ...
+    evaluate: Evaluate
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ...) -> None: ...
 
 class Pulse(_message.Message):
     __slots__ = ()
@@ -224,6 +226,18 @@ class Task(_message.Message):
     rate: float
     evaluate: bool
     def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., evaluate: bool = ...) -> None: ...
+
+class Evaluate(_message.Message):
+    __slots__ = ("version", "sha256", "bytes", "seal")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    sha256: str
+    bytes: int
+    seal: bytes
+    def __init__(self, version: _Optional[int] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "text", "task")

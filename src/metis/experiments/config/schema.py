@@ -315,6 +315,15 @@ class DeploymentConfig(Table):
         default="power", description="an acknowledged update survives a loss of power, or only the end of the process"
     )
     evaluate_at_learners: bool = Field(default=True, description="those that have evaluation data measure models too")
+    evaluation_wait: Seconds = Field(
+        default=60.0, description="seconds from the first report of a model on in which other sites are waited for"
+    )
+    evaluation_sites: Count = Field(
+        default=2, description="sites whose reports make a federated value; 1 in a federation of one"
+    )
+    target_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
+        default=0.5, description="share of the members whose reports can end the federation at its target"
+    )
     largest_number: Positive = Field(default=1e10, description="an update with a number beyond is refused")
     max_examples: Count = Field(default=10**9, description="a learner that claims more is refused")
     keep_models: Count = Field(
