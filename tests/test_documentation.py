@@ -274,14 +274,14 @@ def signature(name: str, method: Any) -> str:
 
 
 def test_the_members_of_a_protocol_are_listed_with_their_defaults() -> None:
-    """Each member of the interface; `paced` stands with `has_period`, which says whether there is one."""
+    """Each member of the interface; `paced` and `at_least` stand with `has_period`, which says whether there are any."""
     rows = {
         member.strip("`"): (meaning, default.strip("`")) for member, meaning, default in rows_of("member of a protocol")
     }
     members = {*CommunicationProtocol.__annotations__, *vars(CommunicationProtocol)}
-    names = {name for name in members if not name.startswith("_")} - {"paced"}
+    names = {name for name in members if not name.startswith("_")} - {"paced", "at_least"}
     assert {row.partition("(")[0] for row in rows} == names
-    assert "paced(pacing)" in rows["has_period"][0]
+    assert "paced(pacing)" in rows["has_period"][0] and "at_least(floor)" in rows["has_period"][0]
     for name in ("ready", "tasks"):
         assert rows[signature(name, getattr(CommunicationProtocol, name))][1] == "required"
     for name in names - {"ready", "tasks"}:

@@ -208,8 +208,6 @@ class SiteExamples:
     """Examples that a function of a site file returns; another process calls the function itself."""
 
     def __init__(self, path: Path, name: str, arguments: tuple[str, ...], source: Any) -> None:
-        from metis.learning import as_examples
-
         self._origin = (path, name, *arguments)
         self.labels: NDArray[np.int64] | None = None
         if isinstance(source, (tuple, list)) and len(source) == 2:
@@ -217,10 +215,15 @@ class SiteExamples:
             source = (inputs, targets)
             if getattr(targets, "ndim", 0) == 1 and np.asarray(targets).dtype == np.int64:
                 self.labels = np.asarray(targets)
-        try:
-            self._examples = as_examples(source)
-        except ConfigError as problem:
-            raise DataError(f"{_shown(path, name, arguments)}: {problem}") from problem
+        if hasattr(source, "batch"):  # examples already; a site whose engine is not torch need not import it
+            self._examples: Examples = source
+        else:
+            from metis.learning import as_examples
+
+            try:
+                self._examples = as_examples(source)
+            except ConfigError as problem:
+                raise DataError(f"{_shown(path, name, arguments)}: {problem}") from problem
         if len(self._examples) == 0:
             raise DataError(f"{_shown(path, name, arguments)} returns no examples; at least one is needed")
 

@@ -30,6 +30,7 @@ from metis.core.layers import (
     Sample,
     ScheduledLambda,
     ScheduledRate,
+    ShortestPeriod,
     Work,
 )
 from metis.core.mixing import MemoryStore
@@ -48,6 +49,7 @@ EXAMPLES: tuple[Layer, ...] = (
     Sample(learners=2),
     FedNova(2.0),
     AdaptivePeriod(gain=2.0),
+    ShortestPeriod(exchanges=2.0),
     FedAvgM(momentum=0.5),
     FedAdagrad(),
     FedAdam(),
@@ -147,6 +149,10 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         ),
         "schedule": (
             "schedule changes lambda, which is for semi-synchronous training; {} has none",
+            ["sync_fedavg", *asynchronous],
+        ),
+        "shortest_period": (
+            "shortest_period bounds the periods of semi-synchronous training; {} has none",
             ["sync_fedavg", *asynchronous],
         ),
     }

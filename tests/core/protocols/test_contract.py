@@ -100,6 +100,9 @@ def test_what_a_protocol_says_of_itself_fits_together(policy: Policy) -> None:
     assert protocol.has_period or not protocol.fills_the_period
     if protocol.has_period:
         assert protocol.paced(AdaptivePeriod()).has_period
+        assert protocol.at_least(lambda learners: 1.0).has_period
     else:
+        with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no periods"):
+            protocol.at_least(lambda learners: 1.0)
         with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no periods"):
             protocol.paced(AdaptivePeriod())

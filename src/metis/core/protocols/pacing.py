@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from metis.core.events import RoundMeasure
 from metis.core.schedules import Moment
@@ -19,6 +19,11 @@ class TimedLearner:
     time_per_batch: float
     exchange: float  # the part of a task that is not training
     inside: float = 0.0  # how much of that counts as part of the period
+    typical_exchange: float = 0.0  # the median of its latest three
+
+
+# Seconds that a period of these learners lasts at least.
+Floor: TypeAlias = Callable[[Sequence[TimedLearner]], float]
 
 
 class Pace(Protocol):

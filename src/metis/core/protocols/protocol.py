@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from metis.core.events import Budget, LearnerId, RoundMeasure
-from metis.core.protocols.pacing import Pacing
+from metis.core.protocols.pacing import Floor, Pacing
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.errors import InternalError
@@ -53,6 +53,10 @@ class CommunicationProtocol(Protocol):
         """The same protocol with periods that this pacing chooses; only where `has_period`."""
         ...
 
+    def at_least(self, floor: Floor) -> CommunicationProtocol:
+        """The same protocol with periods that are never shorter than this; only where `has_period`."""
+        ...
+
 
 class BaseProtocol:
     """What most protocols answer: no rounds, no periods, no deadline."""
@@ -68,4 +72,7 @@ class BaseProtocol:
         return math.inf
 
     def paced(self, pacing: Pacing) -> CommunicationProtocol:
+        raise InternalError(f"{type(self).__name__} has no periods")
+
+    def at_least(self, floor: Floor) -> CommunicationProtocol:
         raise InternalError(f"{type(self).__name__} has no periods")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from metis.core.events import Budget, LearnerId, RoundMeasure
 from metis.core.protocols.barrier import Barrier
-from metis.core.protocols.pacing import Pace, Pacing, TimedLearner
+from metis.core.protocols.pacing import Floor, Pace, Pacing, TimedLearner
 from metis.core.protocols.protocol import BaseProtocol
 from metis.core.protocols.synchronous import Grace
 from metis.core.roster import LearnerRecord, Roster
@@ -60,12 +60,14 @@ class SemiSynchronous(BaseProtocol):
     longest_period: LongestPeriod = math.inf
     exchange: Exchange = None
     pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
+    floor: Floor | None = field(default=None, repr=False)  # seconds that a period lasts at least; set by a layer
 
     accepts_stale = False
     has_rounds = True
     has_period = True
     fills_the_period = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
+    bounded_by: str = field(default="", init=False)  # the setting that made this period longer or shorter; "" for none
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
     _pace: Pace | None = field(default=None, init=False, repr=False)
 
@@ -84,6 +86,9 @@ class SemiSynchronous(BaseProtocol):
     def paced(self, pacing: Pacing) -> SemiSynchronous:
         return replace(self, pacing=pacing)
 
+    def at_least(self, floor: Floor) -> SemiSynchronous:
+        return replace(self, floor=floor)
+
     def ready(self, roster: Roster, now: float) -> bool:
         return self._barrier.is_open(roster, now) and bool(roster.waiting)
 
@@ -93,7 +98,8 @@ class SemiSynchronous(BaseProtocol):
         # Late ones included: the period must fit a late learner as well.
         self.synchronization_period = self._next_period([*who, *roster.training], moment, measure)
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
-        slack = max((record.overhead + (record.time_per_batch or 0.0) for record in who), default=0.0)
+        # A line that was cut once, for minutes, must not hold up the next round for as long.
+        slack = max((record.typical_overhead + (record.time_per_batch or 0.0) for record in who), default=0.0)
         self._barrier.deadline = moment.seconds + length * (1 + self.grace) + slack
         return {record.learner: self._budget_of(record) for record in who}
 
@@ -108,6 +114,7 @@ class SemiSynchronous(BaseProtocol):
                 time_per_batch,
                 self._exchange(record),
                 self._inside(record),
+                record.typical_overhead,
             )
             for record in records
             if (time_per_batch := self._time_per_batch(record)) is not None
@@ -117,7 +124,14 @@ class SemiSynchronous(BaseProtocol):
         else:
             epochs = self.slowest_learner_epochs
             period = max((epochs * learner.epoch_time + learner.inside for learner in learners), default=None)
-        return None if period is None else min(period, self.longest_period)
+        self.bounded_by = ""
+        if period is None:
+            return None
+        if self.floor is not None and (shortest := self.floor(learners)) > period:
+            self.bounded_by, period = "shortest_period", shortest
+        if self.longest_period < period:
+            self.bounded_by, period = "longest_period", self.longest_period
+        return period
 
     def _exchange(self, record: LearnerRecord) -> float:
         """The part of a task that is not training."""
