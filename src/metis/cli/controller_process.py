@@ -34,6 +34,7 @@ from metis.experiments.build import build_stop
 from metis.experiments.deploy import (
     check_deployment,
     check_same_run,
+    deployed,
     make_notify_settings,
     make_plan,
     settings_document,
@@ -150,13 +151,14 @@ async def _serve(
     watch: Callable[[RunFold], None] | None,
 ) -> Run | None:
     child = Child(TRAINER)
+    facts = state.facts()
+    config = deployed(config, None if facts is None else facts["experiment"])
     prepare = {
         "settings": settings_document(config), "site": None if site is None else str(site), "name": None, "index": 0,
         "layout": None, "memory": None, "device": device, "pace": None,
     }  # fmt: skip
     evaluator = _ChildEvaluator(child, prepare)
     try:
-        facts = state.facts()
         if facts is None:
             facts = await _begin(config, state, folder, child, evaluator, report)
         else:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from metis.core.events import (
     Action,
+    Budget,
     CommunityPublished,
     CommunityStamp,
     ControllerAway,
@@ -83,6 +84,7 @@ class Controller:
         self.finished = False
         self.on_hold = False  # by an administrator
         self.member_changes: dict[LearnerId, bool] = {}  # since the start: added (True) or removed, the latest
+        self._answered: set[LearnerId] = set()  # who has answered a task of the open round
         self._tasks_sent = 0
         self._rounds_begun = 0
         self._rollbacks = 0
@@ -167,6 +169,8 @@ class Controller:
         if self.started and not self.paused:
             if self.protocol.ready(self.roster, now):
                 actions += self._publish_and_assign(now)
+            elif not self.policy.chooses and (joining := self._joining(now)):
+                actions += self._assign(joining, self._moment(now))
             elif isinstance(event, DeadlinePassed) and self.protocol.deadline <= now:
                 # It would be woken at this moment for ever.
                 raise DefinitionError(
@@ -214,6 +218,8 @@ class Controller:
 
         base, elapsed = record.base_model, now - record.task_sent_at + record.unclocked
         self.roster.close_task(event.learner)
+        if task.based_on == self.community.stamp:
+            self._answered.add(event.learner)
         if isinstance(event, TaskFailed):
             return self._refuse(record, task, "failed", event.reason)
         self.update_requests += 1
@@ -288,12 +294,24 @@ class Controller:
         if spent is not None:
             return [*actions, *self._finish(spent)]
         self._rounds_begun += 1
-        moment = Moment(community.stamp.version, community.committed_steps, now, self._rounds_begun)
+        self._answered.clear()
+        moment = self._moment(now)
         measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         who = self.policy.choose(self.roster.waiting, moment)
-        budgets = self.policy.limit(self.protocol.tasks(who, self.roster, moment, measure), self.roster, moment)
-        rate = self.policy.scale_rate(moment)
-        for learner, budget in budgets.items():
+        return [*actions, *self._assign(self.protocol.tasks(who, self.roster, moment, measure), moment)]
+
+    def _moment(self, now: float) -> Moment:
+        return Moment(self.community.stamp.version, self.community.committed_steps, now, self._rounds_begun)
+
+    def _joining(self, now: float) -> dict[LearnerId, Budget]:
+        """What learners that are back in the middle of a round do until its end."""
+        back = [record for record in self.roster.waiting if record.learner not in self._answered]
+        return self.protocol.joining(back, now) if back else {}
+
+    def _assign(self, budgets: dict[LearnerId, Budget], moment: Moment) -> list[Action]:
+        actions: list[Action] = []
+        community, now, rate = self.community, moment.seconds, self.policy.scale_rate(moment)
+        for learner, budget in self.policy.limit(budgets, self.roster, moment).items():
             task = LocalTask(self._tasks_sent, community.stamp, budget, rate)
             self._tasks_sent += 1
             self.roster.assign(learner, task, now, community.model if community.uses_base else None)

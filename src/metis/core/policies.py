@@ -18,7 +18,15 @@ from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation
 from metis.core.policy import POLICIES, Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
 from metis.core.protocols.asynchronous import LocalEpochs
-from metis.core.protocols.semi_synchronous import BudgetUnit, ColdStartLimit, Exchange, Lambda, LongestPeriod, Timings
+from metis.core.protocols.semi_synchronous import (
+    BudgetUnit,
+    ColdStartLimit,
+    Exchange,
+    Lambda,
+    LongestPeriod,
+    Returning,
+    Timings,
+)
 from metis.core.protocols.synchronous import Grace, RoundLimit
 from metis.errors import ArgumentError
 from metis.registry import Setting, check_setting, parameters_of
@@ -75,11 +83,12 @@ def semisync_fedavg(
         Setting("maximum local epochs in a period; a learner that is done waits, and its machine may sleep", gt=0),
     ] = None,
     exchange: Exchange = None,
+    returning: Returning = None,
 ) -> Policy:
     """SemiSync: everybody trains until the same moment, lambda epochs of the slowest learner away."""
     check_setting("semisync_fedavg", parameters_of(semisync_fedavg)["max_local_epochs"], max_local_epochs)
     protocol = SemiSynchronous(
-        slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period, exchange
+        slowest_learner_epochs, cold_start_limit, timings, budget, grace, longest_period, exchange, returning
     )
     label = f"SemiSync (λ={slowest_learner_epochs:g}){', exchange inside' if exchange == 'inside' else ''}"
     policy = Policy("semisync_fedavg", protocol, _contribution(weighting), FullPass, label=label)

@@ -150,6 +150,11 @@ class Policy:
         """Bytes of every update of this layout; None if models travel as they are."""
         return None if self.wire is None else self.wire.wire_bytes(layout)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether not everybody takes part in a round."""
+        return any(type(layer).choose is not Layer.choose for layer in self.layers)
+
     # --- each round -----------------------------------------------------------------------------
 
     def choose(self, waiting: Sequence[LearnerRecord], moment: Moment) -> Sequence[LearnerRecord]:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from metis.core.layers import ShortestPeriod
 from metis.core.model import Model
+from metis.core.policies import POLICIES
 from metis.core.stop import StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, NotifySettings, make_core
 from metis.deployment.security.identity import check_name
@@ -17,11 +19,32 @@ from metis.experiments.compare import differences
 from metis.experiments.compose import build_policy
 from metis.experiments.config.errors import RENAMED
 from metis.experiments.config.load import ExperimentConfig, resolve_config
+from metis.experiments.config.tables import layer_table
 from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
 
 # Tables that may change between two starts of a controller; the others decide what the run is.
 _FREE = ("deployment", "stop", "run")
+
+
+def deployed(config: ExperimentConfig, begun: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """What the file leaves open, as it is in a deployment: there an exchange takes time, and lines are cut.
+
+    A run that was begun without these defaults goes on without them.
+    """
+    if begun is not None and not any(ShortestPeriod.key in policy for policy in begun["policy"]):
+        return config
+    policies = []
+    for policy in config.policy:
+        if POLICIES[policy.name](**policy.parameters).protocol.has_period:
+            added: dict[str, Any] = {}
+            if ShortestPeriod.key not in policy.layers:
+                added[ShortestPeriod.key] = layer_table(ShortestPeriod.key, {})
+            if policy.parameters.get("returning", "") is None:
+                added["returning"] = "train"
+            policy = policy.model_copy(update=added)
+        policies.append(policy)
+    return config.model_copy(update={"policy": policies})
 
 
 def settings_document(config: ExperimentConfig) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class CommunicationProtocol(Protocol):
         """How long each of these learners trains; asked once after `ready`, with the round published and measured."""
         ...
 
+    def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
+        """How long each of these learners, which have no task and are not `ready`, trains in the round that goes on."""
+        ...
+
     def paced(self, pacing: Pacing) -> CommunicationProtocol:
         """The same protocol with periods that this pacing chooses; only where `has_period`."""
         ...
@@ -70,6 +74,9 @@ class BaseProtocol:
     @property
     def deadline(self) -> float:
         return math.inf
+
+    def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
+        return {}
 
     def paced(self, pacing: Pacing) -> CommunicationProtocol:
         raise InternalError(f"{type(self).__name__} has no periods")

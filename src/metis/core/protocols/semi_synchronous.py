@@ -43,6 +43,14 @@ Exchange = Annotated[
     Setting("inside: a period has room for download, training and upload, so that distant learners are not late"),
 ]
 
+Returning = Annotated[
+    Literal["wait", "train"] | None,
+    Setting(
+        "what a learner does that was late or away and is back in the middle of a period: wait for the next one, or "
+        "train for the rest of this one; without it, wait in a simulation and train in a deployment"
+    ),
+]
+
 
 @dataclass
 class SemiSynchronous(BaseProtocol):
@@ -59,6 +67,7 @@ class SemiSynchronous(BaseProtocol):
     grace: Grace = 0.1
     longest_period: LongestPeriod = math.inf
     exchange: Exchange = None
+    returning: Returning = None
     pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
     floor: Floor | None = field(default=None, repr=False)  # seconds that a period lasts at least; set by a layer
 
@@ -68,6 +77,7 @@ class SemiSynchronous(BaseProtocol):
     fills_the_period = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
     bounded_by: str = field(default="", init=False)  # the setting that made this period longer or shorter; "" for none
+    _ends: float = field(default=math.inf, init=False, repr=False)  # when training in this period does
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
     _pace: Pace | None = field(default=None, init=False, repr=False)
 
@@ -100,8 +110,27 @@ class SemiSynchronous(BaseProtocol):
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
         # A line that was cut once, for minutes, must not hold up the next round for as long.
         slack = max((record.typical_overhead + (record.time_per_batch or 0.0) for record in who), default=0.0)
-        self._barrier.deadline = moment.seconds + length * (1 + self.grace) + slack
+        if self.synchronization_period is None and length < math.inf:
+            slack = max(slack, length)  # what an exchange takes is not known yet
+        self._ends = moment.seconds + length
+        self._barrier.deadline = self._ends + length * self.grace + slack
         return {record.learner: self._budget_of(record) for record in who}
+
+    def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
+        if self.returning != "train" or self._ends == math.inf:
+            return {}
+        budgets = {}
+        for record in back:
+            left = self._ends - now - record.typical_overhead
+            time_per_batch = self._time_per_batch(record)
+            if time_per_batch is None:
+                steps: int | None = record.epoch_steps
+                left = min(left, self.cold_start_limit)
+            else:
+                steps = None if self.budget == "deadline" else steps_within(max(left, 0.0), time_per_batch)
+            if left > (time_per_batch or 0.0):  # else it would be late again
+                budgets[record.learner] = Budget(steps, left)
+        return budgets
 
     def _next_period(
         self, records: Sequence[LearnerRecord], moment: Moment, measure: RoundMeasure | None

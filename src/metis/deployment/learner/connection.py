@@ -56,7 +56,10 @@ async def detached(work: Coroutine[Any, Any, _T]) -> _T:
         raise
     if task.cancelled():
         raise ConnectionLost
-    return task.result()
+    try:
+        return task.result()
+    except grpc.aio.UsageError:  # a call on a channel that was closed a moment before
+        raise ConnectionLost from None
 
 
 async def read(call: Any) -> Any:

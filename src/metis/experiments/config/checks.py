@@ -70,7 +70,7 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
     else:
         name = config.data.dataset
         errors.add(["data", "dataset"], f"there is no data set '{name}'; {did_you_mean(name, DATASETS)}")
-    if config.training.engine not in ENGINES:
+    if config.site is None and config.training.engine not in ENGINES:  # a site file may bring it
         name = config.training.engine
         errors.add(["training", "engine"], f"there is no engine '{name}'; {did_you_mean(name, ENGINES)}")
     _check_partition(config, errors)

@@ -189,7 +189,9 @@ class TrainingConfig(OpenTable):
     solver: str = Field(default="vanilla", description="local update rule; its own settings go next to the name")
     learning_rate: Positive = Field(default=0.05, description="eta")
     weight_decay: NotNegative = Field(default=0.0, description="added to the gradient, times the weights")
-    engine: str = Field(default="torch", description="what computes: PyTorch, or an engine that a package adds")
+    engine: str = Field(
+        default="torch", description="what computes: PyTorch, or an engine that a package or the site file adds"
+    )
     task: Literal["classification", "regression"] | None = Field(
         default=None, description="if not that of the data set"
     )
