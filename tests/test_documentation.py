@@ -274,7 +274,7 @@ def signature(name: str, method: Any) -> str:
 
 
 def test_the_members_of_a_protocol_are_listed_with_their_defaults() -> None:
-    """Each member of the interface; `paced` and `at_least` stand with `has_period`, which says whether there are any."""
+    """Each member of the interface; `paced` and `at_least` stand with `has_period`."""
     rows = {
         member.strip("`"): (meaning, default.strip("`")) for member, meaning, default in rows_of("member of a protocol")
     }
@@ -284,7 +284,8 @@ def test_the_members_of_a_protocol_are_listed_with_their_defaults() -> None:
     assert "paced(pacing)" in rows["has_period"][0] and "at_least(floor)" in rows["has_period"][0]
     for name in ("ready", "tasks"):
         assert rows[signature(name, getattr(CommunicationProtocol, name))][1] == "required"
-    for name in names - {"ready", "tasks"}:
+    assert rows[signature("joining", CommunicationProtocol.joining)][1] == str(BaseProtocol().joining((), 0.0))
+    for name in names - {"ready", "tasks", "joining"}:
         assert rows[name][1].removeprefix("math.") == str(getattr(BaseProtocol(), name)), name
 
 

@@ -63,22 +63,22 @@ class Line:
         if self._refusing:
             writer.transport.abort()
             return
-        ends = {writer}
+        ends, passing = {writer}, set[asyncio.Task[None]]()
         self._writers.add(writer)
         try:
             there, thither = await asyncio.open_connection(*self._target)
             ends.add(thither)
             self._writers.add(thither)
-            await asyncio.wait(
-                [
-                    asyncio.create_task(self._pass_on(reader, thither)),
-                    asyncio.create_task(self._pass_on(there, writer)),
-                ],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            passing |= {
+                asyncio.create_task(self._pass_on(reader, thither)),
+                asyncio.create_task(self._pass_on(there, writer)),
+            }
+            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
             pass
         finally:
+            for each in passing:
+                each.cancel()
             self._writers -= ends
             for end in ends:
                 end.transport.abort()

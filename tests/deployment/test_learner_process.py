@@ -22,7 +22,7 @@ pytest.importorskip("grpc")
 from deployment.scripted_controller import UNAVAILABLE, ScriptedController, Stream
 from deployment.tiny import settings, write_site
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.learner.connection import Backoff
+from metis.deployment.learner.connection import Backoff, ConnectionLost, detached
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_log import LOG
 from metis.deployment.wire import wire_pb2 as pb
@@ -974,3 +974,30 @@ def _peak_memory(pid: int) -> int:
     except FileNotFoundError:
         return 0
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def test_a_call_on_a_channel_that_was_closed_a_moment_before_is_a_lost_connection() -> None:
+    """gRPC calls it a wrong usage, and the learner would end; a line that is cut as a task arrives does this."""
+
+    async def run() -> None:
+        channel = grpc.aio.insecure_channel("127.0.0.1:1")
+        await channel.close()
+
+        async def call() -> None:
+            await channel.unary_unary("/metis.test/Anything")(b"")
+
+        with pytest.raises(ConnectionLost):
+            await detached(call())
+
+    asyncio.run(run())
+
+
+def test_a_learner_waits_at_most_three_heartbeats_before_it_dials_again() -> None:
+    """The waits double from 0.2 s; where heartbeats are short, a line that is back is used soon."""
+    longest = {}
+    for heartbeat in (0.25, 5.0, 60.0):
+        backoff = Backoff()
+        longest[heartbeat] = max(backoff.next(heartbeat) for _ in range(12))
+    assert 0.375 <= longest[0.25] <= 0.75
+    assert 7.5 <= longest[5.0] <= 15.0
+    assert 7.5 <= longest[60.0] <= 15.0

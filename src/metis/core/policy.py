@@ -70,6 +70,7 @@ class Policy:
         offered: Mapping[Need, bool] = {
             "rounds": self.protocol.has_rounds,
             "period": self.protocol.has_period,
+            "bound": self.protocol.has_period,
             "average": averages_rounds(self.mixing),
             "models": True,
             "wire": True,

@@ -18,7 +18,7 @@ from metis.core.events import (
     SpeedChanged,
     UpdateRequest,
 )
-from metis.core.layers import FedNova, ScheduledRate
+from metis.core.layers import FedNova, Sample, ScheduledRate, ShortestPeriod
 from metis.core.layers.adaptive_period import AdaptivePeriod
 from metis.core.layers.scheduled_lambda import ScheduledLambda
 from metis.core.layers.server_optimizers import FedAvgM
@@ -246,6 +246,148 @@ def test_one_exchange_that_stalls_does_not_change_a_smoothed_period(policy):
     for exchange in (20.0, 2.0, 2.0, 2.0, 2.0):
         assert next_period(exchange) == pytest.approx(period, rel=1e-3)
     assert [next_period(20.0) for _ in range(5)][-1] > 1.5 * period
+
+
+# --- never shorter than a multiple of the exchange --------------------------------------------
+
+
+def of_exchanges(*exchanges: float) -> list[TimedLearner]:
+    return [TimedLearner(100, 1.0, 0.01, each, typical_exchange=each) for each in exchanges]
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "seconds"),
+    [((0.5,), 2.0), ((0.5, 60.0), 2.0), ((0.1, 0.5, 60.0), 2.0), ((0.0, 0.5, 0.7, 900.0), 2.0), ((0.0, 0.0, 9.0), 0.0)],
+)
+def test_the_exchange_of_the_median_learner_counts(exchanges, seconds):
+    """One slow site, or one that claims to be slow, does not make everybody's period longer; nor does one of two."""
+    assert ShortestPeriod(4.0).seconds(of_exchanges(*exchanges)) == pytest.approx(seconds)
+
+
+def fast_sites(*policy_layers, transfer: float = 0.5, **settings) -> Play:
+    """An epoch of each takes 0.1 s, its exchange five times as long."""
+    cast = [Actor(name, 0.01, examples=1000, transfer=transfer) for name in ("north", "east", "south")]
+    return Play(semisync_fedavg(2, **settings).with_layers(*policy_layers), *cast)
+
+
+def test_training_that_is_shorter_than_its_exchange_gets_longer_periods():
+    """At most a fifth of the time is exchange, instead of five sevenths; nobody is late."""
+    short, bound = fast_sites(), fast_sites(ShortestPeriod())
+    for play in (short, bound):
+        play.run_until(time=60.0)
+    assert (short.tasks()["north"], bound.tasks()["north"]) == (20, 200)
+    assert bound.controller.protocol.synchronization_period == pytest.approx(4 * 0.5)
+    assert bound.controller.protocol.bounded_by == "shortest_period"
+    assert short.controller.protocol.bounded_by == ""
+    shares = [play.costs().transfer_time / (3 * play.now) for play in (short, bound)]
+    assert shares == [pytest.approx(0.71, abs=0.03), pytest.approx(0.2, abs=0.01)]
+    assert bound.refused() == []
+
+
+def test_the_bound_holds_for_other_pacings_and_below_the_longest_period():
+    """Whatever chooses the periods; `longest_period` is the user's last word."""
+    adaptive = fast_sites(ShortestPeriod(10.0), AdaptivePeriod(gain=1e-6)).run_until(community_version=3)
+    assert adaptive.controller.protocol.synchronization_period == pytest.approx(10 * 0.5)
+    limited = fast_sites(ShortestPeriod(10.0), longest_period=3.0).run_until(community_version=3)
+    assert limited.controller.protocol.synchronization_period == 3.0
+    assert limited.controller.protocol.bounded_by == "longest_period"
+
+
+def test_without_exchanges_nothing_is_bound():
+    """0 turns it off; where exchanges take no time there is nothing to bound."""
+    for play in (fast_sites(ShortestPeriod(0.0)), fast_sites(ShortestPeriod(), transfer=0.0)):
+        play.run_until(community_version=3)
+        assert play.controller.protocol.synchronization_period == pytest.approx(0.2)
+
+
+def test_a_line_that_stalls_once_neither_stretches_periods_nor_the_wait_for_the_late():
+    """The median of three exchanges counts for both."""
+    play = fast_sites(ShortestPeriod()).run_until(community_version=4)
+    period, waits = play.controller.protocol.synchronization_period, []
+    for transfer in (50.0, 0.5, 0.5):
+        play.actors["north"].transfer = transfer
+        play.run_until(community_version=play.version + 1)
+        assert play.controller.protocol.synchronization_period == pytest.approx(period)
+        waits.append(play.controller.deadline - play.now)
+    assert waits == [pytest.approx(period * 1.1 + 0.5, abs=0.02)] * 3
+
+
+# --- back in the middle of a period -----------------------------------------------------------
+
+
+def test_a_learner_that_is_back_in_the_middle_of_a_period_trains_for_the_rest_of_it():
+    """Its update counts in the same round, which does not become longer; nothing is published for it."""
+    play = Play(semisync_fedavg(1, returning="train"), gpu=0.03, cpu=0.3, late=0.1).run_until(community_version=2)
+    began = play.now
+    play.leave("late", began + 1.0)
+    play.join("late", began + 5.0)
+    play.run_until(time=began + 5.1)
+    assert play.version == 2
+    assert play.budgets()["late"] == Budget(100, pytest.approx(10.0))
+    play.run_until(community_version=3)
+    assert play.now == pytest.approx(began + 15.0)
+    assert play.published()[-1].contributors == 3
+    waiting = Play(semisync_fedavg(1), gpu=0.03, cpu=0.3, late=0.1).run_until(community_version=2)
+    waiting.leave("late", began + 1.0)
+    waiting.join("late", began + 5.0)
+    waiting.run_until(time=began + 5.1)
+    assert waiting.waiting() == ["late"]
+
+
+def test_who_has_answered_waits_for_the_next_period():
+    """A cap ends a task early: that is no reason for another one in the same period."""
+    play = Play(semisync_fedavg(1, returning="train", max_local_epochs=1), gpu=0.03, cpu=0.3)
+    play.run_until(community_version=4)
+    assert [record.based_on.version for record in (item.task for item in play.items(SendTask))] == [
+        version for version in range(5) for _ in range(2)
+    ]
+
+
+def test_a_late_learner_goes_on_in_the_running_period():
+    """Its update is refused, and it is at work again at once."""
+    play = Play(semisync_fedavg(1, returning="train"), gpu=0.03, cpu=0.3, cut=0.1).run_until(community_version=2)
+    play.actors["cut"].transfer = 4.0  # from the next task on
+    play.run_until(community_version=3)
+    play.actors["cut"].transfer = 0.0
+    while not play.refused():
+        assert play.step()
+    assert play.tasks()["cut"] is not None
+    assert "cut" not in play.waiting()
+
+
+def test_a_newcomer_has_its_cold_start_in_what_is_left():
+    """As much as a cold start may take; with so little left that it would be late, it waits."""
+    play = Play(semisync_fedavg(1, returning="train", cold_start_limit=20.0), gpu=0.03, cpu=0.3)
+    play.run_until(community_version=2)
+    ends = play.now + 15.0
+    play.cast(Actor("new", 0.1), at=ends - 4.0)
+    play.run_until(time=ends - 3.9)
+    assert play.budgets()["new"] == Budget(50, pytest.approx(4.0))
+    play.leave("cpu", at=ends - 3.0)
+    play.join("cpu", at=ends - 0.2)
+    play.run_until(time=ends - 0.1)
+    assert "cpu" in play.waiting()
+
+
+def test_nobody_joins_a_cold_start_without_an_end_or_a_round_of_a_sample():
+    """How much is left is not known; and who was not drawn does not take part."""
+    cold = Play(semisync_fedavg(1, returning="train"), gpu=0.03, cpu=0.3)
+    cold.cast(Actor("new", 0.1), at=1.0)
+    cold.run_until(time=1.1)
+    assert cold.waiting() == ["new"]
+    sampled = Play(semisync_fedavg(1, returning="train").with_layers(Sample(learners=2)), a=0.1, b=0.1, c=0.1)
+    sampled.run_until(community_version=4)
+    assert len(sampled.items(SendTask)) == 2 * 5
+
+
+def test_the_rest_of_a_period_by_its_deadline():
+    play = Play(semisync_fedavg(1, returning="train", budget="deadline"), gpu=0.03, cpu=0.3)
+    play.run_until(community_version=2)
+    began = play.now
+    play.leave("gpu", began + 1.0)
+    play.join("gpu", began + 5.0)
+    play.run_until(time=began + 5.1)
+    assert play.budgets()["gpu"] == Budget(None, pytest.approx(10.0))
 
 
 # --- work caps --------------------------------------------------------------------------------

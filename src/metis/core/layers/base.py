@@ -29,9 +29,10 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 
 # What a policy offers to a layer, and what a layer may claim for itself:
 #   rounds   the protocol has rounds             period  its rounds last as long as a pacing says
+#   bound    its rounds can be made longer
 #   average  rounds are mixed by a plain average models  the controller sees each local model
 #   wire     how an update is encoded            layout  which tensors a model has
-Need: TypeAlias = Literal["rounds", "period", "average", "models", "wire", "layout"]
+Need: TypeAlias = Literal["rounds", "period", "bound", "average", "models", "wire", "layout"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class ShortestPeriod(
     Layer,
     key="shortest_period",
     order=25,
-    needs={"period": "bounds the periods of semi-synchronous training; {policy} has none"},
+    needs={"bound": "bounds the periods of semi-synchronous training; {policy} has none"},
 ):
     """A period is never shorter than a multiple of the measured exchange; beyond the paper.
 

@@ -74,15 +74,16 @@ def reason_of(problem: grpc.aio.AioRpcError) -> str:
 
 
 class Backoff:
-    """How long to wait before the next attempt: 0.2 s, doubling to 15 s, and a part of it at random."""
+    """How long to wait before the next attempt: 0.2 s, doubling to three heartbeats, and a part of it at random."""
 
     shortest, longest = 0.2, 15.0
 
     def __init__(self) -> None:
         self._seconds = self.shortest
 
-    def next(self) -> float:
-        seconds, self._seconds = self._seconds, min(self.longest, 2 * self._seconds)
+    def next(self, heartbeat: float = 5.0) -> float:
+        limit = max(self.shortest, min(self.longest, 3 * heartbeat))
+        seconds, self._seconds = min(limit, self._seconds), min(limit, 2 * self._seconds)
         return seconds * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
@@ -199,6 +200,11 @@ class Connection:
         self.welcome = pb.Welcome()  # the latest
         self.leaving = False  # after the goodbye: no more dialling
         self._opened = asyncio.Event()
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds, as the controller wants it: how quickly things happen in this federation."""
+        return float(self.welcome.heartbeat_seconds) or 5.0
 
     def open(self, session: Session) -> None:
         self.session, self.welcome = session, session.welcome

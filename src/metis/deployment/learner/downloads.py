@@ -71,7 +71,7 @@ class Downloads:
                 self._supervisor.retrying(f"community model {task.version}: nothing arrived for too long")
             except ConnectionLost:
                 pass  # with the stream, which is dialled again
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(backoff.next(self._connection.heartbeat))
 
     async def obtain(self, calls: Calls, sha256: str, length: int, model_mac: bytes = b"") -> bool:
         """Have the model in its file; False if something else arrived."""

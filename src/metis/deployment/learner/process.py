@@ -192,9 +192,10 @@ class LearnerProcess:
                 self._supervisor.retrying(f"{target} does not answer")
             except (OSError, ConnectionLost) as problem:
                 self._supervisor.retrying(str(problem))
-            if time.monotonic() - began >= _STEADY_SECONDS:
+            heartbeat = self.connection.heartbeat
+            if time.monotonic() - began >= min(_STEADY_SECONDS, heartbeat):
                 backoff.reset()
-            await asyncio.sleep(backoff.next() if wait is None else wait * random.uniform(1.0, 1.5))
+            await asyncio.sleep(backoff.next(heartbeat) if wait is None else wait * random.uniform(1.0, 1.5))
 
     async def _attend(self) -> float | None:
         """One stream, to its end; how long to stay away if the controller asked for it."""

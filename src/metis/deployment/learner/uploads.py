@@ -105,7 +105,7 @@ class Uploads:
                 self._acknowledge(update, receipt, time.monotonic() - began)
                 return
             self._supervisor.retrying(f"task {update.task}: the update is not handed in yet: {reason}")
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(backoff.next(self._connection.heartbeat))
 
     def _acknowledge(self, update: Update, receipt: pb.Receipt, seconds: float) -> None:
         report = self._supervisor.report
