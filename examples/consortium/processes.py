@@ -124,13 +124,21 @@ def run(folder: Path, kits: Path, policy: str, seed: int, rounds: int, faults: F
                 lines.begin()
                 wait_for(lambda: controller.poll() is not None, {}, folder)
                 lines.end()
-                codes = {site: process.wait(120) for site, process in processes.items()}
+                ended = [_ended(process) for process in processes.values()]
             finally:
                 for learner in learners.values():
                     learner.__exit__(None, None, None)
-            if controller.returncode or any(codes.values()):
-                raise RuntimeError(f"exit codes: controller {controller.returncode}, {codes}; logs are in {folder}")
-        return {"seed": seed, "policy": policy, **measured(folder, lines)}
+            if controller.returncode:
+                raise RuntimeError(f"the controller has ended with {controller.returncode}; logs are in {folder}")
+        return {"seed": seed, "policy": policy, "ended": sum(ended), **measured(folder, lines)}
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a learner has the final model; one that did not hear of the end goes on dialling."""
+    try:
+        return process.wait(60) == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _text(path: Path) -> str:
@@ -210,11 +218,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 str(sum(result["acknowledged"] for result in runs)),
                 f"{sum(result['lost'] for result in runs)} / {sum(result['doubled'] for result in runs)}",
                 str(sum(result["late"] for result in runs)),
+                f"{sum(result['ended'] for result in runs)} of {len(PACES) * len(runs)}",
             ]
         )
     head = [
         "policy", "runs complete", "time", "to accuracy 0.85", "idle", "cuts", "resets", "acknowledged",
-        "lost / doubled", "late",
+        "lost / doubled", "late", "final model at",
     ]  # fmt: skip
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 

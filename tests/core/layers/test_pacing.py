@@ -312,6 +312,19 @@ def test_a_line_that_stalls_once_neither_stretches_periods_nor_the_wait_for_the_
     assert waits == [pytest.approx(period * 1.1 + 0.5, abs=0.02)] * 3
 
 
+def test_a_limited_cold_start_waits_as_long_again_for_exchanges_that_nobody_knows_yet():
+    """Otherwise everybody would be late in the first round, in which all train until the limit."""
+    late, in_time = fast_sites(cold_start_limit=0.6), fast_sites(ShortestPeriod(), cold_start_limit=0.6)
+    for play in (late, in_time):
+        play.actors["east"].transfer = 0.55
+        play.actors["south"].mood = "silent"
+        play.actors["north"].time_per_batch = play.actors["east"].time_per_batch = 0.1
+        play.run_until(time=2.0)
+    assert [(refused.learner, refused.kind) for refused in late.refused()] == [("east", "late")]
+    assert in_time.refused() == []
+    assert in_time.times(CommunityPublished)[0] == pytest.approx(0.6 * 2.1)
+
+
 # --- back in the middle of a period -----------------------------------------------------------
 
 

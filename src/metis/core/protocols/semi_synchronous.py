@@ -110,8 +110,8 @@ class SemiSynchronous(BaseProtocol):
         length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
         # A line that was cut once, for minutes, must not hold up the next round for as long.
         slack = max((record.typical_overhead + (record.time_per_batch or 0.0) for record in who), default=0.0)
-        if self.synchronization_period is None and length < math.inf:
-            slack = max(slack, length)  # what an exchange takes is not known yet
+        if self.floor is not None and self.synchronization_period is None and length < math.inf:
+            slack = max(slack, length)  # an exchange takes time, and how much is not known yet
         self._ends = moment.seconds + length
         self._barrier.deadline = self._ends + length * self.grace + slack
         return {record.learner: self._budget_of(record) for record in who}
