@@ -53,6 +53,7 @@ def test_defaults_are_written_out() -> None:
         "grace": 0.1,
         "weighting": "examples",
         "longest_period": math.inf,
+        "returning": None,
         "max_local_epochs": None,
         "exchange": None,
     }
