@@ -91,6 +91,8 @@ def check_clock() -> Finding:
         timex = (ctypes.c_int * 128)()  # struct timex; its modes are 0: nothing is set
         state = ctypes.CDLL(None).adjtimex(timex)
     except (OSError, AttributeError):
+        state = -1
+    if state < 0:  # there is no such call here, or it is not allowed
         return Finding("clock", "unknown", f"{now}; whether it is synchronized is not known here; {both}")
     status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
     if state == 5 or status & _UNSYNCHRONIZED:
