@@ -15,7 +15,7 @@ COVERED ?= tests/core --deselect tests/core/test_machine.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy reproduce-small test test-all test-random coverage test-ray chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ demo: $(STAMP)  ## compare the paper's policies on the bundled digits
 
 demo-deploy: $(STAMP)  ## a controller and four learners as processes with certificates; two of them are killed
 	$(BIN)/python examples/deploy_demo.py runs/deploy
+
+consortium: $(STAMP)  ## eight hospitals as processes over lines that are cut, Sync against SemiSync (ARGS='--seeds 20 --resume')
+	$(BIN)/python examples/consortium/processes.py runs/consortium $(ARGS)
 
 reproduce-small: $(STAMP)  ## the paper's tables and figures at small scale; data in METIS_DATA (RESULTS='table3')
 	$(BIN)/metis reproduce $(RESULTS) --scale small --out runs/paper $(ARGS)

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Faults:
-    """How bad the lines are; seconds."""
-
-    between: float  # mean time from one cut of a line to the next
-    cut: float  # how long a line is dead
-    reset: float  # all connections are reset as often as this
+from case import Faults
 
 
 class Line:
@@ -146,14 +137,12 @@ class Lines:
         await asyncio.gather(*self._weather, return_exceptions=True)
 
     async def _cut_at_random(self, site: str) -> None:
-        draw = random.Random(f"{self._seed}/{site}")
-        while True:
-            await asyncio.sleep(draw.expovariate(1 / self._faults.between))
-            await self._lines[site].cut(self._faults.cut, silent=draw.random() < 0.5)
+        for well, silent in self._faults.cuts(self._seed, site):
+            await asyncio.sleep(well)
+            await self._lines[site].cut(self._faults.cut, silent)
 
     async def _reset_daily(self) -> None:
-        draw = random.Random(f"{self._seed}")
-        await asyncio.sleep(draw.uniform(0, self._faults.reset))
+        await asyncio.sleep(self._faults.first_reset(self._seed))
         while True:
             for line in self._lines.values():
                 line.reset()

@@ -4,7 +4,7 @@
     python examples/consortium/processes.py runs/consortium --seeds 20 --resume
 
 Eight learners with certificates, one of them with twenty times the batches of the others, dial a controller over lines
-that are cut for six minutes at random and reset every day; every time is divided by `SCALE`. Each seed is run twice:
+that are cut for six minutes at random and reset every day; every time is divided by 1,440. Each seed is run twice:
 waiting for everybody (Sync), and semi-synchronously. Results are appended to results.json, a line a run; with --resume
 only what is missing there is run. At the end: the table, and timelines.svg of the last seed.
 """
@@ -27,19 +27,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lines import Faults, Lines
+from case import FAULTS, HOUR, PACES, POLICIES, TARGET, Faults, median, table
+from lines import Lines
 
 HERE = Path(__file__).resolve().parent
 METIS = [sys.executable, "-m", "metis.cli.app"]
-SCALE = 1440  # seconds of the consortium in one of this machine: three hours are 7.5 s
-HOUR = 3600 / SCALE
-FAULTS = Faults(between=6 * HOUR, cut=0.1 * HOUR, reset=24 * HOUR)
-PACES = {  # seconds a batch, as in federation.toml
-    "large": 0.0375,
-    **{f"small-{number}": 0.0625 for number in range(1, 5)},
-    **{f"small-{number}": 0.125 for number in range(5, 8)},
-}
-POLICIES = {"sync_fedavg": "Sync", "semisync_fedavg": "SemiSync"}
 LONGEST = 1800.0  # seconds that a run may take on a machine that is busy with something else
 
 
@@ -197,7 +189,7 @@ def promises(folder: Path) -> dict[str, int]:
     }
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
+def shown(results: Sequence[dict[str, Any]]) -> str:
     """A row a policy, over all seeds: medians, sums of what must be 0, and the worst share of idle time."""
     rows = []
     for policy, label in POLICIES.items():
@@ -210,9 +202,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             [
                 label,
                 f"{done} of {len(runs)}",
-                f"{_median([result['seconds'] for result in runs]) / HOUR:.1f} h",
-                f"{_median(reached) / HOUR:.1f} h ({len(reached)} of {len(runs)})" if reached else "-",
-                f"{_median([result['idle'] for result in runs]):.1%}, at most {max(r['idle'] for r in runs):.1%}",
+                f"{median([result['seconds'] for result in runs]) / HOUR:.1f} h",
+                f"{median(reached) / HOUR:.1f} h ({len(reached)} of {len(runs)})" if reached else "-",
+                f"{median([result['idle'] for result in runs]):.1%}, at most {max(r['idle'] for r in runs):.1%}",
                 str(sum(result["cuts"] for result in runs)),
                 str(sum(result["resets"] for result in runs)),
                 str(sum(result["acknowledged"] for result in runs)),
@@ -222,15 +214,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             ]
         )
     head = [
-        "policy", "runs complete", "time", "to accuracy 0.85", "idle", "cuts", "resets", "acknowledged",
+        "policy", "runs complete", "time", f"to accuracy {TARGET}", "idle", "cuts", "resets", "acknowledged",
         "lost / doubled", "late", "final model at",
     ]  # fmt: skip
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return table(head, rows)
 
 
 def draw(folder: Path) -> None:
@@ -274,7 +261,7 @@ def main() -> None:
             say(f"{took}, {result['cuts']} cuts, idle {result['idle']:.1%}, accuracy {result['accuracy']:.3f}")
     if last is not None:
         draw(last)
-    print(table(results))
+    print(shown(results))
     if any(r["rounds"] < r["wanted"] or r["lost"] or r["doubled"] for r in results):
         sys.exit("a run is not complete, or an acknowledged update is lost or counted twice")
 
