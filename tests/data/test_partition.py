@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from metis.data import load_dataset
+from metis.data import load_dataset, partition
 from metis.data.partition import (
     classes_per_learner,
     describe,
@@ -447,3 +447,51 @@ def test_the_bundled_digits_divide(sizes_of, x):
     parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     numbers = classes_per_learner(sizes, np.bincount(labels).tolist(), x)
     assert (describe(parts, labels) > 0).sum(axis=1).tolist() == numbers
+
+
+# --- shards and classes by Dirichlet --------------------------------------------------------------
+
+
+def test_shards_give_each_learner_few_classes_and_its_size():
+    """Two shards of sorted labels each: every example once, the sizes as asked for, at most two classes a shard."""
+    labels = np.repeat(np.arange(10), 50)
+    sizes = [60, 50, 40, 350]
+    parts = partition.shards(labels, sizes, 2, np.random.default_rng(3))
+    assert [len(part) for part in parts] == sizes
+    assert sorted(np.concatenate(parts).tolist()) == list(range(500))
+    assert all(len(np.unique(labels[part])) <= 4 for part in parts[:3])
+
+
+def test_classes_by_dirichlet_are_all_given_away():
+    """Every example once, nobody without; a small alpha leaves learners with few of the classes."""
+    labels = np.repeat(np.arange(10), 100)
+    for alpha, fewest in ((0.1, 0), (1000.0, 10)):
+        parts = partition.class_dirichlet(labels, 5, alpha, np.random.default_rng(3))
+        assert sorted(np.concatenate(parts).tolist()) == list(range(1000))
+        assert min(len(part) for part in parts) >= 1
+        assert min(len(np.unique(labels[part])) for part in parts) >= fewest
+    assert {len(part) for part in parts} <= set(range(180, 221))
+
+
+@pytest.mark.parametrize(
+    ("divide", "message"),
+    [
+        (lambda labels, rng: partition.shards(labels, [2, 2], 3, rng), "with 2 examples cannot have 3 shards"),
+        (lambda labels, rng: partition.shards(labels / 2, [2, 2], 1, rng), "one whole number as the label"),
+        (lambda labels, rng: partition.class_dirichlet(labels, 5, 0.01, rng), "without examples a thousand times"),
+        (lambda labels, rng: partition.class_dirichlet(labels, 2, 0, rng), "needs a positive alpha, not 0"),
+        (lambda labels, rng: partition.natural(np.array(["a", None], object)), "some have none"),
+    ],
+)
+def test_an_impossible_partition_is_one_sentence(divide, message):
+    """With the numbers that do not fit."""
+    with pytest.raises(DataError, match=message):
+        divide(np.array([0, 0, 1, 1]), np.random.default_rng(0))
+
+
+def test_a_column_of_a_table_names_the_silos():
+    """A pandas column of texts, or numbers, is the division that the data came with."""
+    pandas = pytest.importorskip("pandas")
+    parts, names = partition.natural(pandas.Series(["b", "a", "b"]))
+    assert names == ["b", "a"] and [part.tolist() for part in parts] == [[0, 2], [1]]
+    assert partition.natural(pandas.Series([3, 1, 3]))[1] == ["3", "1"]

@@ -204,7 +204,7 @@ def test_an_override_is_refused_by_its_path(override: str, message: str) -> None
         ({"partition": {"sizes": "explicit", "explicit": [5, 5, 5, 0]}}, "partition.explicit.3: is 0, must be at least 1"),
         ({"partition": {"sizes": "explicit", "explicit": [500, 500, 500, 5]}}, "partition.explicit: adds up to 1,505, but there are 1,437 examples"),
         ({"partition": {"sizes": "explicit"}}, "partition.explicit: missing; sizes = 'explicit' needs it"),
-        ({"partition": {"alpha": 0.5}}, "partition.alpha: is given, but classes = 'iid' does not use it; dirichlet would"),
+        ({"partition": {"alpha": 0.5}}, "partition.alpha: is given, but classes = 'iid' does not use it; dirichlet or class_dirichlet would"),
         ({"partition": {"classes": "non_iid"}}, "partition.classes_per_learner: missing; classes = 'non_iid' needs it"),
         ({"data": {"train_examples": 3}}, "learners: are 4, but there are 3 examples: each needs at least one"),
         ({"data": {"train_examples": 5000}}, "data.train_examples: is 5000, but digits has 1,437"),

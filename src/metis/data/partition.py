@@ -174,6 +174,61 @@ def dirichlet(
     return _deal(np.asarray(labels), classes, allotment[: len(sizes)], rng)
 
 
+def class_dirichlet(
+    labels: NDArray[np.integer[Any]], learners: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Each class is divided over the learners in proportions drawn from Dirichlet(alpha); sizes follow from that.
+
+    It is drawn again until everybody has an example (Yurochkin et al. 2019), at most a thousand times.
+    """
+    labels = np.asarray(labels)
+    classes, counts = _count_classes(labels)
+    _positive(learners, "learners")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise DataError(f"Dirichlet needs a positive alpha, not {alpha}")
+    for _ in range(1000):
+        shares = rng.dirichlet(np.full(learners, min(max(alpha, 1e-3), 1e6)), size=len(counts))
+        ends = np.rint(np.cumsum(shares, axis=1) * counts[:, None]).astype(np.int64)
+        ends[:, -1] = counts
+        allotment = np.diff(ends, axis=1, prepend=0).T
+        if allotment.sum(axis=1).min() >= 1:
+            return _deal(labels, classes, allotment, rng)
+    raise DataError(
+        f"Dirichlet({alpha:g}) by class left one of {learners} learners without examples a thousand times; "
+        "use a larger alpha, fewer learners, or dirichlet, which keeps the sizes"
+    )
+
+
+def shards(
+    labels: NDArray[np.integer[Any]], sizes: Sequence[int], shards_per_learner: int, rng: np.random.Generator
+) -> list[Indices]:
+    """The examples in the order of their labels are cut into shards, of which each learner gets its number at random.
+
+    This is the division of McMahan et al. 2017; a learner's shards have equal sizes, which add up to the learner's.
+    """
+    labels = np.asarray(labels)
+    _count_classes(labels)
+    _check_sizes(sizes, len(labels))
+    _positive(shards_per_learner, "shards")
+    if min(sizes) < shards_per_learner:
+        raise DataError(f"a learner with {min(sizes)} examples cannot have {shards_per_learner} shards of at least 1")
+    kept = rng.permutation(len(labels))[: sum(sizes)]
+    ascending = kept[np.argsort(labels[kept], kind="stable")]
+    pieces = [
+        (learner, len(piece))
+        for learner, size in enumerate(sizes)
+        for piece in np.array_split(np.empty(size), shards_per_learner)
+    ]
+    order = rng.permutation(len(pieces))
+    hands: list[list[Indices]] = [[] for _ in sizes]
+    start = 0
+    for index in order:
+        learner, length = pieces[index]
+        hands[learner].append(ascending[start : start + length])
+        start += length
+    return [np.sort(np.concatenate(hand)).astype(np.int64) for hand in hands]
+
+
 def target_ranges(
     targets: NDArray[Any],
     sizes: Sequence[int],
@@ -199,8 +254,15 @@ def target_ranges(
 
 
 def natural(silos: NDArray[np.str_] | Sequence[str]) -> tuple[list[Indices], list[str]]:
-    """The division that the data came with: the examples of each silo and its name, largest silo first."""
+    """The division that the data came with: the examples of each silo and its name, largest silo first.
+
+    `silos` has one name or number for each example: a list, or a column of a pandas or Hugging Face data set.
+    """
     silos = np.asarray(silos)
+    if silos.dtype == object:
+        if any(silo is None or (isinstance(silo, float) and math.isnan(silo)) for silo in silos):
+            raise DataError("a natural partition needs the silo of each example, and some have none")
+        silos = silos.astype(str)
     if silos.ndim != 1 or len(silos) == 0:
         raise DataError("a natural partition needs the silo of each example, and this data set names none")
     names, silo_of, counts = np.unique(silos, return_inverse=True, return_counts=True)

@@ -117,6 +117,11 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
             return divisions.iid(labels, sizes, rng)
         case "non_iid":
             return divisions.non_iid(labels, sizes, partition.classes_per_learner or 1, rng)
+        case "shards":
+            shards = partition.classes_per_learner
+            return divisions.shards(labels, sizes, shards if isinstance(shards, int) else 1, rng)
+        case "class_dirichlet":
+            return divisions.class_dirichlet(labels, config.learner_count, partition.alpha or 1.0, rng)
         case "dirichlet":
             return divisions.dirichlet(labels, sizes, partition.alpha or 1.0, rng)
         case "target_ranges":
@@ -147,8 +152,8 @@ def assign(config: ExperimentConfig, parts: Sequence[NDArray[np.int64]]) -> tupl
 
 def dry_assignments(config: ExperimentConfig) -> tuple[Assignment, ...]:
     """How many examples each learner holds, but not which ones, so that the data set need not be there."""
-    if config.partition.sizes == "natural":
-        return divide(config).assignments
+    if config.partition.sizes == "natural" or config.partition.classes == "class_dirichlet":
+        return divide(config).assignments  # the sizes depend on the data
     examples = DATASETS[config.data.dataset].train
     sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
     ends = np.cumsum(sizes)
@@ -162,7 +167,9 @@ def partition_in_words(config: ExperimentConfig) -> str:
     classes = {
         "iid": "IID",
         "non_iid": f"Non-IID({partition.classes_per_learner})",
+        "shards": f"{partition.classes_per_learner} shards each",
         "dirichlet": f"Dirichlet({partition.alpha})",
+        "class_dirichlet": f"Dirichlet({partition.alpha}) by class",
         "target_ranges": "ranges of the target",
     }
     return f"{partition.sizes.replace('_', ' ')} sizes, {classes[partition.classes]}"

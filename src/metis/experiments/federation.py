@@ -22,6 +22,7 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import StopRule, Target
 from metis.errors import ArgumentError, ConfigError
+from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
@@ -36,6 +37,7 @@ from metis.simulation.link import Link
 from metis.simulation.pools.local import Workplace
 from metis.simulation.pools.settings import PoolSettings
 from metis.simulation.speed import Speed
+from metis.text import plural
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class SimulatedLearner:
 def _whole(name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a whole number, 0 or more, not {value!r}")
+
+
+def _span(numbers: Sequence[float]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
 
 
 def _both(watch: Watch | None, shown: Watch | None) -> Watch | None:
@@ -144,6 +151,7 @@ class Federation:
         self.class_counts = class_counts
         self.class_names = tuple(class_names)
         self.facts = facts or {}
+        self._again: Callable[[int], Federation] | None = None
         self._learners(solver)  # finds what is wrong with the data before anything starts
 
     def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
@@ -319,9 +327,50 @@ class Federation:
                 raise ArgumentError(f"{name} is not an option of a comparison", name)
         return display.comparison(compare_policies(self, policies, seeds, workers, out, options))
 
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: str,
+        *,
+        learners: int | None = None,
+        sizes: str | Sequence[int] = "uniform",
+        classes: str = "iid",
+        classes_per_learner: int | None = None,
+        alpha: float | None = None,
+        speeds: Sequence[float] = (0.1,),
+        batch_size: int = 20,
+        network: str | Callable[[], Any] = "mlp",
+        network_options: Mapping[str, Any] | None = None,
+        solver: Solver | None = None,
+        seed: int = 1990,
+        train_examples: int | None = None,
+        test_examples: int | None = None,
+    ) -> Federation:
+        """A data set by name, divided over learners, with a network: everything but the policy.
+
+        - `dataset`: a name that `metis data list` shows.
+        - `learners`: how many; without it 10, or for `sizes="natural"` one for each silo of the data.
+        - `sizes`: how much each holds: `"uniform"`, `"skewed"`, `"power_law"`, `"zipf"`, `"natural"`, or a list.
+        - `classes`: which examples: `"iid"`, `"non_iid"` with `classes_per_learner`, `"shards"` with
+          `classes_per_learner` shards each, `"dirichlet"` with `alpha`, `"class_dirichlet"` with `alpha`, where
+          the sizes follow from the classes, or `"target_ranges"` of a regression.
+        - `speeds`: seconds for a batch; the learners take them in turn, the largest share first.
+        - `batch_size`: examples in a batch of every learner.
+        - `network`: a name with `network_options`, or a function that makes a torch module.
+        - `solver`: how learners train; without it `metis.MomentumSGD(learning_rate=0.05, momentum=0.75)`.
+        - `seed`: of all chance, also of the division; `compare(seeds=...)` divides again for each seed.
+        - `train_examples`, `test_examples`: use only so many, drawn at random.
+        """
+        given = {name: value for name, value in locals().items() if name not in ("cls", "dataset")}
+        federation = named_federation(dataset, **given)
+        federation._again = lambda other: cls.from_dataset(dataset, **{**given, "seed": other})
+        return federation
+
     def with_seed(self, seed: int) -> Federation:
-        """The same federation with other chance."""
+        """The same federation with other chance; one that was made `from_dataset` is also divided again."""
         _whole("seed", seed)
+        if self._again is not None:
+            return self._again(seed)
         other = copy.copy(self)
         other.seed = seed
         return other
@@ -358,6 +407,16 @@ class Federation:
             target=target,
             class_names=self.class_names,
             facts=self.facts,
+        )
+
+    def __repr__(self) -> str:
+        data = self.facts.get("dataset", f"{len(self.train):,} training examples")
+        times = [learner.speed.time_per_batch for learner in self.learners]
+        test = "nothing to evaluate on" if self.test is None else f"{len(self.test):,} test examples"
+        sizes = _span([len(learner.indices) for learner in self.learners])
+        return (
+            f"<Federation of {plural(len(self.learners), 'learner')} on {data}, each with {sizes} examples and "
+            f"{_span(times)} s a batch; {test}, {self.metric}; {type(self.solver).__name__}, seed {self.seed}>"
         )
 
     @property

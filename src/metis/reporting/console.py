@@ -193,6 +193,10 @@ def errors(run: Run) -> list[str]:
         messages.append(f"{plural(len(late), 'update')} came too late to be mixed, from {', '.join(sorted(set(late)))}")
     if run.finish_reason.startswith("no learner"):
         messages.append(f"{run.policy} ended before its budget was used up: {run.finish_reason}")
+    if run.rounds == 0 and run.finish_reason != "interrupted":
+        messages.append(f"{run.policy}: nothing was mixed, so its metric is that of the initial model")
+    elif run.diverged:
+        messages.append(f"{run.policy} diverged: its last evaluation is not a finite number; try a lower learning rate")
     messages += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]
     return messages
 

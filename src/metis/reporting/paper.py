@@ -6,7 +6,7 @@ One row per policy; with several seeds the mean and the standard deviation over 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +83,15 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
     with_factors = setting.target is not None and len(groups) > 1
     rows = []
     for index, group in enumerate(groups):
-        cells = []
+        cells: list[Cell] = []
         for name in columns:
             own = estimates[name][index]
-            short = f"({len(own.known)}/{several})" if own.known and len(own.known) < len(group.runs) else ""
-            cells.append(Cell("", own.mean, own.deviation, best[name] == index, short))
+            short = f"({len(own.known)}/{several})" if 0 < len(own.known) < len(group.runs) and not cells else ""
+            cells.append(Cell("", own.mean, own.deviation, index in best[name], short))
         if with_factors:
             cells.insert(1, Cell(factor(seeds.factor(groups[0], group, "parallel_time")) or "–"))
         own = estimates["final"][index]
-        cells.append(Cell("", own.mean, own.deviation, best["final"] == index))
+        cells.append(Cell("", own.mean, own.deviation, index in best["final"]))
         if several > 1 and len(groups) > 1:
             cells.append(Cell(f"{won[index]}/{several}"))
         rows.append(tuple(cells))
@@ -106,15 +106,13 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
     )
 
 
-def _best(name: str, found: Sequence[seeds.Estimate], higher: bool) -> int | None:
-    """Which policy has the best mean, among those that have the number in every seed."""
-    means = {
-        index: own.mean for index, own in enumerate(found) if own.mean is not None and len(own.known) == len(own.values)
-    }
-    if len(found) < 2 or not means or len(set(means.values())) == 1:
-        return None
-    choose: Callable[..., int] = max if name == "final" and higher else min
-    return choose(means, key=lambda index: means[index] or 0.0)
+def _best(name: str, found: Sequence[seeds.Estimate], higher: bool) -> set[int]:
+    """Which policies have the best mean, among those that have the number in every seed; none where all are equal."""
+    means = {index: own.mean for index, own in enumerate(found) if own.mean is not None and None not in own.values}
+    if len(found) < 2 or len(set(means.values())) < 2:
+        return set()
+    best = (max if name == "final" and higher else min)(means.values())
+    return {index for index, mean in means.items() if mean == best}
 
 
 def _caption(runs: Sequence[Run], groups: Sequence[seeds.Group], decisive: str) -> str:
@@ -153,7 +151,7 @@ def latex(table: PaperTable, label: str = "tab:comparison") -> str:
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table*}",
-        "  \\centering",
+        "  \\centering\\small\\setlength{\\tabcolsep}{5pt}",
         f"  \\caption{{{_tex(table.caption)}}}",
         f"  \\label{{{label}}}",
         f"  \\begin{{tabular}}{{l{'r' * len(table.headings)}}}",

@@ -203,9 +203,20 @@ class Run:
         """In a notebook: the costs and the curves."""
         return display.page(self)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the last evaluation gave something that is not a finite number."""
+        return bool(self.history) and not all(map(math.isfinite, self.history[-1].metrics.values()))
+
     def __repr__(self) -> str:
-        final = "not evaluated" if self.final_metric is None else f"{self.setting.metric} {self.final_metric:.4f}"
-        costs = self.costs
+        costs, metric = self.costs, self.setting.metric
+        final = "not evaluated" if self.final_metric is None else f"{metric} {self.final_metric:.4f}"
+        if self.rounds == 0:
+            why = f", {len(self.refused)} updates were refused" if self.refused else ""
+            initial = "" if self.final_metric is None else f"; the initial model has {final}"
+            return f"<Run {self.policy}: nothing was mixed ({self.finish_reason}{why}){initial}>"
+        if self.diverged:
+            final = f"DIVERGED, {final}"
         return (
             f"<Run {self.policy}: {final} after {self.rounds} rounds, {costs.parallel_time:g} s parallel time, "
             f"{costs.update_requests} update requests, {costs.steps} steps>"

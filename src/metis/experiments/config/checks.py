@@ -122,8 +122,8 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
     needs = {
         "exponent": ("sizes", ("power_law", "zipf"), False),
         "explicit": ("sizes", ("explicit",), True),
-        "classes_per_learner": ("classes", ("non_iid",), True),
-        "alpha": ("classes", ("dirichlet",), True),
+        "classes_per_learner": ("classes", ("non_iid", "shards"), True),
+        "alpha": ("classes", ("dirichlet", "class_dirichlet"), True),
     }
     for key, (chooser, choices, required) in needs.items():
         choice, given = getattr(partition, chooser), getattr(partition, key) is not None
@@ -134,6 +134,10 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
             )
         if required and not given and choice in choices:
             errors.add(["partition", key], f"missing; {chooser} = '{choice}' needs it")
+    if partition.classes == "class_dirichlet" and partition.sizes != "uniform":
+        errors.add(["partition", "sizes"], "is given, but with classes = 'class_dirichlet' the sizes follow from alpha")
+    if partition.classes == "shards" and isinstance(partition.classes_per_learner, list):
+        errors.add(["partition", "classes_per_learner"], "is a list; the shards of each learner are one number")
     for key in ("explicit", "classes_per_learner"):
         listed = getattr(partition, key)
         if isinstance(listed, list) and len(listed) != learners:

@@ -94,12 +94,13 @@ class PartitionConfig(Table):
         default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
     )
     explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
-    classes: Literal["iid", "non_iid", "dirichlet", "target_ranges"] = Field(
+    classes: Literal["iid", "non_iid", "shards", "dirichlet", "class_dirichlet", "target_ranges"] = Field(
         default="iid",
-        description="which examples: of all classes alike, of few, or of a range of a regression's target",
+        description="which examples: of all classes alike, of few, or of a range of a regression's target; with "
+        "class_dirichlet each class is divided, and the sizes follow",
     )
     classes_per_learner: Count | list[Count] | None = Field(
-        default=None, description="x of Non-IID(x), or one for each learner"
+        default=None, description="x of Non-IID(x), or one for each learner; the shards of each for 'shards'"
     )
     alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
     assignment: Literal["alternate", "in_order"] = Field(
