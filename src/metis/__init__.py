@@ -79,6 +79,9 @@ if TYPE_CHECKING:
         Federation as Federation,
         SimulatedLearner as SimulatedLearner,
     )
+    from metis.learning.torch.metrics import (
+        BatchMean as BatchMean,
+    )
     from metis.learning.torch.optimizers import (
         TorchOptimizer as TorchOptimizer,
     )
@@ -156,6 +159,7 @@ _PUBLIC = {
         "Federation",
         "SimulatedLearner",
     ),
+    "metis.learning.torch.metrics": ("BatchMean",),
     "metis.learning.torch.optimizers": ("TorchOptimizer",),
     "metis.reporting.notebook": ("Comparison",),
     "metis.reporting.trackers.tracking": ("Tracking",),

@@ -57,7 +57,10 @@ def test_a_wrong_argument_of_simulate_is_told_in_one_sentence(changes: dict[str,
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"metric": "f1"}, "metric is 'f1'; an evaluation measures loss, accuracy"),
+        ({"metric": "f2"}, "metric is 'f2'; an evaluation measures loss, accuracy"),
+        ({"metrics": ["f1"], "metric": "auc"}, "metric is 'auc'; an evaluation measures loss, f1"),
+        ({"metrics": ["recal"]}, "there is no metric 'recal'; did you mean 'recall'"),
+        ({"collate": 3}, "collate is 3; it must be a function that makes a batch of a list of items"),
         ({"seed": None}, "seed must be a whole number, 0 or more, not None"),
         ({"network": lambda: None}, "network must make a torch.nn.Module, not NoneType"),
         ({"learners": []}, "at least one learner"),

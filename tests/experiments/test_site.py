@@ -105,8 +105,12 @@ def test_a_site_file_may_leave_out_all_but_network_and_training_data(tmp_path: P
          "'nosuchmodule'"),
         ("raise SystemExit('bye')", "the site file cannot be used: site.py:1: SystemExit: bye"),
         (SITE + "task = 'ranking'", "site.py: task is 'ranking'; allowed: classification, regression"),
-        (SITE + "metrics = [max]", "site.py: metrics must be a dictionary of names and functions, as in "
-         'metrics = {"auc": auc} with def auc(outputs, targets)'),
+        (SITE + "metrics = [max]", "site.py: metrics must be a list of names or a dictionary of names and functions, "
+         'as in metrics = {"auc": auc} with def auc(outputs, targets)'),
+        (SITE + "def collate(): ...", "collate does not take the arguments that Metis passes; write: def "
+         "collate(items)"),
+        (SITE + "def step(batch): ...", "step does not take the arguments that Metis passes; write: def step(module, "
+         "batch)"),
         (SITE + "metrics = {'loss': max}", "site.py: metrics has 'loss', which is always measured; define the function "
          "loss instead"),
         (SITE + "metric = max", "site.py: metric is <built-in function max>; it must be a string"),

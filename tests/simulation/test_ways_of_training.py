@@ -10,9 +10,35 @@ import pytest
 import torch
 
 import metis
-from simulation.federations import fingerprint, lively
+from simulation.federations import FEATURES, blobs, fingerprint, lively, network
 
 COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=50)
+INPUTS, TARGETS = blobs()
+ITEMS = [
+    {"inputs": values[: 1 + k % 3], "weight": 1.0, "labels": label}
+    for k, (values, label) in enumerate(zip(INPUTS, TARGETS, strict=True))
+]
+
+
+class Padded(torch.nn.Module):
+    """Takes inputs of any length, by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = network()
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.inside(torch.nn.functional.pad(inputs, (0, FEATURES - inputs.shape[1])))
+
+
+def pad(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    rows = [torch.tensor(item["inputs"]) for item in items]
+    return {
+        "inputs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        "labels": torch.tensor([item["labels"] for item in items]),
+    }
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "adamw": {"solver": metis.AdamW(0.01, keep_state=True)},
     "torch's AdamW": {
@@ -25,6 +51,13 @@ WAYS: dict[str, dict[str, Any]] = {
         ),
         "clip_norm": 1.0,
         "accumulate": 2,
+    },
+    "collated": {
+        "network": Padded,
+        "train": ITEMS,
+        "test": ITEMS[:30],
+        "collate": pad,
+        "metrics": ["accuracy", "auc", "f1"],
     },
 }
 

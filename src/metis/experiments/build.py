@@ -64,7 +64,7 @@ def build_federation(
         for assignment in setup.assignments
     ]
     return Federation(
-        engine=setup.engine(training),
+        engine=setup.engine(config),
         train=setup.train,
         test=setup.test,
         learners=learners,

@@ -26,7 +26,7 @@ from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
-from metis.learning.engine import trainable_of
+from metis.learning.engine import METRICS, measured, trainable_of
 from metis.runs import display
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
@@ -74,12 +74,20 @@ def _both(watch: Watch | None, shown: Watch | None) -> Watch | None:
     return call
 
 
-def _torch_engine(given: dict[str, Any], task: Literal["classification", "regression"], threads: int) -> Engine:
+def _torch_engine(
+    given: dict[str, Any], task: Literal["classification", "regression"], threads: int, metric: str | None
+) -> Engine:
     if given["network"] is None:
         raise ArgumentError("network is missing; give a function that makes a torch module, or an engine", "network")
+    if given["metrics"] is None:
+        given["metrics"] = measured(task, metric if metric in METRICS[task] else None) if task in METRICS else None
     return TorchEngine(
         task=task, threads=threads, **{name: value for name, value in given.items() if value is not None}
     )
+
+
+def _first_metric(metrics: Mapping[str, Any] | Sequence[str] | None) -> str | None:
+    return None if metrics is None else next(iter(metrics), "loss")
 
 
 def _only_engine(engine: Engine, given: dict[str, Any]) -> Engine:
@@ -94,9 +102,11 @@ class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
     `network` makes a torch module; `train` and `test` are pairs of arrays, map-style datasets of torch, or
-    `Examples`; `learners` say who holds which of the training examples. An `engine` takes the place of `network`,
-    `device`, `dtype`, `buffers`, `clip_norm` (the largest norm of a step's gradient) and `accumulate` (the batches of a
-    step).
+    `Examples`; `collate` makes a batch of a list of items. `learners` say who holds which of the training examples.
+    `loss(outputs, targets)` or `step(module, batch)` replace the loss of the task. `metrics` are names, or functions by
+    name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
+    of a step's gradient, `accumulate` the batches of a step. An `engine` takes the place of all that concerns the
+    network and how it is trained and measured.
     """
 
     def __init__(
@@ -110,6 +120,10 @@ class Federation:
         task: Literal["classification", "regression"] = "classification",
         metric: str | None = None,
         higher_is_better: bool | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
+        step: Callable[[Any, Any], Any] | None = None,
+        metrics: Mapping[str, Any] | Sequence[str] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         augment: Augmentation | None = None,
         device: str | None = None,
         dtype: str | None = None,
@@ -131,23 +145,25 @@ class Federation:
         _whole("seed", seed)
         if len(set(names)) != len(names):
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
-        own = {"network": network, "device": device, "dtype": dtype, "buffers": buffers, "clip_norm": clip_norm,
-               "accumulate": accumulate}  # fmt: skip
-        self.engine = _torch_engine(own, task, threads) if engine is None else _only_engine(engine, own)
-        self.train = as_examples(train)
-        self.test = None if test is None else as_examples(test)
+        own = {
+            "network": network, "device": device, "dtype": dtype, "buffers": buffers, "loss": loss, "step": step,
+            "metrics": metrics, "clip_norm": clip_norm, "accumulate": accumulate,
+        }  # fmt: skip
+        self.engine = _torch_engine(own, task, threads, metric) if engine is None else _only_engine(engine, own)
+        self.train = as_examples(train, collate)
+        self.test = None if test is None else as_examples(test, collate)
         self.threads = threads
         self.learners = tuple(learners)
         self.solver = solver
         self.augment = augment
         self.seed = seed
-        self.metric = metric or ("accuracy" if task == "classification" else "mae")
+        self.metric = metric or _first_metric(metrics) or ("accuracy" if task == "classification" else "mae")
         self.higher_is_better = (
             self.metric not in ("loss", "mae", "mse", "rmse") if higher_is_better is None else higher_is_better
         )
-        measured = getattr(self.engine, "metrics", None)
-        if measured is not None and self.metric not in measured:
-            raise ConfigError(f"metric is '{self.metric}'; an evaluation measures {', '.join(measured)}")
+        known = getattr(self.engine, "metrics", None)
+        if known is not None and self.metric not in known:
+            raise ConfigError(f"metric is '{self.metric}'; an evaluation measures {', '.join(known)}")
         self.class_counts = class_counts
         self.class_names = tuple(class_names)
         self.facts = facts or {}

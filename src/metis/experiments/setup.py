@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.errors import ConfigError
-from metis.experiments.config.load import ExperimentConfig, Operation, TrainingConfig, network_parameters, task_of
+from metis.experiments.config.load import ExperimentConfig, Operation, network_parameters, task_of
 from metis.experiments.config.schema import NetworkConfig
 from metis.experiments.data import Assignment, Division, divide, partition_in_words
 
@@ -36,14 +36,17 @@ class TrainingSetup:
     higher_is_better: bool | None = None
     loss: Any = None  # None: that of the task
     metrics: Mapping[str, Any] | None = None
+    step: Callable[[Any, Any], Any] | None = None
     augment: Augmentation | None = None
     class_counts: NDArray[np.int64] | None = None
     class_names: Sequence[str] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def engine(self, training: TrainingConfig, device: str | None = None) -> Engine:
+    def engine(self, config: ExperimentConfig, device: str | None = None) -> Engine:
         """What trains the network, on this device if one is given."""
-        from metis.learning.engine import ENGINES, EngineJob
+        from metis.learning.engine import ENGINES, EngineJob, measured
+
+        training, evaluation = config.training, config.evaluation
 
         job = EngineJob(
             self.task,
@@ -53,13 +56,16 @@ class TrainingSetup:
             self.input_shape,
             self.outputs,
             self.loss,
-            self.metrics,
+            measured(self.task, self.metric, *evaluation.metrics)
+            if self.metrics is None
+            else {**self.metrics, **{name: name for name in evaluation.metrics}},
             device or training.device,
             training.dtype,
             training.threads,
             training.buffers,
             training.clip_norm,
             training.accumulate,
+            self.step,
         )
         return ENGINES.named(training.engine)(job)
 

@@ -144,7 +144,7 @@ def _silo(
     assert metric is not None, "the configuration is complete"
     if higher is None:
         higher = METRICS[setup.task].get(metric, True)
-    return TrainingSilo(setup.engine(config.training, device), policy, learner, evaluation, metric, higher, config.seed)
+    return TrainingSilo(setup.engine(config, device), policy, learner, evaluation, metric, higher, config.seed)
 
 
 def _refuse_without_site(config: ExperimentConfig) -> None:

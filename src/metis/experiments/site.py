@@ -9,7 +9,9 @@ can serve all sites, in a deployment and in a rehearsal by `metis simulate`.
     def test_data()                   likewise: held-out data of the controller
     task = "classification"           or "regression"
     def loss(outputs, targets)        instead of cross-entropy or mean squared error; a mean over the batch
-    metrics = {"auc": auc}            instead of accuracy or mae; each takes (outputs, targets), a mean over the batch
+    def step(module, batch)           instead of a forward pass and the loss: returns the loss
+    def collate(items)                a batch of a list of items, where torch's own rule does not do
+    metrics = ["auc", "f1"]           instead of accuracy or mae: names, or {"name": function of outputs and targets}
     metric = "auc"                    the one that runs are judged by
     higher_is_better = True
     def augment(inputs, generator)    the inputs of a training batch, changed at random
@@ -42,8 +44,18 @@ from metis.experiments.setup import TrainingSetup
 if TYPE_CHECKING:
     from metis.learning import Batch, Examples
 
-_FUNCTIONS = {"network": 0, "training_data": 1, "evaluation_data": 1, "test_data": 0, "loss": 2, "augment": 2}
+_FUNCTIONS = {
+    "network": 0,
+    "training_data": 1,
+    "evaluation_data": 1,
+    "test_data": 0,
+    "loss": 2,
+    "step": 2,
+    "collate": 1,
+    "augment": 2,
+}
 _ARGUMENTS = {0: "", 1: "site", 2: "outputs, targets"}
+_OTHER_ARGUMENTS = {"augment": "inputs, generator", "step": "module, batch", "collate": "items"}
 _LOWER_IS_BETTER = ("loss", "mae", "mse", "rmse")
 _MAX_CLASSES = 100  # that a report can show
 
@@ -59,7 +71,9 @@ class Site:
     test_data: Callable[[], Any] | None = None
     task: Literal["classification", "regression"] | None = None
     loss: Callable[..., Any] | None = None
-    metrics: Mapping[str, Callable[..., Any]] | None = None
+    step: Callable[..., Any] | None = None
+    collate: Callable[..., Any] | None = None
+    metrics: Mapping[str, Any] | Sequence[str] | None = None
     metric: str | None = None
     higher_is_better: bool | None = None
     augment: Callable[..., Any] | None = None
@@ -124,7 +138,7 @@ def _on_the_path(folder: Path) -> Iterator[None]:
 
 
 def _check_function(path: Path, name: str, function: Any, arguments: int) -> None:
-    wanted = "inputs, generator" if name == "augment" else _ARGUMENTS[arguments]
+    wanted = _OTHER_ARGUMENTS.get(name, _ARGUMENTS[arguments])
     hint = f"write: def {name}({wanted})"
     if not callable(function) or (hasattr(function, "state_dict") and name == "network" and not _is_class(function)):
         raise ConfigError(f"{path.name}: {name} is not a function; {hint}")
@@ -148,11 +162,9 @@ def _check_values(path: Path, found: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path.name}: task is {task!r}; allowed: {', '.join(METRICS)}")
     metrics = found.get("metrics")
     if metrics is not None:
-        if not isinstance(metrics, Mapping) or not all(
-            isinstance(name, str) and callable(measure) for name, measure in metrics.items()
-        ):
+        if not isinstance(metrics, (Mapping, list, tuple)) or not all(isinstance(name, str) for name in metrics):
             raise ConfigError(
-                f"{path.name}: metrics must be a dictionary of names and functions, as in "
+                f"{path.name}: metrics must be a list of names or a dictionary of names and functions, as in "
                 'metrics = {"auc": auc} with def auc(outputs, targets)'
             )
         if "loss" in metrics:
@@ -200,6 +212,13 @@ class SiteFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         return SiteFunction, (self._path, self._name, self._key)
 
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function itself, for those who look at its parameters."""
+        found = getattr(load_site(self._path), self._name)
+        function: Callable[..., Any] = found if self._key is None else found[self._key]
+        return function
+
     def __repr__(self) -> str:
         return f"{self._path.name}:{self._name}" + ("" if self._key is None else f"[{self._key}]")
 
@@ -210,7 +229,8 @@ class SiteExamples:
     def __init__(self, path: Path, name: str, arguments: tuple[str, ...], source: Any) -> None:
         self._origin = (path, name, *arguments)
         self.labels: NDArray[np.int64] | None = None
-        if isinstance(source, (tuple, list)) and len(source) == 2:
+        collate = load_site(path).collate
+        if collate is None and isinstance(source, (tuple, list)) and len(source) == 2:
             inputs, targets = source[0], _whole_as_int64(source[1])
             source = (inputs, targets)
             if getattr(targets, "ndim", 0) == 1 and np.asarray(targets).dtype == np.int64:
@@ -221,7 +241,7 @@ class SiteExamples:
             from metis.learning import as_examples
 
             try:
-                self._examples = as_examples(source)
+                self._examples = as_examples(source, collate)
             except ConfigError as problem:
                 raise DataError(f"{_shown(path, name, arguments)}: {problem}") from problem
         if len(self._examples) == 0:
@@ -232,6 +252,11 @@ class SiteExamples:
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         return self._examples.batch(indices)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("items", "collate") and "_examples" in self.__dict__:  # where the examples are items of a dataset
+            return getattr(self._examples, name)
+        raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return site_examples, self._origin
@@ -330,6 +355,17 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
     )
 
 
+def _metrics(site: Site) -> dict[str, Any] | None:
+    if site.metrics is None:
+        return None
+    if not isinstance(site.metrics, Mapping):
+        return {name: name for name in site.metrics}
+    return {
+        name: SiteFunction(site.path, "metrics", name) if inspect.isroutine(metric) else metric
+        for name, metric in site.metrics.items()
+    }
+
+
 def site_setup(config: ExperimentConfig, site: Site, **parts: Any) -> TrainingSetup:
     """The network, loss and metrics of the site file, with these data."""
     path, evaluation = site.path, config.evaluation
@@ -339,7 +375,8 @@ def site_setup(config: ExperimentConfig, site: Site, **parts: Any) -> TrainingSe
         metric=evaluation.metric,
         higher_is_better=evaluation.higher_is_better,
         loss=None if site.loss is None else SiteFunction(path, "loss"),
-        metrics=None if site.metrics is None else {name: SiteFunction(path, "metrics", name) for name in site.metrics},
+        step=None if site.step is None else SiteFunction(path, "step"),
+        metrics=_metrics(site),
         augment=None if site.augment is None else SiteFunction(path, "augment"),
         **parts,
     )

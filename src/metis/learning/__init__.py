@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         JoinedExamples as JoinedExamples,
         as_examples as as_examples,
     )
+    from metis.learning.torch.metrics import (
+        BatchMean as BatchMean,
+    )
     from metis.learning.torch.networks import (
         NETWORKS as NETWORKS,
         brain_age_cnn3d as brain_age_cnn3d,
@@ -71,6 +74,7 @@ _HOMES = {
     "torch.batched": ("kind_of", "train_batched"),
     "torch.engine": ("TorchEngine",),
     "torch.examples": ("ArrayExamples", "DatasetExamples", "JoinedExamples", "as_examples"),
+    "torch.metrics": ("BatchMean",),
     "torch.networks": (
         "NETWORKS",
         "brain_age_cnn3d",

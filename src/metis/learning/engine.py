@@ -84,6 +84,22 @@ def trainable_of(engine: Engine) -> int:
     return int(getattr(engine, "trainable", parameters))
 
 
+# Metrics by name and whether more of each is better; the first of a task is measured unless others are given.
+METRICS: dict[str, dict[str, bool]] = {
+    "classification": {
+        "accuracy": True, "loss": False, "auc": True, "f1": True, "precision": True, "recall": True,
+        "balanced_accuracy": True, "dice": True,
+    },
+    "regression": {"mae": False, "loss": False, "mse": False, "rmse": False, "r2": True},
+}  # fmt: skip
+
+
+def measured(task: str, *more: str | None) -> tuple[str, ...]:
+    """The metric of a task and the further ones by name; the loss is measured anyway."""
+    names = dict.fromkeys((next(iter(METRICS[task])), *more))
+    return tuple(name for name in names if name is not None and name != "loss")
+
+
 # --- engines by name ----------------------------------------------------------------------------
 
 
@@ -98,13 +114,14 @@ class EngineJob:
     input_shape: tuple[int, ...] = ()  # of one example as the network sees it
     outputs: int = 0  # classes, or 1 for a regression
     loss: Any = None  # None: that of the task
-    metrics: Mapping[str, Any] | None = None  # None: those of the task
+    metrics: Mapping[str, Any] | Sequence[str] | None = None  # None: those of the task
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
     buffers: Literal["average", "local"] = "average"
     clip_norm: float | None = None  # of the gradient of a step
     accumulate: int = 1  # batches of a step
+    step: Callable[[Any, Any], Any] | None = None  # of network and batch, in place of the loss
 
 
 class EngineKind(Protocol):
@@ -146,6 +163,7 @@ class _Torch:
             network,
             job.task,
             loss=job.loss,
+            step=job.step,
             metrics=job.metrics,
             device=job.device,
             dtype=job.dtype,

@@ -68,10 +68,15 @@ class Learner:
             if self.ranks is not None:
                 yield self.ranks.part(self.examples, chosen, self.augment, generator)
                 continue
-            inputs, targets = self.examples.batch(chosen)
+            batch = self.examples.batch(chosen)
             if self.augment is not None:
-                inputs = self.augment(inputs, generator)
-            yield inputs, targets
+                if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                    raise ConfigError(
+                        "augment changes the inputs of pairs (inputs, targets), and these batches are "
+                        f"{type(batch).__name__}s; change them in the dataset or in collate"
+                    )
+                batch = self.augment(batch[0], generator), batch[1]
+            yield batch
 
     def orders(self, task_number: int) -> Iterator[NDArray[np.int64]]:
         """Which examples each of these batches has."""

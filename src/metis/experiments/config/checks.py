@@ -15,7 +15,7 @@ from metis.core.policies import POLICIES
 from metis.errors import ArgumentError, ConfigError
 from metis.experiments.compose import build_solver
 from metis.experiments.config.complete import solver_of
-from metis.experiments.config.errors import ConfigErrors, did_you_mean
+from metis.experiments.config.errors import ConfigErrors, did_you_mean, not_a_choice
 from metis.experiments.config.schema import (
     METRICS,
     REPLACED_BY_SITE,
@@ -233,6 +233,9 @@ def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
             ["evaluation", "metric"],
             f"is '{evaluation.metric}', must be one of {', '.join(known)} for {task}",
         )
+    for index, name in enumerate(evaluation.metrics):
+        if name not in METRICS[task]:
+            errors.add(["evaluation", "metrics", index], not_a_choice(name, METRICS[task]))
     metric, target = evaluation.metric or next(iter(METRICS[task])), evaluation.target
     if target is not None and metric == "accuracy" and not 0 < target <= 1:
         errors.add(["evaluation", "target"], f"is {target:g}, an accuracy lies between 0 and 1")

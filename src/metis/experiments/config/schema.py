@@ -13,13 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
+from metis.learning.engine import METRICS as METRICS  # noqa: PLC0414
 from metis.registry import parameters_of
-
-# What each task's evaluation measures; the first is the default. The sign says whether more or less is better.
-METRICS: dict[str, dict[str, bool]] = {
-    "classification": {"accuracy": True, "loss": False},
-    "regression": {"mae": False, "loss": False},
-}
 
 # Tables whose content a site file brings.
 REPLACED_BY_SITE = ("data", "partition", "network")
@@ -242,8 +237,11 @@ class EvaluationConfig(Table):
     """How the community model is judged, on the test examples and outside virtual time."""
 
     metric: str | None = Field(
-        default=None, description="accuracy or loss; for a regression mae or loss; or one of a site file"
+        default=None,
+        description="accuracy, loss, auc, f1, precision, recall, balanced_accuracy, dice; for a regression mae, loss, "
+        "mse, rmse, r2; or one of a site file",
     )
+    metrics: list[str] = Field(default=[], description="further metrics to measure, by the same names")
     higher_is_better: bool | None = Field(
         default=None, description="of a metric that a site file brings, if the site file does not say it"
     )

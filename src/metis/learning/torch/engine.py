@@ -10,11 +10,10 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metis.core.layers import Memory
@@ -22,13 +21,13 @@ from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Trained
+from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import make_network
+from metis.learning.torch.metrics import measures_of, number
+from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
-
-Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets; a mean over the batch
-Task = Literal["classification", "regression"]
 
 _DTYPES = {
     "float16": torch.float16,
@@ -45,15 +44,7 @@ _SMALL = (
 )  # fmt: skip
 
 
-def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.argmax(1) == targets).double().mean()
-
-
-_LOSSES: dict[Task, Measure] = {"classification": F.cross_entropy, "regression": F.mse_loss}
-_METRICS: dict[Task, dict[str, Measure]] = {
-    "classification": {"accuracy": _accuracy},
-    "regression": {"mae": F.l1_loss},
-}
+_METRICS: dict[Task, tuple[str, ...]] = {"classification": ("accuracy",), "regression": ("mae",)}
 
 
 class TorchEngine(FlatNetwork):
@@ -61,6 +52,9 @@ class TorchEngine(FlatNetwork):
 
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
     learner's memory then normalizes with the statistics of the batches that it is evaluated on.
+
+    `loss` takes outputs and targets, or outputs and the batch if its second parameter is called `batch`; `step` takes
+    the network and a batch and returns the loss, or loss, outputs and targets.
     """
 
     def __init__(
@@ -68,8 +62,9 @@ class TorchEngine(FlatNetwork):
         network: Callable[[], nn.Module] | nn.Module,
         task: Task = "classification",
         *,
-        loss: Measure | None = None,
-        metrics: Mapping[str, Measure] | None = None,
+        loss: Loss | None = None,
+        step: TrainingStep | None = None,
+        metrics: Mapping[str, Any] | Iterable[str] | None = None,
         device: str = "cpu",
         dtype: str = "float32",
         threads: int | None = 1,
@@ -79,8 +74,8 @@ class TorchEngine(FlatNetwork):
         clip_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
-        if task not in _LOSSES:
-            raise ConfigError(f"task is '{task}'; allowed: {', '.join(_LOSSES)}")
+        if task not in LOSSES:
+            raise ConfigError(f"task is '{task}'; allowed: {', '.join(LOSSES)}")
         if dtype not in _DTYPES:
             raise ConfigError(f"dtype is '{dtype}'; allowed: {', '.join(_DTYPES)}")
         if buffers not in ("average", "local"):
@@ -91,18 +86,15 @@ class TorchEngine(FlatNetwork):
             raise ConfigError(f"evaluation_batch is {evaluation_batch}; it must be at least 1")
         check_clip(clip_norm, accumulate)
         self._arguments: dict[str, Any] = {
-            "network": network, "task": task, "loss": loss, "metrics": metrics, "device": device,
+            "network": network, "task": task, "loss": loss, "step": step, "metrics": metrics, "device": device,
             "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
             "evaluation_batch": evaluation_batch, "clip_norm": clip_norm, "accumulate": accumulate,
         }  # fmt: skip
         self._network = network
-        self._task = task
-        self._loss = loss or _LOSSES[task]
-        self._metrics = dict(_METRICS[task] if metrics is None else metrics)
+        self._measures = measures_of(_METRICS[task] if metrics is None else metrics, task == "regression")
         self._dtype = _DTYPES[dtype]
         self._threads = threads
         self._local = buffers == "local"
-        self._channels_last = channels_last
         self._evaluation_batch = evaluation_batch
         self._clip_norm, self._accumulate = clip_norm, accumulate
         self.ranks: Ranks | None = None  # the processes that train with this one, as one
@@ -114,6 +106,7 @@ class TorchEngine(FlatNetwork):
             reason = str(problem).splitlines()[0]
             raise ConfigError(f"device '{device}' cannot be used: {reason}") from problem
         self._rng_devices = [] if self._device.type == "cpu" else [self._device]
+        self._objective = Objective(task, loss, step, self._device, self._dtype, channels_last)
         self._lay_flat(self._build(seed=0))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,13 +175,12 @@ class TorchEngine(FlatNetwork):
         ):
             self._seed(seed if ranks is None else seed + ranks.rank)
             for batch in batches:
-                inputs, targets = self._move((batch[0], batch[1]))
-                whole = len(targets)
+                given = self._objective.move(batch.batch if isinstance(batch, Part) else batch)
+                whole = examples_in(given, split(given)[1])
                 if isinstance(batch, Part):
                     whole, part[0] = batch.whole, batch.weight
                 with self._without_variance(whole):
-                    outputs = module(inputs)
-                loss = self._loss(self._fit(outputs, targets), targets)
+                    loss, _, _ = self._objective.measure(module, given)
                 if trainable:
                     if not pending:
                         gradient.zero_()
@@ -242,8 +234,8 @@ class TorchEngine(FlatNetwork):
     def trains_batched(self) -> bool:
         """Whether several models of this network can be trained as one computation that is worth it."""
         layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
-        flat = self._flat.numel() == self._weights.numel() > 0
-        return flat and self.plain_steps and all(isinstance(layer, _SMALL) for layer in layers)
+        plain = self._flat.numel() == self._weights.numel() > 0 and self.plain_steps and self._objective.usual
+        return plain and all(isinstance(layer, _SMALL) for layer in layers)
 
     def same_anywhere(self, examples: int) -> bool:
         """Whether a batch of this size gives the same bits at any position among those that are batched."""
@@ -268,7 +260,7 @@ class TorchEngine(FlatNetwork):
         losses: list[list[float]] = []
         examples: list[int] = []
         for batch in batches:
-            inputs, targets = self._move(batch)
+            inputs, targets = self._objective.move(batch)
             if not losses:
                 weights = self._weights.detach().repeat(len(targets), 1)
                 memory = solver.start(weights)
@@ -295,7 +287,7 @@ class TorchEngine(FlatNetwork):
             pieces = torch.split(weights, [shape.numel() for shape in shapes.values()])
             own = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
             outputs = torch.func.functional_call(self._module, own, (inputs,))
-            return self._loss(self._fit(outputs, targets), targets)
+            return self._objective.loss_of(outputs, targets)
 
         gradients: Callable[..., tuple[Tensor, Tensor]] = torch.func.vmap(torch.func.grad_and_value(loss))
         return gradients
@@ -324,7 +316,7 @@ class TorchEngine(FlatNetwork):
     @property
     def metrics(self) -> tuple[str, ...]:
         """What an evaluation measures."""
-        return ("loss", *self._metrics)
+        return ("loss", *self._measures)
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
         if len(examples) == 0:
@@ -335,17 +327,23 @@ class TorchEngine(FlatNetwork):
         if self._local and memory is None and len(examples) > 1:
             for layer in self._batch_norms:
                 layer.train()
-        measures = {"loss": self._loss, **self._metrics}
-        totals = dict.fromkeys(measures, 0.0)
+        for measure in self._measures.values():
+            measure.reset()
+        total = 0.0
         # Parts of equal size: a last batch of one example would have no variance for BatchNorm to measure.
         parts = np.array_split(np.arange(len(examples)), math.ceil(len(examples) / self._evaluation_batch))
         with torch.inference_mode():
             for part in parts:
-                inputs, targets = self._move(examples.batch(part))
-                outputs = self._fit(module(inputs), targets)
-                for name, measure in measures.items():
-                    totals[name] += float(measure(outputs, targets)) * len(part)
-        return {name: total / len(examples) for name, total in totals.items()}
+                loss, outputs, targets = self._objective.measure(module, self._objective.move(examples.batch(part)))
+                total += float(loss) * len(part)
+                if self._measures and targets is None:
+                    raise ConfigError(self._objective.without_targets)
+                for measure in self._measures.values():
+                    measure.add(outputs, targets, len(part))
+            values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
+        for measure in self._measures.values():
+            measure.reset()  # a metric of the whole set holds all outputs
+        return {"loss": total / len(examples), **values}
 
     # --- the flat tensor ----------------------------------------------------------------------
 
@@ -371,27 +369,3 @@ class TorchEngine(FlatNetwork):
     def _use_threads(self) -> None:
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-
-    def _move(self, batch: Batch) -> Batch:
-        inputs, targets = batch
-        memory_format = torch.preserve_format
-        if inputs.ndim == 4 and inputs.is_floating_point():
-            memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
-        inputs = inputs.to(
-            self._device,
-            self._dtype if inputs.is_floating_point() else inputs.dtype,
-            memory_format=memory_format,
-        )
-        kind = self._dtype if self._task == "regression" or targets.is_floating_point() else targets.dtype
-        return inputs, targets.to(self._device, kind)
-
-    def _fit(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """For a regression, outputs in the shape of the targets; torch would broadcast unequal ones."""
-        if self._task == "classification" or outputs.shape == targets.shape:
-            return outputs
-        if outputs.shape == (*targets.shape, 1):
-            return outputs.squeeze(-1)
-        raise ConfigError(
-            f"the network's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
-            "a regression needs one output for each target"
-        )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset
 
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples
 from metis.learning.torch.augmentation import Transform
+from metis.learning.torch.batches import collated
 
 
 class ArrayExamples:
@@ -104,9 +105,11 @@ class ArrayExamples:
 
 
 class DatasetExamples:
-    """Any map-style dataset of torch whose items are (input, target); items are collated into batches."""
+    """Any map-style dataset, also a list; items are collated into batches, by torch's rule or the user's."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        if collate is not None and not callable(collate):
+            raise ConfigError(f"collate is {collate!r}; it must be a function that makes a batch of a list of items")
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
@@ -114,24 +117,25 @@ class DatasetExamples:
                 f"{type(dataset).__name__} is not a map-style dataset: it needs __len__ and __getitem__, "
                 "because a learner shuffles its examples"
             )
-        self._dataset = dataset
+        self._dataset, self._collate = dataset, collate
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def batch(self, indices: NDArray[np.int64]) -> Batch:
+    def items(self, indices: NDArray[np.int64]) -> list[Any]:
+        """Items of the dataset as it returns them."""
         chosen = indices.tolist()
         if hasattr(self._dataset, "__getitems__"):
-            items = self._dataset.__getitems__(chosen)
-        else:
-            items = [self._dataset[i] for i in chosen]
-        collated = default_collate(items)
-        if not (isinstance(collated, (list, tuple)) and len(collated) == 2):
-            raise DataError("an item of the dataset must be a pair (input, target)")
-        inputs, targets = collated
-        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
-            raise DataError("inputs and targets of the dataset must be tensors, arrays or numbers")
-        return inputs, targets
+            items: list[Any] = self._dataset.__getitems__(chosen)
+            return items
+        return [self._dataset[i] for i in chosen]
+
+    def collate(self, items: list[Any]) -> Batch:
+        """Items as one batch."""
+        return collated(items, self._collate)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        return self.collate(self.items(indices))
 
 
 class JoinedExamples:
@@ -156,6 +160,10 @@ class JoinedExamples:
         home = np.searchsorted(self._ends, indices, side="right")
         if len(home) and (home == home[0]).all():  # of one silo: exactly what its own examples would give
             return self._parts[int(home[0])].batch(indices - self._starts[home[0]])
+        if all(hasattr(part, "items") for part in self._parts):
+            parts: Any = self._parts
+            one_by_one = zip(home, indices - self._starts[home], strict=True)
+            return parts[0].collate([parts[part].items(np.array([index]))[0] for part, index in one_by_one])
         pieces, positions = [], []
         for part in np.unique(home):
             here = np.flatnonzero(home == part)
@@ -170,18 +178,27 @@ class JoinedExamples:
         return inputs, targets
 
 
-def as_examples(source: Any, **options: Any) -> Examples:
+def as_examples(source: Any, collate: Callable[[list[Any]], Any] | None = None, **options: Any) -> Examples:
     """Examples from what a user has: a pair of arrays, a map-style dataset, or examples already."""
-    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+    if collate is None and isinstance(source, TensorDataset) and len(source.tensors) == 2:
         source = source.tensors
-    if isinstance(source, (tuple, list)) and len(source) == 2 and len(np.shape(source[0])) > 0:
+    if collate is None and isinstance(source, (tuple, list)) and len(source) == 2 and _is_array(source[0]):
         return ArrayExamples(source[0], source[1], **options)
     if options:
         raise ConfigError(f"{', '.join(options)} can be set for a pair of arrays only")
     if hasattr(source, "batch"):
+        if collate is not None:
+            raise ConfigError("collate is given together with examples that make batches themselves; leave one out")
         examples: Examples = source
         return examples
-    return DatasetExamples(source)
+    return DatasetExamples(source, collate)
+
+
+def _is_array(source: Any) -> bool:
+    try:
+        return len(np.shape(source)) > 0
+    except ValueError:  # items of different lengths
+        return False
 
 
 def _as_tensor(array: NDArray[Any] | Tensor) -> Tensor:

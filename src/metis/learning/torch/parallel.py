@@ -32,8 +32,7 @@ _LONGEST_BATCH = datetime.timedelta(minutes=30)  # for the slowest batch; a proc
 class Part(NamedTuple):
     """The examples of one batch that are this process's; one to keep in step with the others if there is none."""
 
-    inputs: Tensor
-    targets: Tensor
+    batch: Any
     whole: int  # examples of the batch
     weight: float  # share of the batch; 0 for an example that only keeps step
 
@@ -65,11 +64,11 @@ class Ranks:
         """What this process trains on, augmented as one process would do it: there it is drawn batch by batch."""
         own, whole = self.indices(len(chosen)), len(chosen)
         if augment is None:
-            inputs, targets = examples.batch(chosen[own])
+            batch = examples.batch(chosen[own])
         else:
             inputs, targets = examples.batch(chosen)
-            inputs, targets = augment(inputs, generator)[own], targets[own]
-        return Part(inputs, targets, whole, self.weight(whole))
+            batch = augment(inputs, generator)[own], targets[own]
+        return Part(batch, whole, self.weight(whole))
 
     def decide(self, verdict: int) -> int:
         """The verdict of rank 0; those of the others do not matter."""

@@ -1,0 +1,96 @@
+"""What is minimised: the loss of a batch, from the network's outputs or by the user's own step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metis.errors import ConfigError
+from metis.learning.engine import Batch
+from metis.learning.torch.batches import TARGETS, call, move, scalar_loss, split, takes_batch
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of outputs and targets, or the batch; a mean over the batch
+TrainingStep: TypeAlias = Callable[[nn.Module, Any], Any]  # of network and batch: the loss, perhaps outputs and targets
+Task = Literal["classification", "regression"]
+
+LOSSES: dict[Task, Loss] = {"classification": F.cross_entropy, "regression": F.mse_loss}
+
+_NO_TARGETS = (
+    "a batch has no targets: items must be pairs (input, target) or have one of the names "
+    f"{', '.join(TARGETS)}; else give loss(outputs, batch) or step(module, batch)"
+)
+_NO_OUTPUTS = "metrics need what step(module, batch) hides: return (loss, outputs, targets), or give metrics={}"
+
+
+class Objective:
+    """The loss of a task, a loss of the user's, or a step of the user's."""
+
+    def __init__(
+        self,
+        task: Task,
+        loss: Loss | None,
+        step: TrainingStep | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+    ) -> None:
+        self._regression = task == "regression"
+        self._loss, self._step = loss or LOSSES[task], step
+        self._of_batch = takes_batch(self._loss)
+        self._device, self._dtype, self._channels_last = device, dtype, channels_last
+
+    @property
+    def usual(self) -> bool:
+        """Whether the loss is a function of the network's outputs and the targets."""
+        return self._step is None and not self._of_batch
+
+    @property
+    def without_targets(self) -> str:
+        """Why there is nothing to compare outputs with."""
+        return _NO_TARGETS if self._step is None else _NO_OUTPUTS
+
+    def move(self, batch: Batch) -> Batch:
+        """The batch where the network is, floating-point numbers as the network has them."""
+        return move(batch, self._convert, self._device)
+
+    def _convert(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.to(self._device)
+        memory_format = torch.preserve_format
+        if tensor.ndim == 4:
+            memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
+        return tensor.to(self._device, self._dtype, memory_format=memory_format)
+
+    def measure(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Any, Any]:
+        """The loss of a batch, outputs and targets; the last two are None if the user's own step hides them."""
+        if self._step is not None:
+            result = self._step(module, batch)
+            loss, outputs, targets = result if isinstance(result, tuple) and len(result) == 3 else (result, None, None)
+            return scalar_loss(loss, "step"), outputs, targets
+        inputs, targets = split(batch)
+        if targets is None and not self._of_batch:
+            raise ConfigError(_NO_TARGETS)
+        outputs, targets = self._fitted(call(module, inputs), targets)
+        return scalar_loss(self._loss(outputs, batch if self._of_batch else targets), "loss"), outputs, targets
+
+    def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss, where it is usual."""
+        return self._loss(*self._fitted(outputs, targets))
+
+    def _fitted(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """For a regression, both of one shape and dtype; torch would broadcast unequal ones."""
+        if not self._regression or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+            return outputs, targets
+        targets = targets.to(self._dtype)
+        if outputs.shape == targets.shape:
+            return outputs, targets
+        if outputs.shape == (*targets.shape, 1):
+            return outputs.squeeze(-1), targets
+        raise ConfigError(
+            f"the network's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
+            "a regression needs one output for each target"
+        )
