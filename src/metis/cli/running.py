@@ -105,6 +105,11 @@ def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: S
     division: Division | None = divide(config, progress=not quiet) if config.site is None else None
     if division is not None and division.dataset.note and not quiet:
         note(f"{config.data.dataset}: {division.dataset.note}")
+    if config.site is not None and not quiet:
+        note(
+            f"a simulation asks {Path(config.site.file).name} for the data of all {config.learner_count} sites on this "
+            "machine; where data may not leave a site, have it return made-up data of the same shapes"
+        )
     overridden = [change.partition("=")[0].strip() for change in changes]
     return build_federation(config, source=source, division=division, overridden=overridden)
 
