@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from metis.cli.options import ForceOption
-from metis.cli.output import add, say
+from metis.cli.output import add, deployed, say
 from metis.errors import ConfigError
 
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
         "metis init first.toml && metis simulate first.toml",
         "metis init second.toml --policy fedasync --solver momentum",
         "metis init --list",
+        "metis init site-policy.toml --site-policy",
     )
 
 
@@ -36,6 +37,9 @@ def init(
         typer.Option(
             "--list", help="List the policies, layers, solvers, networks, data sets and engines that a file can name."
         ),
+    ] = False,
+    site_policy: Annotated[
+        bool, typer.Option("--site-policy", help="Write a policy of a site instead, for metis learner --policy.")
     ] = False,
     force: ForceOption = False,
 ) -> None:
@@ -55,7 +59,15 @@ def init(
         raise ConfigError(f"{file} is a folder; give the name of a file, as in {file / 'first.toml'}")
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; choose another name, or overwrite it with --force")
-    text = example(file.name, policy, solver)
+    if site_policy:
+        if policy is not None or solver is not None:
+            raise ConfigError("--site-policy writes what a site allows; it goes without --policy and --solver")
+        text = deployed("metis.deployment.learner.site_policy").EXAMPLE
+    else:
+        text = example(file.name, policy, solver)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+    if site_policy:
+        say(f"wrote {file}; use it with: metis learner --policy {shlex.quote(str(file))}")
+        return
     say(f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}")

@@ -72,6 +72,11 @@ def learner(
         bool, typer.Option("--insecure", help="Without encryption, to a controller on this machine only.")
     ] = False,
     name: Annotated[str | None, typer.Option("--name", help="Name of this learner, with --insecure.")] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="What this site allows: metis init --site-policy writes an "
+                     "example; by default site-policy.toml in the kit, if it is there."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
     log_file: LogFileOption = None,
     log_level: LogLevelOption = Level.INFO,
@@ -97,6 +102,9 @@ def learner(
     else:
         who = _by_certificate(host, port, identity, name, report)
     called = who.pop("called")
+    rules = _policy_file(policy, identity)
+    if set_rules := rules.read().rules():
+        report("info", f"the policy of this site, {rules.path}: {', '.join(set_rules)}")
     process = deployment.LearnerProcess(
         controller,
         work=work or Path(f"learner-{called}"),
@@ -107,11 +115,20 @@ def learner(
         pace=pace,
         out=out,
         software=f"metis {__version__}",
+        policy=rules,
         **who,
     )
     code = asyncio.run(_taking_part(process, called, report))
     if code:
         raise typer.Exit(code)
+
+
+def _policy_file(policy: Path | None, identity: Path | None) -> Any:
+    """The file that --policy names, or the one in the kit from the moment on that there is one."""
+    site_policy = deployed("metis.deployment.learner.site_policy")
+    if policy is not None:
+        return site_policy.PolicyFile(policy)
+    return site_policy.PolicyFile(None if identity is None else identity / site_policy.POLICY, required=False)
 
 
 async def _taking_part(process: Any, name: str, report: Reporter) -> int:
@@ -163,6 +180,7 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
 
     return {
         "called": kit.name,
+        "authority": kits.fingerprint(kit.authority.public_key()),
         "credentials": lambda: kits.channel_credentials(kits.load_kit(identity)),
         "preflight": _checked(check),
     }

@@ -236,9 +236,9 @@ class Connection:
         """Without a session nothing need be sent: the next Hello shows that the learner does not have the task."""
         self.send(failed=pb.Failed(task=task, cause=cause, steps=max(0, steps), seconds=max(0.0, seconds)))
 
-    async def leave(self, cause: pb.Cause) -> None:
-        """Say goodbye for good."""
-        self.leaving = True
+    async def leave(self, cause: pb.Cause, *, for_good: bool = True) -> None:
+        """Say goodbye; the controller then ends the stream."""
+        self.leaving = self.leaving or for_good
         if self.session is not None:
             self.session.send(leaving=pb.Leaving(cause=cause))
             with contextlib.suppress(asyncio.TimeoutError):

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import grpc
 
+from metis.deployment.learner import outgoing
+from metis.deployment.learner.absence import Absence
 from metis.deployment.learner.connection import (
     RETRIED,
     SILENCE_SECONDS,
@@ -35,6 +37,7 @@ from metis.deployment.learner.connection import (
 )
 from metis.deployment.learner.downloads import Downloads, TaskFailed
 from metis.deployment.learner.site_log import SiteLog, kind_of
+from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.supervisor import Report, Supervisor
 from metis.deployment.learner.tasks import Tasks
 from metis.deployment.learner.training import Training
@@ -71,6 +74,8 @@ class LearnerProcess:
         device: str | None = None,
         pace: float | None = None,
         out: Path | None = None,
+        policy: PolicyFile | None = None,
+        authority: str | None = None,
         software: str = "metis",
         silence: float = SILENCE_SECONDS,
         stretch_seconds: float = 2.0,
@@ -78,8 +83,9 @@ class LearnerProcess:
         """Without `credentials` it speaks plain text under this `name`.
 
         `preflight` is called before each dial: an OSError from it means that dialling is worth another attempt, a
-        MetisError that it is not. `out` is where the final model goes, by default the work folder. A connection on
-        which nothing arrives for `silence` seconds is dead; models travel in stretches of `stretch_seconds`.
+        MetisError that it is not. `out` is where the final model goes, by default the work folder. `authority` is the
+        fingerprint of the site's CA, which its policy may name. A connection on which nothing arrives for `silence`
+        seconds is dead; models travel in stretches of `stretch_seconds`.
         """
         self._endpoint = Endpoint(target, credentials, preflight, name)
         self._out, self._software = out or work, software
@@ -87,17 +93,20 @@ class LearnerProcess:
         self._instance = uuid.uuid4().hex
         self._supervisor = Supervisor(report)
         self.work = WorkFolder(work)
+        self._policy = policy or PolicyFile()
         self.child = Child(child)
         self.connection = Connection()
         self.downloads = Downloads(self._supervisor, self.connection, self.work, Stretch(stretch_seconds))
         self._log = SiteLog(work, self._supervisor.report)
+        self._absence = Absence(self._supervisor, self.connection, self._policy, self._log, target, authority)
         self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log, Stretch(stretch_seconds))
         self.training = Training(
             self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace
         )
         self._tasks = Tasks(
-            self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log
-        )
+            self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log,
+            self._policy, self._step_back,
+        )  # fmt: skip
         self._getting_ready: asyncio.Task[None] | None = None
         self._set_aside = False
         self._stopping = False
@@ -118,6 +127,7 @@ class LearnerProcess:
                     loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
             self._supervisor.start(self._keep_attending())
             self._supervisor.start(self.uploads.keep_handing_in())
+            self._supervisor.start(self._absence.keep_hours(self._tasks.refuse))
             try:
                 return await self._supervisor.exit_code()
             finally:
@@ -177,6 +187,10 @@ class LearnerProcess:
     async def _keep_attending(self) -> None:
         backoff, target = Backoff(), self._endpoint.target
         while not (self._supervisor.ended or self.connection.leaving):
+            if self._absence.away:
+                self._set_aside = False  # it joins again
+            if not await self._absence.end():
+                return
             began, wait = time.monotonic(), None
             try:
                 wait = await detached(self._attend())
@@ -234,7 +248,7 @@ class LearnerProcess:
                         watching.cancel()  # nothing more arrives here
                         return await self._part(message.farewell, calls)
                     self._hear(message)
-                if not (self._supervisor.ended or self.connection.leaving):
+                if not (self._supervisor.ended or self.connection.leaving or self._absence.away):
                     self._supervisor.retrying(f"the controller at {target} ended the connection")
                 return None
             finally:
@@ -242,6 +256,21 @@ class LearnerProcess:
                 for task in (writing, beating, watching):
                     task.cancel()
                 await asyncio.gather(writing, beating, watching, return_exceptions=True)
+
+    def _step_back(self, cause: pb.Cause) -> None:
+        """Leave, and come back when the hours begin, the policy changes, or after a while."""
+        self._absence.begin()
+        self._supervisor.start(self._leave_for_a_while(cause))
+
+    async def _leave_for_a_while(self, cause: pb.Cause) -> None:
+        if self._getting_ready is not None:
+            self._getting_ready.cancel()
+        await self._tasks.abandon()
+        session = self.connection.session
+        while session is not None and session is self.connection.session and self.work.updates():
+            await asyncio.sleep(0.2)  # handing in is not training
+        if session is self.connection.session:
+            await self.connection.leave(cause, for_good=False)
 
     async def _watch(self, session: Session) -> None:
         await session.watch(self._silence)
@@ -251,6 +280,8 @@ class LearnerProcess:
     async def _meet(self, session: Session) -> None:
         """After the Welcome: the same run continues, another one begins."""
         welcome = session.welcome
+        if await self._absence.keeps_out_of(session):
+            return
         skew = time.time() - welcome.unix_time
         if abs(skew) > _LARGEST_SKEW and not self._skew_reported:
             self._skew_reported = True
@@ -286,20 +317,17 @@ class LearnerProcess:
             return
         if facts is None:
             return
-        session.send(
-            ready=pb.Ready(
-                examples=facts["examples"],
-                batch_size=facts["batch_size"],
-                evaluation_examples=facts["evaluation_examples"],
-                layout=facts["fingerprint"],
-            )
-        )
+        policy, refusal = self._policy.ask()
+        if refusal is not None:
+            self._tasks.refuse(refusal)
+            return
+        session.send(ready=outgoing.ready(facts, policy))
         self._tasks.send_unsent(session)
 
     def _hear(self, message: pb.ToLearner) -> None:
         match message.WhichOneof("message"):
             case "task":
-                if not self._stopping:
+                if not (self._stopping or self._absence.away):
                     self._tasks.take(message.task)
             case "evaluate":
                 self._tasks.measure(message.evaluate)
@@ -340,6 +368,10 @@ class LearnerProcess:
         ended = f"the federation has ended: {farewell.reason}"
         if not (farewell.sha256 and self.work.run and self.work.layout):
             self._end(0, "finished", f"{ended}; this learner took no part in it and has no model of it")
+            return
+        _, refusal = self._policy.ask(lambda rules: rules.refuses_download(farewell.bytes))
+        if refusal is not None:
+            self._end(0, "finished", f"{ended}; its community model is not fetched: {refusal.text}")
             return
         until, backoff, received = time.monotonic() + _FAREWELL_SECONDS, Backoff(), 0
         target = self._out / "community.safetensors"

@@ -162,16 +162,18 @@ class PolicyFile:
         self._required = True  # it must not vanish unnoticed
         return parsed(_content(self.path), self.path.name)
 
-    def refusal(self, asked: Callable[[SitePolicy], Refusal | None]) -> Refusal | None:
-        """The answer of the current rules; while they cannot be read, everything is refused."""
+    def ask(self, *questions: Callable[[SitePolicy], Refusal | None]) -> tuple[SitePolicy, Refusal | None]:
+        """The current rules and what they refuse first; while they cannot be read, everything is refused."""
         try:
-            return asked(self.read())
+            policy = self.read()
         except ConfigError as problem:
-            return Refusal(pb.Cause.UNREADABLE, f"the site policy cannot be used: {problem}")
+            return SitePolicy(), Refusal(pb.Cause.UNREADABLE, f"the site policy cannot be used: {problem}")
+        return policy, next((refusal for question in questions if (refusal := question(policy))), None)
 
-    def open_now(self) -> Refusal | None:
-        """Why this site does not train at this hour, if it does not."""
-        return self.refusal(lambda policy: policy.refuses_hour(datetime.now().time()))  # local time
+
+def at_this_hour(policy: SitePolicy) -> Refusal | None:
+    """Whether the site trains now, by the clock on its wall."""
+    return policy.refuses_hour(datetime.now().time())
 
 
 def _content(path: Path) -> dict[str, Any]:

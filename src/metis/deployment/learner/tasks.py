@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 
+from metis.deployment.learner import outgoing
 from metis.deployment.learner.connection import Connection, Session
 from metis.deployment.learner.downloads import Downloads, TaskFailed
 from metis.deployment.learner.site_log import SiteLog, kind_of
+from metis.deployment.learner.site_policy import PolicyFile, Refusal, SitePolicy, at_this_hour
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import Abandoned, ChildDied, ChildFailed
+from metis.text import number
 
 _MAX_UNSENT = 16
 
@@ -32,8 +36,11 @@ class Tasks:
         training: Training,
         uploads: Uploads,
         log: SiteLog,
+        policy: PolicyFile,
+        step_back: Callable[[pb.Cause], None],  # leave the federation for a while
     ) -> None:
         self._supervisor, self._connection, self._work, self._log = supervisor, connection, work, log
+        self._policy, self._step_back = policy, step_back
         self._downloads, self._training, self._uploads = downloads, training, uploads
         self.current: pb.Task | None = None  # being fetched or trained
         self.steps = 0
@@ -50,7 +57,20 @@ class Tasks:
             before.cancel()
         self.current, self.steps = task, 0
         self._report("task", f"task {task.number}: {_budget(task)} from community model {task.version}")
-        self._job = self._supervisor.start(self._do(task, time.monotonic(), before, abandoned))
+        policy, refusal = self._policy.ask(at_this_hour, lambda rules: rules.refuses_task(task))
+        if refusal is not None:
+            self.refuse(refusal)
+            return
+        self._job = self._supervisor.start(self._do(task, policy, time.monotonic(), before, abandoned))
+
+    def refuse(self, refusal: Refusal, seconds: float = 0.0) -> None:
+        """The site policy does not allow the current task: report it, and get no other one for a while."""
+        task, self.current = self.current, None
+        text = refusal.text if task is None else f"task {task.number}: refused: {refusal.text}"
+        cause = self._log.failed(pb.Cause.SITE_POLICY, text, rule=refusal.rule)
+        if task is not None:
+            self._connection.send_failed(task.number, cause, self.steps, seconds)
+        self._step_back(cause)
 
     def measure(self, request: pb.Evaluate) -> None:
         """Measure the last community model; what is being trained does not count any more."""
@@ -88,7 +108,14 @@ class Tasks:
     def _report(self, kind: str, text: str) -> None:
         self._supervisor.report(kind, text)
 
-    async def _do(self, task: pb.Task, received: float, before: asyncio.Task[None] | None, abandoned: bool) -> None:
+    async def _do(
+        self,
+        task: pb.Task,
+        policy: SitePolicy,
+        received: float,
+        before: asyncio.Task[None] | None,
+        abandoned: bool,
+    ) -> None:
         """Fetch, train, keep, and evaluate while the update is handed in."""
         try:
             model = await self._downloads.fetch(task)
@@ -96,7 +123,12 @@ class Tasks:
                 await asyncio.gather(before, return_exceptions=True)
                 if abandoned:
                     await self._training.wait_until_idle()
-            update = await self._training.train(task, received, model, self._progress)
+            training = self._training.train(task, received, model, policy, self._progress)
+            update = await asyncio.wait_for(training, policy.max_task_seconds)
+        except asyncio.TimeoutError:
+            text = f"it took more than the {policy.max_task_seconds:g} s that this site allows (max_task_seconds)"
+            self.refuse(Refusal(pb.Cause.TASK_SECONDS, text), time.monotonic() - received)
+            await self._training.wait_until_idle()
         except ChildFailed as problem:
             self._fail(task, kind_of(problem), str(problem), problem.steps, problem.seconds, problem.details)
         except Abandoned as problem:
@@ -115,7 +147,7 @@ class Tasks:
             self._report(
                 "trained",
                 f"task {task.number}: trained {update.steps} batches in {update.seconds:.1f} s "
-                f"({update.time_per_batch:.3g} s each), loss {update.loss:.4g}{_left_out(update)}",
+                f"({update.time_per_batch:.3g} s each), loss {number(update.loss)}{_left_out(update)}",
             )
             if task.evaluate:
                 await self._evaluate(task)
@@ -146,11 +178,13 @@ class Tasks:
         values = ", ".join(f"{name} {value:.4f}" for name, value in answer["metrics"].items())
         self._report("evaluated", f"community model {task.version} here: {values} ({answer['examples']} examples)")
         known = set(self._connection.welcome.metrics)
-        metrics = {name: value for name, value in answer["metrics"].items() if name in known}
         if kept := sorted(answer["metrics"].keys() - known):
             self._report("info", f"not reported, because the federation does not have that name: {', '.join(kept)}")
-        evaluation = pb.Evaluation(version=task.version, examples=answer["examples"], metrics=metrics)
-        if metrics and not self._connection.send(evaluation=evaluation):
+        policy, refusal = self._policy.ask()
+        evaluation = None if refusal else outgoing.evaluation(task.version, answer, known, policy)
+        if evaluation is None:
+            self._report("info", "not reported: the site policy keeps it, or the federation knows none of the names")
+        elif not self._connection.send(evaluation=evaluation):
             self._unsent.append(evaluation)
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from metis.deployment.learner import outgoing
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.site_log import SiteLog
+from metis.deployment.learner.site_policy import SitePolicy
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, update_of
 from metis.deployment.trainer.child import Child
@@ -109,9 +111,12 @@ class Training:
         except ChildDied:
             pass
 
-    async def train(self, task: pb.Task, received: float, model: Path, progress: Callable[[int], None]) -> Update:
+    async def train(
+        self, task: pb.Task, received: float, model: Path, policy: SitePolicy, progress: Callable[[int], None]
+    ) -> Update:
         """Train for a task that was received at this time, and keep the update in the spool."""
-        if await self.prepare(self._connection.welcome) is None:
+        facts = await self.prepare(self._connection.welcome)
+        if facts is None:
             raise TaskFailed("the training process cannot be kept alive", pb.Cause.PROCESS_DIED)
         run, seconds = self._work.run, None
         if task.HasField("seconds"):
@@ -126,7 +131,7 @@ class Training:
             out=str(self._work.update_file(task.number)),
             progress=progress,
         )
-        update = update_of(run, answer)
+        update = update_of(run, {**answer, "loss": outgoing.loss(answer["loss"], facts["examples"], policy)})
         progress(update.steps)
         try:
             await asyncio.to_thread(self._work.keep, update)
