@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +90,7 @@ async def served(
     identify: Callable[[Context], LearnerId] = by_name,
     members: Sequence[LearnerId] | None = None,
     metric: str = "accuracy",
+    max_examples: Mapping[LearnerId, int] | None = None,
 ) -> AsyncIterator[Served]:
     """A controller on loopback; leaving the block drains it as SIGTERM would."""
     from metis.core.costs import Power
@@ -98,7 +99,9 @@ async def served(
     initial = initial_model(layout)
     setting = Setting.of(policy, initial, (), seed=1, metric=metric, target=stop.target)
     allowed = None if members is None else dict.fromkeys(members, Power())
-    plan = FederationPlan(make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms)
+    plan = FederationPlan(
+        make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms, max_examples=max_examples or {}
+    )
     with State.open(folder, "process") as state:
         reports: list[tuple[str, str]] = []
         process = ControllerProcess(

@@ -238,6 +238,7 @@ class Controller:
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0
+        record.note_step(event.steps, event.lengths)
         self.community.commit(event.learner, event.local_model, value, event.steps, base, record.examples)
         return [UpdateCommitted(event.learner, task.number, value), *alarm]
 

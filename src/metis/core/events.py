@@ -88,6 +88,7 @@ class UpdateRequest:
     local_model: Model = field(compare=False)  # w_k
     loss: float = math.nan  # mean training loss over the task; information only
     notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers, by name; information only
+    lengths: tuple[float, ...] = ()  # of its step, by part of the vector (step_guard.Lengths), where steps are judged
 
 
 @dataclass(frozen=True, slots=True)

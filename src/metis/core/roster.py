@@ -10,6 +10,8 @@ from metis.core.events import LearnerId, LearnerJoined, LocalTask
 from metis.core.model import Model
 from metis.core.timing import TypicalTime
 
+_STEPS_KEPT = 5  # accepted steps of a learner whose lengths are remembered
+
 
 @dataclass(slots=True)
 class LearnerRecord:
@@ -30,6 +32,7 @@ class LearnerRecord:
     overhead: float = 0.0  # seconds that its latest exchange took besides training
     overheads: tuple[float, ...] = ()  # of the latest three
     refusals: int = 0  # invalid or failed updates in a row
+    step_lengths: tuple[tuple[int, tuple[float, ...]], ...] = ()  # batches and lengths of the latest accepted steps
 
     @property
     def epoch_steps(self) -> int:
@@ -44,6 +47,11 @@ class LearnerRecord:
     @property
     def available(self) -> bool:
         return self.present and not self.set_aside
+
+    def note_step(self, steps: int, lengths: tuple[float, ...]) -> None:
+        """Remember how far an accepted update went, if that was measured."""
+        if lengths:
+            self.step_lengths = (*self.step_lengths[1 - _STEPS_KEPT :], (steps, lengths))
 
     def note_timing(self, time_per_batch: float, overhead: float) -> float | None:
         """Remember how fast the learner was this time; returns its earlier speed if it has changed for good."""

@@ -108,6 +108,8 @@ def make_settings(config: ExperimentConfig) -> DeploymentSettings:
         max_examples=deployment.max_examples,
         evaluate_every=config.evaluation.every_seconds,
         evaluate_at_learners=deployment.evaluate_at_learners,
+        step_guard=deployment.step_guard,
+        step_limit=deployment.step_limit,
         keep_models=deployment.keep_models,
         linger=deployment.linger,
         notify=make_notify_settings(config),
@@ -157,4 +159,6 @@ def make_plan(
     make = make_core(policy, rule, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config))
     reported = tuple(sorted({"loss", metric, *metrics}))
-    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire, reported)
+    caps = {name: group.max_examples for group in config.learners for name in group.learner_names}
+    limits = {name: cap for name, cap in caps.items() if cap is not None}
+    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire, reported, limits)

@@ -111,6 +111,9 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record |= {name: number for name, number in value.items() if math.isfinite(number)}
         elif key == "measure":
             continue  # not measured
+        elif key == "lengths":
+            if value:
+                record[key] = list(value)
         elif key == "by_learner":
             if value:
                 record[key] = {
@@ -143,6 +146,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             if not all(isinstance(number, (int, float)) for number in notes.values()):
                 raise ValueError(f"unknown keys: {', '.join(sorted(notes))}")
             rest["notes"], rest["local_model"] = notes, Model.empty()
+            rest["lengths"] = tuple(rest.get("lengths", ()))
             rest["loss"] = math.nan if rest["loss"] is None else rest["loss"]
         elif name == "rolled_back":
             rest["community_model"] = Model.empty()

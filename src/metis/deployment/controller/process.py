@@ -42,6 +42,7 @@ from metis.deployment.controller.session import Context, Refused, Session
 from metis.deployment.controller.sessions import Presence, Sessions
 from metis.deployment.controller.settings import Evaluator, FederationPlan, Report
 from metis.deployment.controller.state import State
+from metis.deployment.controller.steps import StepGuard
 from metis.deployment.controller.surroundings import Surroundings
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Outcome, Writer
@@ -93,7 +94,8 @@ class ControllerProcess:
             plan, state.run, state.epoch, self._view, self._presence, recovered.learners, self._clock.now, report,
             self._evaluations.asked,
         )  # fmt: skip
-        self._requests = LearnerRequests(self._writer, self._view, state, self.layout, report)
+        guard = StepGuard(self._settings.step_guard, self._settings.step_limit, state, self.layout)
+        self._requests = LearnerRequests(self._writer, self._view, state, self.layout, guard, report)
         self._surroundings = Surroundings(plan, state, report, certificates)
         self.notify = self._surroundings.notifier.notify
         self._service = Service(

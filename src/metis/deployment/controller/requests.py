@@ -5,6 +5,7 @@ The event loop answers what it can from its view; whatever changes the federatio
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from metis.core.timing import MAX_STEPS
 from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.steps import Measured, StepGuard
 from metis.deployment.controller.upload import Received
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
@@ -30,7 +32,10 @@ _CODE = grpc.StatusCode
 class LearnerRequests:
     """Turns what learners send into events, and answers them when these are durable."""
 
-    def __init__(self, writer: Writer, view: View, state: State, layout: Layout, report: Report) -> None:
+    def __init__(
+        self, writer: Writer, view: View, state: State, layout: Layout, guard: StepGuard, report: Report
+    ) -> None:
+        self._guard = guard
         self._writer, self._view, self._state, self._layout, self._report = writer, view, state, layout, report
         self.uploads = 0  # updates that wait for the writer
         self.stopping = False
@@ -109,7 +114,8 @@ class LearnerRequests:
     async def hand_in(self, received: Received) -> pb.Receipt:
         self.uploads += 1
         try:
-            answer = await self._writer.ask(lambda: self._hand_in(received))
+            measured = await self._measure(received)
+            answer = await self._writer.ask(lambda: self._hand_in(received, measured))
         finally:
             self.uploads -= 1
         if isinstance(answer, pb.Receipt):
@@ -117,12 +123,19 @@ class LearnerRequests:
         learner, task = received.learner, received.header.task
         if answer.record["learner"] != learner:
             raise self._not_yours(learner, task)
-        if answer.blob != received.blob:
+        if answer.blob != received.blob and "step_excess" not in answer.record:  # a clipped one has bytes of its own
             self._report("warning", f"learner '{learner}' sent task {task} again with other bytes")
             raise Refused(_CODE.ALREADY_EXISTS, f"task {task} was handed in before with other bytes; the first counts")
         return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=answer.seq)
 
-    def _hand_in(self, received: Received) -> pb.Receipt | Entry:
+    async def _measure(self, received: Received) -> Measured | None:
+        """How far the update goes, without keeping the writer from its work; None if that does not matter now."""
+        opened = self._view.open_task(received.learner, received.header.task)
+        if self._guard.guard == "off" or opened is None or received.blob is None or received.problem is not None:
+            return None
+        return await asyncio.to_thread(self._guard.measure, opened.sha256, received.blob)
+
+    def _hand_in(self, received: Received, measured: Measured | None) -> pb.Receipt | Entry:
         """In the writer: an answer that is durable, or the entry that answered this task before."""
         learner, header, writer = received.learner, received.header, self._writer
         known = self._state.find(header.task)
@@ -143,12 +156,27 @@ class LearnerRequests:
         )
         problem = received.problem or claim_problem(event, task)
         if problem is not None:
-            writer.journal(TaskFailed(learner, header.task, problem), now)
-            return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
+            return self._refuse(event, problem, now)
         # The run's clock may have stood still while the learner trained on; more than passed is not charged.
         record = writer.controller.roster[learner]
         event = within_elapsed(event, max(0.0, now - record.task_sent_at + record.unclocked))
-        return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, received.blob).seq)
+        blob = received.blob
+        if self._guard.guard != "off" and blob is not None:
+            measured = measured or self._guard.measure(writer.durable.hashes[task.based_on.version], blob)
+            verdict = self._guard.judge(writer.controller.roster, event, blob, measured)
+            if verdict.refused and verdict.problem is not None:
+                return self._refuse(event, verdict.problem, now)
+            if verdict.problem is not None:
+                clipped = "; it is clipped" if verdict.blob != blob else ""
+                text = f"the update of '{learner}' to task {header.task} is unusual: {verdict.problem}{clipped}"
+                writer.in_loop(self._report, "warning", text)
+            event, blob = verdict.event, verdict.blob
+        return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, blob).seq)
+
+    def _refuse(self, event: UpdateRequest, problem: str, now: float) -> pb.Receipt:
+        """In the writer."""
+        self._writer.journal(TaskFailed(event.learner, event.task, problem), now)
+        return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
 
 
 def _too_late(task: int, version: int) -> pb.Receipt:

@@ -183,7 +183,8 @@ class Sessions:
 
     def check_ready(self, session: Session, ready: pb.Ready) -> None:
         """Refuse a learner whose network or numbers do not fit."""
-        layout, limit = self._layout, self._plan.deployment.max_examples
+        layout, own = self._layout, self._plan.max_examples.get(session.learner)
+        limit, key = (self._plan.deployment.max_examples, "deployment") if own is None else (own, "its [[learners]]")
         if ready.layout != layout.fingerprint:
             raise Refused(
                 _CODE.FAILED_PRECONDITION,
@@ -195,13 +196,13 @@ class Sessions:
             raise Refused(
                 _CODE.FAILED_PRECONDITION,
                 f"learner '{session.learner}' has {ready.examples} examples in batches of {ready.batch_size}; both "
-                f"must be between 1 and {limit} (deployment.max_examples)",
+                f"must be between 1 and {limit} ({key}.max_examples)",
             )
         if ready.evaluation_examples > limit:
             raise Refused(
                 _CODE.FAILED_PRECONDITION,
                 f"learner '{session.learner}' has {ready.evaluation_examples} examples to evaluate on, and may have at "
-                f"most {limit} (deployment.max_examples)",
+                f"most {limit} ({key}.max_examples)",
             )
 
     def shift(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.durable import KEEP_MODELS, MakeController
+from metis.deployment.controller.steps import Guard
 from metis.errors import ConfigError
 from metis.runs.setting import Setting
 
@@ -49,6 +50,8 @@ class DeploymentSettings:
     evaluation_wait: float = 60.0  # seconds from the first report of a model on in which other sites are waited for
     evaluation_sites: int = 2  # whose reports make a federated value; 1 in a federation of one
     target_share: float = 0.5  # of the members whose reports can end the federation at its target
+    step_guard: Guard = "off"  # what becomes of an update that goes too far
+    step_limit: float = 10.0  # times what is usual; farther is too far
     keep_models: int = KEEP_MODELS  # newest community models that a rollback can lead back to
     linger: float = 30.0  # seconds at the end in which learners may fetch the final model
     notify: NotifySettings = field(default_factory=NotifySettings)
@@ -78,6 +81,7 @@ class FederationPlan:
     deployment: DeploymentSettings = field(default_factory=DeploymentSettings)
     wire: Layer | None = None  # the layer that encodes updates, if models do not travel as they are
     metrics: tuple[str, ...] = ()  # names that learners may report; a site's own names stay there
+    max_examples: Mapping[LearnerId, int] = field(default_factory=dict)  # of those whose number the file limits
 
 
 class Evaluator(Protocol):

@@ -150,6 +150,10 @@ class LearnerGroup(Table):
     )
     availability: AvailabilityConfig = AvailabilityConfig()
     network: LinkConfig = LinkConfig()
+    max_examples: Count | None = Field(
+        default=None,
+        description="a real learner that claims more is refused; deployment.max_examples if not given",
+    )
     epsilon: NotNegative | None = Field(
         default=None, description="relative power while training (the paper: GPU 2, CPU 1)"
     )
@@ -327,6 +331,12 @@ class DeploymentConfig(Table):
     )
     largest_number: Positive = Field(default=1e10, description="an update with a number beyond is refused")
     max_examples: Count = Field(default=10**9, description="a learner that claims more is refused")
+    step_guard: Literal["off", "report", "clip", "refuse"] = Field(
+        default="clip", description="what becomes of an update that goes much farther than others did"
+    )
+    step_limit: Annotated[FiniteFloat, Field(ge=1)] = Field(
+        default=10.0, description="times what is usual that an update may go"
+    )
     keep_models: Count = Field(
         default=5,
         description="newest community models that stay on disk, for a rollback; the first and the best do too",
