@@ -23,6 +23,7 @@ from metis.core.layers import (
     FedAvgM,
     FedNova,
     FedYogi,
+    LargestShare,
     Layer,
     Memory,
     Outgoing,
@@ -56,6 +57,7 @@ EXAMPLES: tuple[Layer, ...] = (
     FedYogi(rate=Schedule(1, 0.5, 3)),
     ScheduledRate(Schedule(1, 0.1, 4)),
     ControlVariates(),
+    LargestShare(0.4),
     Compression("int8"),
 )
 every_layer = pytest.mark.parametrize("layer", EXAMPLES, ids=lambda layer: type(layer).__name__)
@@ -154,6 +156,11 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         "shortest_period": (
             "shortest_period bounds the periods of semi-synchronous training; {} has none",
             ["sync_fedavg", *asynchronous],
+        ),
+        "share": (
+            "share limits what a learner counts for in an average, and {} adds models up as they come; sync_fedavg, "
+            "semisync_fedavg, async_fedavg and fedrec average",
+            ["fedasync", "fedbuff"],
         ),
     }
     made = {(layer.key, name): composed(make(), layer) for layer in EXAMPLES for name, make in POLICIES.items()}

@@ -11,6 +11,7 @@ from metis.core.layers.rate import ScheduledRate
 from metis.core.layers.sample import Sample
 from metis.core.layers.scheduled_lambda import ScheduledLambda
 from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from metis.core.layers.share import LargestShare
 from metis.core.layers.shortest_period import ShortestPeriod
 from metis.core.layers.wrapper import Wrapper
 
@@ -25,6 +26,7 @@ __all__ = [
     "FedAvgM",
     "FedNova",
     "FedYogi",
+    "LargestShare",
     "Layer",
     "LayerKind",
     "Memory",

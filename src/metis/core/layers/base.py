@@ -31,8 +31,9 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 #   rounds   the protocol has rounds             period  its rounds last as long as a pacing says
 #   bound    its rounds can be made longer
 #   average  rounds are mixed by a plain average models  the controller sees each local model
-#   wire     how an update is encoded            layout  which tensors a model has
-Need: TypeAlias = Literal["rounds", "period", "bound", "average", "models", "wire", "layout"]
+#   shares   each learner's model has a weight    wire    how an update is encoded
+#   layout   which tensors a model has
+Need: TypeAlias = Literal["rounds", "period", "bound", "average", "shares", "models", "wire", "layout"]
 
 
 @dataclass(frozen=True)

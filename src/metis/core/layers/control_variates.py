@@ -154,6 +154,10 @@ class ControlledCommunity(Wrapper):
         self._controls.adopt(_control_of(model))
         self._model = model
 
+    def limit_shares(self, largest: float) -> None:
+        super().limit_shares(largest)
+        self._controls.limit_shares(largest)
+
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         own = {f"control/{name}": array for name, array in self._controls.arrays(local_models=False).items()}
         stored = (

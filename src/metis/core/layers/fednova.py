@@ -142,9 +142,10 @@ class NormalizedAverage(FullPass):
     def publish(self, seconds: float = 0.0) -> bool:
         if not self._values:
             return False
-        total = math.fsum(self._values.values())
-        shares = {k: self._values[k] / total for k in sorted(self._values)}
-        factors = self._settings.factors(self._values, self._steps)
+        weights = self.weights(self._values)
+        total = math.fsum(weights.values())
+        shares = {k: weights[k] / total for k in sorted(weights)}
+        factors = self._settings.factors(weights, self._steps)
         vector = self._mixture({k: share * factors[k] for k, share in shares.items()})
         layout = self.model.layout
         for spec in layout.tensors:

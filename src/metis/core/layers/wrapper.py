@@ -70,6 +70,9 @@ class Wrapper:
     def adopt(self, model: Model) -> None:
         self.inside.adopt(model)
 
+    def limit_shares(self, largest: float) -> None:
+        self.inside.limit_shares(largest)
+
     def continue_from(self, stamp: CommunityStamp) -> None:
         self.inside.continue_from(stamp)
 

@@ -24,6 +24,8 @@ class CachedAverage(Published):
     from the stored models every `rebuild_every` commits, so that rounding cannot pile up (R11).
     """
 
+    weighs_learners = True
+
     def __init__(self, initial_model: Model, store: ModelStore, rebuild_every: int = 1000) -> None:
         super().__init__(initial_model)
         if rebuild_every < 1:
@@ -82,7 +84,10 @@ class CachedAverage(Published):
         if not self._changed:
             return False
         self._changed = False
-        self._stamp_new(quotient(self._sum, self.normalization))
+        weights = self.weights(self._values)
+        # With another weight of one learner the cached sum is of no use.
+        exact = self._sum if weights == self._values else weighted_sum(self.model.layout.size, self._store, weights)
+        self._stamp_new(quotient(exact, math.fsum(weights.values())))
         return True
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.contribution import capped
 from metis.core.events import CommunityStamp, LearnerId, RoundMeasure
 from metis.core.mixing.store import ModelStore
 from metis.core.model import Model
@@ -75,6 +76,10 @@ class Community(Protocol):
         """Go on from this model instead of the one just published, under the same stamp."""
         ...
 
+    def limit_shares(self, largest: float) -> None:
+        """Let no learner count for more than this share of a mixture; asked before the first commit."""
+        ...
+
     def continue_from(self, stamp: CommunityStamp) -> None:
         """Count on from this stamp, which its model has from now on; asked before the first commit."""
         ...
@@ -100,11 +105,18 @@ def averages_rounds(mixing: Mixing) -> bool:
     return bool(getattr(getattr(mixing, "func", mixing), "averages_rounds", False))
 
 
+def weighs_learners(mixing: Mixing) -> bool:
+    """Whether the communities that this makes keep the weight of each learner's model until they mix."""
+    return bool(getattr(getattr(mixing, "func", mixing), "weighs_learners", False))
+
+
 class Published:
     """What every mixing rule has: a published model, its stamp, and the step counter."""
 
     uses_base = False
     averages_rounds = False
+    weighs_learners = False
+    largest_share = 1.0  # of one learner, where `weighs_learners`
     measure: RoundMeasure | None = None
 
     def __init__(self, initial_model: Model) -> None:
@@ -118,6 +130,13 @@ class Published:
 
     def adopt(self, model: Model) -> None:
         self.model = model
+
+    def limit_shares(self, largest: float) -> None:
+        self.largest_share = largest
+
+    def weights(self, values: Mapping[LearnerId, float]) -> Mapping[LearnerId, float]:
+        """What the models of these contribution values count for."""
+        return values if self.largest_share >= 1 else capped(values, self.largest_share)
 
     def continue_from(self, stamp: CommunityStamp) -> None:
         self.stamp, self.committed_steps = stamp, stamp.steps

@@ -17,6 +17,7 @@ class FullPass(Published):
     """Weighted average of the models committed since the last publication: O(MN) (Sec. 5)."""
 
     averages_rounds = True
+    weighs_learners = True
 
     def __init__(self, initial_model: Model, store: ModelStore) -> None:
         super().__init__(initial_model)
@@ -47,7 +48,7 @@ class FullPass(Published):
     def publish(self, seconds: float = 0.0) -> bool:
         if not self._values:
             return False
-        average = stored_average(self.model.layout.size, self._store, self._values)
+        average = stored_average(self.model.layout.size, self._store, self.weights(self._values))
         self._values.clear()
         self._stamp_new(average)
         return True
