@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 SCALE = 1440  # seconds of the consortium in one of this machine: three hours are 7.5 s
 HOUR = 3600 / SCALE
-PACES = {  # seconds a batch, as in federation.toml
-    "large": 0.0375,
-    **{f"small-{number}": 0.0625 for number in range(1, 5)},
-    **{f"small-{number}": 0.125 for number in range(5, 8)},
+GROUPS = (  # as in federation.toml
+    ("large",),
+    ("small-1", "small-2", "small-3", "small-4"),
+    ("small-5", "small-6", "small-7"),
+)
+PACES = {  # seconds a batch
+    name: pace for names, pace in zip(GROUPS, (0.0375, 0.0625, 0.125), strict=True) for name in names
 }
 BATCH, TARGET = 4, 0.85  # examples, accuracy; as in federation.toml
 POLICIES = {"sync_fedavg": "Sync", "semisync_fedavg": "SemiSync"}

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from case import FAULTS, HOUR, PACES, POLICIES, TARGET, Faults, median, table
+from case import FAULTS, GROUPS, HOUR, PACES, POLICIES, TARGET, median, table
 from lines import Lines
 
 HERE = Path(__file__).resolve().parent
@@ -94,7 +94,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(folder: Path, kits: Path, policy: str, seed: int, rounds: int, faults: Faults = FAULTS) -> dict[str, Any]:
+def run(folder: Path, kits: Path, policy: str, seed: int, rounds: int, sites: Sequence[str]) -> dict[str, Any]:
     """One federation from its start to the results."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -102,13 +102,15 @@ def run(folder: Path, kits: Path, policy: str, seed: int, rounds: int, faults: F
     words: list[object] = ["controller", HERE / "federation.toml", "--policy", policy, "--state", state]
     words += ["--identity", kits / "main", "--listen", f"localhost:{port}", "--json"]
     words += ["--set", f"seed={seed}", "--set", f"stop.rounds={rounds}"]
-    with Lines(list(PACES), ("localhost", port), faults, seed) as lines:
+    for group, names in enumerate(GROUPS):
+        words += ["--set", f"learners.{group}.names={json.dumps([name for name in names if name in sites])}"]
+    with Lines(sites, ("localhost", port), FAULTS, seed) as lines:
         with started(folder, "controller", *words) as controller:
             wait_for((state / "controller.json").exists, {"controller": controller}, folder)
             learners = {}
-            for site, pace in PACES.items():
+            for site in sites:
                 learner = ["learner", "--controller", f"localhost:{lines.ports[site]}", "--identity", kits / site]
-                learner += ["--site", HERE / "site.py", "--work", folder / site, "--pace", pace, "--json"]
+                learner += ["--site", HERE / "site.py", "--work", folder / site, "--pace", PACES[site], "--json"]
                 learners[site] = started(folder, site, *learner)
             processes = {site: learner.__enter__() for site, learner in learners.items()}
             try:
@@ -122,7 +124,13 @@ def run(folder: Path, kits: Path, policy: str, seed: int, rounds: int, faults: F
                     learner.__exit__(None, None, None)
             if controller.returncode:
                 raise RuntimeError(f"the controller has ended with {controller.returncode}; logs are in {folder}")
-        return {"seed": seed, "policy": policy, "ended": sum(ended), **measured(folder, lines)}
+        return {
+            "seed": seed,
+            "policy": policy,
+            "sites": len(sites),
+            "ended": sum(ended),
+            **measured(folder, lines, sites),
+        }
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -140,7 +148,7 @@ def _text(path: Path) -> str:
 # --- results ----------------------------------------------------------------------------------------
 
 
-def measured(folder: Path, lines: Lines) -> dict[str, Any]:
+def measured(folder: Path, lines: Lines, sites: Sequence[str]) -> dict[str, Any]:
     """What the controller recorded, and whether it is what the learners were promised."""
     from metis import Run
 
@@ -158,15 +166,15 @@ def measured(folder: Path, lines: Lines) -> dict[str, Any]:
         "steps": result.costs.steps,
         "cuts": lines.cuts,
         "resets": lines.resets,
-        **promises(folder),
+        **promises(folder, sites),
     }
 
 
-def promises(folder: Path) -> dict[str, int]:
+def promises(folder: Path, sites: Sequence[str]) -> dict[str, int]:
     """Updates that were acknowledged to a learner, by its own log, against those in the controller's journal."""
     acknowledged: list[tuple[str, int]] = []
     late = 0
-    for site in PACES:
+    for site in sites:
         for line in (folder / f"{site}.log").read_text(encoding="utf-8").splitlines():
             said = json.loads(line) if line.startswith("{") else {}
             number = str(said.get("text", "")).partition("task ")[2].partition(":")[0]
@@ -210,7 +218,7 @@ def shown(results: Sequence[dict[str, Any]]) -> str:
                 str(sum(result["acknowledged"] for result in runs)),
                 f"{sum(result['lost'] for result in runs)} / {sum(result['doubled'] for result in runs)}",
                 str(sum(result["late"] for result in runs)),
-                f"{sum(result['ended'] for result in runs)} of {len(PACES) * len(runs)}",
+                f"{sum(result['ended'] for result in runs)} of {sum(result['sites'] for result in runs)}",
             ]
         )
     head = [
@@ -231,9 +239,11 @@ def draw(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Eight hospitals as processes, over lines that are cut.")
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/consortium"))
-    parser.add_argument("--seeds", type=int, default=1, help="how many, from 1 on")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--policy", choices=[*POLICIES], action="append", help="only this one; may be repeated")
+    parser.add_argument("--small", action="store_true", help="one site of each kind, instead of eight")
     parser.add_argument("--resume", action="store_true", help="keep the results of earlier runs")
     chosen = parser.parse_args()
     out: Path = chosen.out
@@ -242,17 +252,18 @@ def main() -> None:
     ledger = out / "results.json"
     if not chosen.resume:
         ledger.unlink(missing_ok=True)
-    kits = make_kits(out, list(PACES))
+    sites = [names[0] for names in GROUPS] if chosen.small else list(PACES)
+    kits = make_kits(out, sites)
     results = [json.loads(line) for line in _text(ledger).splitlines()]
     known = {(result["seed"], result["policy"]) for result in results}
     last: Path | None = None
-    for seed in range(1, chosen.seeds + 1):
+    for seed in range(chosen.first, chosen.first + chosen.seeds):
         for policy in chosen.policy or POLICIES:
             if (seed, policy) in known:
                 continue
             folder = out / f"seed-{seed}" / policy
-            say(f"seed {seed}, {POLICIES[policy]}: eight learners, {chosen.rounds} rounds")
-            result = {**run(folder, kits, policy, seed, chosen.rounds), "wanted": chosen.rounds}
+            say(f"seed {seed}, {POLICIES[policy]}: {len(sites)} learners, {chosen.rounds} rounds")
+            result = {**run(folder, kits, policy, seed, chosen.rounds, sites), "wanted": chosen.rounds}
             with ledger.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
             results.append(result)

@@ -17,6 +17,7 @@ from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.data import divide
 from metis.experiments.learners import MEGABIT, build_availability, build_link, build_power, build_speed
+from metis.runs.storage import save_model
 
 CONTENT: dict[str, Any] = {
     "learners": [
@@ -204,3 +205,18 @@ def test_a_regression_runs_on_the_labels_as_numbers(classes: str) -> None:
     run = federation.simulate(policy, build_stop(made), solver=solver)
     assert run.setting.metric == "mae"
     assert run.final_metric is not None and math.isfinite(run.final_metric)
+
+
+def test_runs_begin_with_the_weights_of_a_file(tmp_path: Path) -> None:
+    """Every policy and seed starts from it; the run says so, with the digest of the run that it came from."""
+    first = build_federation(config(network={"name": "logistic"})).simulate(build_policies(config())[0][0], rounds=1)
+    save_model(tmp_path / "start.safetensors", first.community_model)
+    content = {**copy.deepcopy(CONTENT), "network": {"name": "logistic"}}
+    content["training"] = {"initial_model": "start.safetensors"}
+    again = build_federation(resolve_config(content, "test.toml", folder=tmp_path))
+    assert again.initial_model.sha256() == first.community_model.sha256()
+    second = again.with_seed(7).simulate(build_policies(config())[0][0], rounds=1)
+    assert second.history[0].metrics == first.history[-1].metrics
+    assert second.setting.facts["initial model"] == f"start.safetensors, sha256 {first.community_model.sha256()}"
+    with pytest.raises(DataError, match=r"does not fit the network: tensor .1.weight. is"):
+        build_federation(resolve_config({**content, "network": {"name": "mlp"}}, "test.toml", folder=tmp_path))

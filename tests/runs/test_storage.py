@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from metis.core.mixing import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import DataError
-from metis.runs.storage import DiskStore, load_arrays, load_model, save_arrays, save_model
+from metis.runs.storage import DiskStore, load_arrays, load_model, save_arrays, save_model, warm_start
 
 LAYOUT = Layout(
     (
@@ -241,3 +242,50 @@ def test_any_two_names_are_kept_apart(tmp_path_factory: pytest.TempPathFactory, 
     store.put(name + " ", np.ones(1, np.float32))
 
     assert (store.get(name)[0], store.get(name + " ")[0]) == (0.0, 1.0)
+
+
+# --- a warm start -----------------------------------------------------------------------------------
+
+NETWORK = Layout((TensorSpec("weight", (3, 2)), TensorSpec("bias", (2,)), TensorSpec("seen", (), "int64", "counter")))
+
+
+def test_a_model_starts_with_the_weights_of_a_file(tmp_path: Path) -> None:
+    """Of a run, or of any other program; what a layer has added behind the network is kept."""
+    saved = model(3, NETWORK)
+    save_model(tmp_path / "community.safetensors", saved)
+    save_file(dict(saved.tensors()), tmp_path / "theirs.safetensors")
+    for name in ("community", "theirs"):
+        started = warm_start(tmp_path / f"{name}.safetensors", model(1, NETWORK))
+        assert started.sha256() == saved.sha256()
+    extended = Layout((*NETWORK.tensors[:2], TensorSpec("c/weight", (3, 2), role="control"), NETWORK.tensors[2]))
+    started = warm_start(tmp_path / "theirs.safetensors", model(1, extended))
+    assert started.network.sha256() == saved.sha256()
+    assert (started.control == model(1, extended).control).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weight": None}, "it has no tensor 'weight' [3, 2] of float32"),
+        ({"bias": np.zeros(3, np.float32)}, "tensor 'bias' is [3] of float32, the network's is [2] of float32"),
+        ({"weight": np.zeros((3, 2), np.int64)}, "tensor 'weight' is [3, 2] of int64, the network's is [3, 2] of"),
+        ({"seen": np.zeros((), np.float32)}, "tensor 'seen' is [] of float32, the network's is [] of int64"),
+        ({"head": np.zeros(1, np.float32)}, "it has a tensor 'head', which the network does not have"),
+        ({"bias": np.array([1, np.nan], np.float32)}, "has numbers that are not finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_its_first_difference(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    arrays = {name: array for name, array in ({**model(3, NETWORK).tensors(), **change}).items() if array is not None}
+    save_file(arrays, tmp_path / "other.safetensors")
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        warm_start(tmp_path / "other.safetensors", model(1, NETWORK))
+
+
+def test_a_file_that_is_not_there_or_not_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        warm_start(tmp_path / "none.safetensors", model(1, NETWORK))
+    (tmp_path / "notes.safetensors").write_text("lambda = 2")
+    with pytest.raises(DataError, match="cannot be read as a safetensors file"):
+        warm_start(tmp_path / "notes.safetensors", model(1, NETWORK))

@@ -44,6 +44,7 @@ from metis.net import host_and_port, is_loopback
 from metis.reporting.console import RunProgress
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
+from metis.runs.storage import warm_start
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
@@ -231,6 +232,9 @@ async def _begin(
         raise ConfigError(str(problem)) from problem
     layout = Layout.from_json(prepared["layout"])
     model = read_model(out, layout)
+    if config.training.initial_model is not None:
+        model = warm_start(Path(config.training.initial_model), model)
+        report("info", f"starting from {config.training.initial_model}, sha256 {model.network.sha256()}")
     blob = state.put_blob(model_parts(model))
     out.unlink()
     facts = {

@@ -78,6 +78,7 @@ def build_federation(
         class_counts=setup.class_counts,
         class_names=setup.class_names,
         facts=_facts(config, setup),
+        initial_model=training.initial_model,
     )
 
 

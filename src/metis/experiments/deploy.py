@@ -22,6 +22,7 @@ from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.config.tables import layer_table
 from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
+from metis.runs.storage import initial_fact
 
 # Tables that may change between two starts of a controller; the others decide what the run is.
 _FREE = ("deployment", "stop", "run")
@@ -52,6 +53,7 @@ def settings_document(config: ExperimentConfig) -> dict[str, Any]:
     document = config.to_dict()
     del document["deployment"]  # how the controller runs, and who follows the run, does not concern the sites
     document["run"].pop("trackers", None)
+    document["training"].pop("initial_model", None)  # the controller sends the model itself
     return {"experiment": document, "policy": 0}
 
 
@@ -66,6 +68,8 @@ def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
         "the state folder",
         elsewhere=True,
     ).to_dict()
+    for training in (now["training"], then["training"]):
+        training.pop("initial_model", None)  # the run has its initial model, wherever the file is now
     for policy in (*now["policy"], *then["policy"]):
         policy.pop("label", None)  # is for people; a new version may word it differently
     for table in sorted({*now, *then}):
@@ -145,6 +149,8 @@ def make_plan(
         **chosen.training.model_dump(exclude_none=True),
         "versions": versions(),  # the controller's
     }
+    if config.training.initial_model is not None:
+        facts |= initial_fact(config.training.initial_model, initial_model)
     setting = Setting.of(
         policy,
         initial_model,

@@ -31,6 +31,7 @@ from metis.runs import display
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
+from metis.runs.storage import initial_fact, warm_start
 from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
@@ -106,7 +107,8 @@ class Federation:
     `loss(outputs, targets)` or `step(module, batch)` replace the loss of the task. `metrics` are names, or functions by
     name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
     of a step's gradient, `accumulate` the batches of a step. An `engine` takes the place of all that concerns the
-    network and how it is trained and measured.
+    network and how it is trained and measured. Runs begin with the weights of the safetensors file `initial_model`, if
+    one is given.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Federation:
         class_names: Sequence[str] = (),
         facts: dict[str, Any] | None = None,
         engine: Engine | None = None,
+        initial_model: str | Path | None = None,
     ) -> None:
         names = [learner.name for learner in learners]
         if not names:
@@ -157,6 +160,7 @@ class Federation:
         self.solver = solver
         self.augment = augment
         self.seed = seed
+        self._start = None if initial_model is None else Path(initial_model)
         self.metric = metric or _first_metric(metrics) or ("accuracy" if task == "classification" else "mae")
         self.higher_is_better = (
             self.metric not in ("loss", "mae", "mse", "rmse") if higher_is_better is None else higher_is_better
@@ -168,6 +172,8 @@ class Federation:
         self.class_names = tuple(class_names)
         self.facts = facts or {}
         self._again: Callable[[int], Federation] | None = None
+        if self._start is not None:
+            self.started(self.engine.initial_model(seed))
         self._learners(solver)  # finds what is wrong with the data before anything starts
 
     def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
@@ -422,7 +428,7 @@ class Federation:
             higher_is_better=self.higher_is_better,
             target=target,
             class_names=self.class_names,
-            facts=self.facts,
+            facts=self.facts | ({} if self._start is None else initial_fact(self._start, travels)),
         )
 
     def __repr__(self) -> str:
@@ -438,4 +444,8 @@ class Federation:
     @property
     def initial_model(self) -> Model:
         """Where every policy starts from."""
-        return self.engine.initial_model(self.seed)
+        return self.started(self.engine.initial_model(self.seed))
+
+    def started(self, network: Model) -> Model:
+        """The network as runs begin with it: as initialized, or with the weights of the file `initial_model`."""
+        return network if self._start is None else warm_start(self._start, network)

@@ -64,7 +64,7 @@ class Session:
         self._refusals_allowed = refusals_allowed
         self._evaluate_every, self._checkpoint_every = evaluate_every, checkpoint_every
         self.watch: Watch | None = None
-        network = workplace.engine.initial_model(federation.seed)
+        network = federation.started(workplace.engine.initial_model(federation.seed))
         self._initial_model = policy.extend_model(network, trainable_of(workplace.engine))
         self._setting = federation.setting(policy, target, self._initial_model)
         self._fold = RunFold(self._setting)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from metis.core.events import LearnerId
-from metis.core.model import Layout, Model, Vector
+from metis.core.model import Layout, Model, TensorSpec, Vector
 from metis.errors import DataError
 from metis.files import replacing
 
@@ -95,3 +95,37 @@ def load_model(path: Path) -> Model:
         return Model.from_tensors(arrays, Layout.from_json(json.loads(metadata["metis_layout"])))
     except (ValueError, TypeError) as problem:
         raise DataError(f"{path} is damaged: {problem}") from problem
+
+
+def warm_start(path: Path, model: Model) -> Model:
+    """This model with the weights of a safetensors file of any program; what a layer adds is kept."""
+    if not path.is_file():
+        raise DataError(f"the initial model: there is no file {path}")
+    arrays, _ = load_arrays(path)
+    layout = model.network.layout
+    problem = next(filter(None, (_misfit(spec, arrays.get(spec.name)) for spec in layout.tensors)), None)
+    if problem is None and (extra := sorted(arrays.keys() - layout.slices.keys())):
+        problem = f"it has a tensor '{extra[0]}', which the network does not have"
+    if problem is not None:
+        raise DataError(f"the initial model {path} does not fit the network: {problem}")
+    network = Model.from_tensors(arrays, layout)
+    if not np.isfinite(network.vector).all():
+        raise DataError(f"the initial model {path} has numbers that are not finite")
+    vector = model.vector.copy()
+    vector[: layout.size] = network.vector
+    return Model(model.layout, vector, network.counters)
+
+
+def initial_fact(path: str | Path, model: Model) -> dict[str, str]:
+    """What a report says of a run that began with this file; the digest is that of a run's community model."""
+    return {"initial model": f"{Path(path).name}, sha256 {model.network.sha256()}"}
+
+
+def _misfit(spec: TensorSpec, array: NDArray[Any] | None) -> str | None:
+    """Why an array cannot be this tensor of the network."""
+    wanted = f"{list(spec.shape)} of {spec.dtype}"
+    if array is None:
+        return f"it has no tensor '{spec.name}' {wanted}"
+    if array.shape != spec.shape or (array.dtype.kind in "iu") != (spec.role == "counter"):
+        return f"tensor '{spec.name}' is {list(array.shape)} of {array.dtype}, the network's is {wanted}"
+    return None

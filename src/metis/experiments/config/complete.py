@@ -87,6 +87,7 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
     data = config.data.model_copy(update={"folder": _absolute(config.data.folder, folder)})
     # Each policy has its solver's settings by now; a policy taken out alone must not leave settings that none uses.
     training = TrainingConfig(**{name: getattr(training, name) for name in TrainingConfig.model_fields})
+    training = training.model_copy(update={"initial_model": _absolute(training.initial_model, folder)})
     return config.model_copy(
         update={
             "policy": chosen,

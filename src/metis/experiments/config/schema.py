@@ -203,6 +203,9 @@ class TrainingConfig(OpenTable):
     buffers: Literal["average", "local"] = Field(
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
     )
+    initial_model: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="safetensors file to start from, instead of the network's own initialization"
+    )
     clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
     accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")
 
