@@ -928,7 +928,7 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             stream.send(task=controller.task(1))
             failed = await stream.expect("failed")
             assert failed.cause.kind == pb.Cause.DISK
-            text = f"the community model cannot be kept in {tmp_path}/work (File too large)"
+            text = f"the community model cannot be kept in {tmp_path}/work/models/{controller.sha256} (File too large)"
             assert text in entry(tmp_path / "work", failed.cause)
             assert list((tmp_path / "work" / "models").iterdir()) == []
             # Somebody puts the model there by hand, so that only the update does not fit.
@@ -936,7 +936,7 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             stream.send(task=controller.task(2))
             failed = await stream.expect("failed")
             assert failed.cause.kind == pb.Cause.DISK
-            text = f"the model cannot be written to {tmp_path}/work/spool: File too large"
+            text = f"the model cannot be written to {tmp_path}/work/spool/2.model: File too large"
             assert text in entry(tmp_path / "work", failed.cause)
             await stream.beats(2)
             await until(lambda: empty(tmp_path / "work" / "spool"))

@@ -224,7 +224,7 @@ def test_what_cannot_be_done_is_told_and_the_process_goes_on(
     failed = trainer.train(tmp_path / "short", tmp_path / "out.model")["failed"]
     assert failed == f"the model {tmp_path}/short has 8 bytes, one of this network has 200"
     failed = trainer.train(model, tmp_path / "nowhere" / "out.model")["failed"]
-    assert failed == f"the model cannot be written to {tmp_path}/nowhere: No such file or directory"
+    assert failed == f"the model cannot be written to {tmp_path}/nowhere/out.model: No such file or directory"
     assert trainer.train(model, tmp_path / "out.model")["done"]["steps"] == 5
 
 
@@ -400,7 +400,7 @@ def test_a_full_disk_is_a_failure_of_the_task_only(tmp_path: Path, model: Path) 
     assert "done" in trainer.prepare(write_site(tmp_path, code))
     (tmp_path / "spool").mkdir()
     failed = trainer.train(model, tmp_path / "spool" / "1.model")["failed"]
-    assert failed == f"the model cannot be written to {tmp_path}/spool: File too large"
+    assert failed == f"the model cannot be written to {tmp_path}/spool/1.model: File too large"
     assert list((tmp_path / "spool").iterdir()) == []
     assert trainer.ask("ping") == {"done": {}}
     trainer.end()

@@ -27,7 +27,16 @@ from urllib.request import getproxies, proxy_bypass
 from metis import __version__
 from metis.core.model import Layout
 from metis.deployment.preflight import preflight, serving_problem
-from metis.deployment.security.identity import REVOKED, Kit, Revocations, check_kit, load_kit, moment, warnings
+from metis.deployment.security.identity import (
+    REVOKED,
+    Kit,
+    Revocations,
+    check_kit,
+    fingerprint,
+    load_kit,
+    moment,
+    warnings,
+)
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_bytes
 from metis.errors import ConfigError, MetisError, described
@@ -233,9 +242,9 @@ def check_certificate(folder: Path, role: str) -> Iterator[Finding]:
     kit = load_kit(folder)
     check_kit(kit, role)
     hosts = f", for {', '.join(kit.hosts)}" if kit.hosts else ""
-    text = (
-        f"{kit}{hosts}, valid until {moment(kit.not_after)}; its CA until {moment(kit.authority.not_valid_after_utc)}"
-    )
+    # Two administrators who compare this find out whether they have the same CA.
+    authority = f"its CA ({fingerprint(kit.authority.public_key())}) until {moment(kit.authority.not_valid_after_utc)}"
+    text = f"{kit}{hosts}, valid until {moment(kit.not_after)}; {authority}"
     yield Finding("certificate", "ok", text)
     for warning in warnings(kit):
         yield Finding("certificate", "warning", warning, f"metis certificates renew {kit.name}, at the CA")

@@ -98,7 +98,7 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
         raise ConfigError(
             f"the controller at {where} refuses our certificate without giving a reason ({kit}, {kit.serial:x}, valid "
             f"from {moment(kit.not_before)} to {moment(kit.not_after)}; our clock says {moment(now_utc())}): its "
-            f"{AUTHORITY} is not ours, or its clock is off; its output shows which"
+            f"{AUTHORITY} is not ours, or its clock is off; metis doctor at both ends shows which"
         )
     _check_answer(answer, where)
 

@@ -41,7 +41,7 @@ def row_23(tmp: Path, times: int) -> Outcome:
                 crowd.join()
                 tally.problems += recompute(here, crowd).problems
     return tally.outcome(
-        "RESOURCE_EXHAUSTED, nothing acknowledged, status answers; goes on by itself when there is room",
+        "RESOURCE_EXHAUSTED, nothing acknowledged, the status says it is full; goes on by itself when there is room",
         f"{tally.tried} times full, {refused} uploads refused so, 0 acknowledged meanwhile, models equal in the end",
     )
 
@@ -56,9 +56,11 @@ def _starve(tally: Tally, here: Federation, crowd: Crowd, starve: Callable[[], C
         until(lambda: crowd.codes["RESOURCE_EXHAUSTED"] > before, "an upload is refused")
         time.sleep(1)  # what was on its way has come
         acknowledged = crowd.acknowledged
+        disks = []
         for _ in range(3):
             time.sleep(1)
-            tally.check(here.status()["run"], "the status says nothing")
+            disks.append(here.status()["disk"])
+        tally.check(any(disk["full"] for disk in disks), f"the status does not say that the disk is full: {disks}")
         tally.check(controller.code is None, f"a full disk ended it with {controller.code}: {controller.text()[-400:]}")
         tally.check(
             crowd.acknowledged == acknowledged, f"{crowd.acknowledged - acknowledged} acknowledged on a full disk"

@@ -57,7 +57,8 @@ class Surroundings:
         self._report_disk()
 
     def _report_disk(self) -> None:
-        before, self._reported = self._reported, (self.disk.full, self.disk.nearly_full)
+        nearly_full = self.disk.nearly_full and not self.disk.full
+        before, self._reported = self._reported, (self.disk.full, nearly_full)
         if before[0] and not self.disk.full:
             self._report("info", "the disk has room again: the federation continues")
         if self.disk.sentence and before != self._reported:

@@ -80,7 +80,7 @@ class Downloads:
         try:
             incoming = await asyncio.to_thread(self._work.incoming, sha256, length, model_mac)
         except OSError as problem:
-            raise TaskFailed(self._no_room(problem), pb.Cause.DISK) from problem
+            raise TaskFailed(self._no_room(sha256, problem), pb.Cause.DISK) from problem
         if incoming is None:
             return True
         making_room = in_background(self._work.forget_models, {sha256, self.in_use})
@@ -99,7 +99,7 @@ class Downloads:
             raise
         except OSError as problem:
             self._work.forget_models(set())  # half a model on a full disk helps nobody
-            raise TaskFailed(self._no_room(problem), pb.Cause.DISK) from problem
+            raise TaskFailed(self._no_room(sha256, problem), pb.Cause.DISK) from problem
         finally:
             await intake.end()
             incoming.close()
@@ -130,6 +130,6 @@ class Downloads:
                 call.cancel()
             self._stretch.took(stretch, time.monotonic() - began)
 
-    def _no_room(self, problem: OSError) -> str:
+    def _no_room(self, sha256: str, problem: OSError) -> str:
         full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return f"the community model cannot be kept in {self._work.folder}{full} ({problem.strerror})"
+        return f"the community model cannot be kept in {self._work.model_file(sha256)}{full} ({problem.strerror})"

@@ -137,7 +137,7 @@ class Training:
             await asyncio.to_thread(self._work.keep, update)
         except OSError as problem:
             self._work.drop(task.number)
-            text = f"the update cannot be kept in {self._work.folder}: {problem.strerror}"
+            text = f"the update cannot be kept in {self._work.update_file(task.number)}: {problem.strerror}"
             raise TaskFailed(text, pb.Cause.DISK) from problem
         self._deaths = 0
         return update

@@ -73,5 +73,5 @@ def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
                 hashing.result()
                 length += len(part)
     except OSError as problem:
-        raise DataError(f"the model cannot be written to {path.parent}: {problem.strerror}") from problem
+        raise DataError(f"the model cannot be written to {path}: {problem.strerror}") from problem
     return digest.hexdigest(), length
