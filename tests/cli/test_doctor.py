@@ -89,13 +89,14 @@ def test_one_problem_does_not_hide_another(workplace: Path, monkeypatch: pytest.
     """An expired certificate, an unknown host, a proxy with a password: each has its line, and the code is 1."""
     consortium = Consortium(workplace)
     kit = consortium.kit("a", days=10, made=now_utc() - 30 * DAY)
-    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.invalid:3128")
     result = metis("--controller", "no-such-host.invalid:7443", "--identity", str(kit.folder), "--json")
     assert result.exit_code == 1
     found = findings(result)
     assert "expired on" in found["certificate"][0]["text"] and found["certificate"][0]["level"] == "problem"
-    assert found["name"][0]["level"] == "problem" and "no-such-host.invalid is unknown" in found["name"][0]["text"]
-    assert "https_proxy names proxy.example:3128" in found["proxy"][0]["text"] and "secret" not in result.output
+    assert "the proxy proxy.invalid:3128 (from https_proxy)" in found["proxy"][0]["text"]
+    assert "the proxy resolves no-such-host.invalid" in found["name"][0]["text"] and "secret" not in result.output
+    assert "proxy.invalid is unknown" in found["controller"][0]["text"]
     assert found["controller"][0]["level"] == "problem"
     assert {"versions", "clock", "disk", "memory", "open files", "device"} <= found.keys()
 

@@ -20,6 +20,7 @@ import numpy as np
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
 from metis.deployment.trainer import process as trainer
+from metis.net import host_and_port
 
 TRAINER = [sys.executable, __file__]
 
@@ -76,8 +77,10 @@ def report(kind: str, text: str) -> None:
 
 async def learn(address: str, folder: Path, pace: float) -> int:
     from metis.deployment.learner.process import LearnerProcess
+    from metis.deployment.route import Route
 
-    return await LearnerProcess(address, work=folder, child=TRAINER, report=report, name="zurich", pace=pace).run()
+    route = Route(*host_and_port(address))
+    return await LearnerProcess(route, work=folder, child=TRAINER, report=report, name="zurich", pace=pace).run()
 
 
 if __name__ == "__main__":

@@ -25,12 +25,14 @@ from metis.core.model import Layout, TensorSpec
 from metis.deployment.learner.connection import Backoff, ConnectionLost, detached
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_log import LOG
+from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import reference
 from metis.deployment.wire.model_mac import ModelMac
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError
 from metis.experiments.silo import build_silo
+from metis.net import host_and_port
 from metis.runs.storage import load_model
 
 TRAINER = [sys.executable, "-m", "metis.cli.trainer"]
@@ -47,11 +49,12 @@ class Site:
         folder: Path,
         site: Path | None = None,
         child: Sequence[str] = LIGHT,
+        address: str | None = None,
         **options: Any,
     ) -> None:
         self.folder, self.lines = folder, []  # type: tuple[Path, list[tuple[str, str]]]
         self.process = LearnerProcess(
-            controller.address,
+            Route(*host_and_port(address or controller.address)),
             work=folder,
             child=child,
             report=lambda kind, text: self.lines.append((kind, text)),

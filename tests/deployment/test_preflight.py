@@ -18,6 +18,7 @@ import pytest
 
 from deployment.consortium import DAY, Consortium, serving
 from metis.deployment.preflight import preflight, serving_problem
+from metis.deployment.route import Route
 from metis.deployment.security.identity import Kit, load_kit, now_utc
 from metis.errors import ConfigError, Unreachable
 
@@ -40,7 +41,7 @@ def problem_of(
     async def play() -> ConfigError | None:
         async with serving(controller) as port:
             try:
-                await asyncio.to_thread(preflight, host, port, kit, timeout)
+                await asyncio.to_thread(preflight, Route(host, port), kit, timeout)
             except ConfigError as problem:
                 return problem
         return None
@@ -174,7 +175,7 @@ def listening(answer: bytes | None, context: ssl.SSLContext | None = None, most:
 
 def failing(port: int, kit: Kit | None, host: str = "127.0.0.1", timeout: float = 30) -> ConfigError:
     with pytest.raises(ConfigError) as problem:
-        preflight(host, port, kit, timeout)
+        preflight(Route(host, port), kit, timeout)
     return problem.value
 
 
@@ -269,8 +270,8 @@ def test_a_wrong_clock_is_seen(ours: Consortium) -> None:
     if faketime is None:
         pytest.skip("faketime is not installed")
     program = (
-        "import sys\nfrom metis.deployment import preflight\nfrom metis.deployment.security import identity\n"
-        "try:\n    preflight.preflight('127.0.0.1', 1, identity.load_kit(sys.argv[1]))\n"
+        "import sys\nfrom metis.deployment import preflight, route\nfrom metis.deployment.security import identity\n"
+        "try:\n    preflight.preflight(route.Route('127.0.0.1', 1), identity.load_kit(sys.argv[1]))\n"
         "except identity.ConfigError as problem:\n    print(problem)"
     )
     kit = ours.kit("a")

@@ -16,8 +16,10 @@ from deployment.faults import federation, play
 from deployment.scripted_controller import ScriptedController
 from deployment.tiny import settings, write_site
 from metis.deployment.learner.process import LearnerProcess
+from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.untrusted import LONGEST, cleaned
+from metis.net import host_and_port
 
 FORGED = "fine\n12:00:00 learner 'a' joins\r\x1b[2J\x1b]0;title\x07 \u202etxt.exe\u202c\u200b\u2028 end"
 LIGHT = [sys.executable, str(Path(__file__).with_name("light_learner.py"))]
@@ -78,7 +80,7 @@ def test_a_controller_cannot_forge_lines_of_a_learner(scripted: ScriptedControll
     async def scene() -> int:
         async with scripted as controller:
             process = LearnerProcess(
-                controller.address, work=tmp_path / "work", child=LIGHT, name="zurich",
+                Route(*host_and_port(controller.address)), work=tmp_path / "work", child=LIGHT, name="zurich",
                 report=lambda *line: lines.append(line),
             )  # fmt: skip
             running: asyncio.Task[Any] = asyncio.ensure_future(process.run())

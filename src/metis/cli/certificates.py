@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metis.cli.options import JsonOption
+from metis.cli.options import JsonOption, ProxyOption
 from metis.cli.output import add, deployed, note, print_json, say, stdout
 from metis.errors import ConfigError
 from metis.net import host_and_port
@@ -243,6 +243,7 @@ def check(
     controller: Annotated[
         str | None, typer.Option("--controller", metavar="HOST:PORT", help="Also try a connection to this controller.")
     ] = None,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check whether a kit can be used, and if not, show exactly why.
@@ -251,15 +252,17 @@ def check(
     """
     _module()
     from metis.deployment.preflight import preflight
+    from metis.deployment.route import route_to
     from metis.deployment.security.identity import Revocations, check_kit, fingerprint, load_kit, moment, warnings
 
     address = None if controller is None else host_and_port(controller, "federation.example.org:7443")
+    route = None if address is None else route_to(*address, proxy)
     held = load_kit(kit)
     check_kit(held, None if role is None else role.value)
     if held.role == "controller" and (reason := Revocations(held).reason(held.serial)):
         raise ConfigError(f"{kit}: {reason}")
-    if address is not None:
-        preflight(*address, held)
+    if route is not None:
+        preflight(route, held)
     notes = warnings(held)
     if as_json:
         document: dict[str, Any] = {
@@ -273,11 +276,12 @@ def check(
         }
         print_json(document)
         return
+    through = "" if route is None or route.proxy is None else f", through {route.proxy},"
     dialled = f", to be dialled as {', '.join(held.hosts)}" if held.hosts else ""
     say(f"{kit} is valid: {held}, certificate {held.serial:x}, valid until {moment(held.not_after)}{dialled}")
     say(f"the fingerprint of the CA is {fingerprint(held.authority.public_key())}")
-    if address is not None:
-        say(f"the controller at {controller} and this kit accept each other")
+    if route is not None:
+        say(f"the controller at {controller}{through} and this kit accept each other")
     for line in notes:
         note(line)
 

@@ -85,15 +85,16 @@ def _show(finding: Any) -> None:
 def _of_learner(
     checks: Any, controller: str, identity: Path | None, site: Path | None, work: Path, device: str | None
 ) -> Iterable[Any]:
-    host, port = host_and_port(controller, "federation.example.org:7443")
+    address = host_and_port(controller, "federation.example.org:7443")
+    route = deployed("metis.deployment.route").route_to(*address)
     kit = checks.kit_or_none(identity)
     yield "versions", checks.check_versions
     if identity is not None:
         yield "certificate", lambda: checks.check_certificate(identity, "learner")
-    yield "name", lambda: checks.check_name_service(host, port)
-    yield "proxy", lambda: checks.check_proxy(host, port)
+    yield "name", lambda: checks.check_name_service(route)
+    yield "proxy", lambda: checks.check_proxy(route)
     if identity is None or kit is not None:
-        yield "controller", lambda: checks.check_connection(host, port, kit)
+        yield "controller", lambda: checks.check_connection(route, kit)
     yield "bandwidth", checks.check_bandwidth
     yield from _of_machine(checks, work, "the work folder", device)
     if site is not None:

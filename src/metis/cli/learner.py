@@ -15,6 +15,7 @@ import typer
 
 from metis import __version__
 from metis.cli.log import Format, Level, LogFileOption, LogFormatOption, LogLevelOption, log_to
+from metis.cli.options import ProxyOption
 from metis.cli.output import Reporter, add, deployed, stderr
 from metis.errors import ConfigError, Unreachable
 from metis.net import host_and_port, is_loopback
@@ -77,6 +78,7 @@ def learner(
         typer.Option("--policy", metavar="FILE", help="What this site allows: metis init --site-policy writes an "
                      "example; by default site-policy.toml in the kit, if it is there."),
     ] = None,
+    proxy: ProxyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
     log_file: LogFileOption = None,
     log_level: LogLevelOption = Level.INFO,
@@ -96,17 +98,18 @@ def learner(
         raise ConfigError(f"there is no site file {site}")
     report = Reporter(stderr(), as_json, _STYLES, log_to(context, log_file, log_level, log_format))
     deployment = deployed("metis.deployment.learner.process")
+    route = deployed("metis.deployment.route").route_to(host, port, proxy)
     who: dict[str, Any]
     if insecure:
-        who = _plainly(host, port, identity, name)
+        who = _plainly(route, identity, name)
     else:
-        who = _by_certificate(host, port, identity, name, report)
+        who = _by_certificate(route, identity, name, report)
     called = who.pop("called")
     rules = _policy_file(policy, identity)
     if set_rules := rules.read().rules():
         report("info", f"the policy of this site, {rules.path}: {', '.join(set_rules)}")
     process = deployment.LearnerProcess(
-        controller,
+        route,
         work=work or Path(f"learner-{called}"),
         child=_TRAINER if processes == 1 else (*_TRAINER, "--processes", str(processes)),
         report=report,
@@ -143,7 +146,7 @@ async def _taking_part(process: Any, name: str, report: Reporter) -> int:
     return int(await running)
 
 
-def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> dict[str, Any]:
+def _plainly(route: Any, identity: Path | None, name: str | None) -> dict[str, Any]:
     preflight = deployed("metis.deployment.preflight")
     if identity is not None:
         raise ConfigError(
@@ -151,15 +154,15 @@ def _plainly(host: str, port: int, identity: Path | None, name: str | None) -> d
         )
     if name is None:
         raise ConfigError("with --insecure there is no certificate with the name of this learner: give --name NAME")
-    if not is_loopback(host):
+    if not is_loopback(route.host):
         raise ConfigError(
-            f"--insecure is only for a controller on this machine, and {host} is another one; give --identity DIR, "
-            f"or dial 127.0.0.1:{port}"
+            f"--insecure is only for a controller on this machine, and {route.host} is another one; give --identity "
+            f"DIR, or dial 127.0.0.1:{route.port}"
         )
-    return {"called": name, "name": name, "preflight": _checked(lambda: preflight.preflight(host, port, None))}
+    return {"called": name, "name": name, "preflight": _checked(lambda: preflight.preflight(route, None))}
 
 
-def _by_certificate(host: str, port: int, identity: Path | None, name: str | None, report: Reporter) -> dict[str, Any]:
+def _by_certificate(route: Any, identity: Path | None, name: str | None, report: Reporter) -> dict[str, Any]:
     kits, preflight = deployed("metis.deployment.security.identity"), deployed("metis.deployment.preflight")
     if identity is None:
         raise ConfigError(
@@ -176,7 +179,7 @@ def _by_certificate(host: str, port: int, identity: Path | None, name: str | Non
         report("warning", warning)
 
     def check() -> None:
-        preflight.preflight(host, port, kits.load_kit(identity))  # read again: it may have been renewed
+        preflight.preflight(route, kits.load_kit(identity))  # read again: it may have been renewed
 
     return {
         "called": kit.name,

@@ -39,6 +39,15 @@ RayAddressOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="URL|none",
+        help="HTTP proxy on the way to the controller, as in http://proxy.example.org:3128; by default that of the "
+        "environment (https_proxy, no_proxy).",
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import getproxies, proxy_bypass
 
 from metis import __version__
 from metis.core.model import Layout
 from metis.deployment.preflight import preflight, serving_problem
+from metis.deployment.route import Route
 from metis.deployment.security.identity import (
     REVOKED,
     Kit,
@@ -40,7 +40,6 @@ from metis.deployment.security.identity import (
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_bytes
 from metis.errors import ConfigError, MetisError, described
-from metis.net import join_address
 from metis.text import plural, seconds, size
 
 Level = Literal["ok", "unknown", "warning", "problem"]
@@ -197,37 +196,32 @@ def check_device(device: str | None) -> Finding:
 # --- the way to the controller ------------------------------------------------------------------------
 
 
-def check_name_service(host: str, port: int) -> Finding:
+def check_name_service(route: Route) -> Finding:
+    host = route.host
+    if route.proxy is not None:
+        return Finding("name", "ok", f"the proxy resolves {host}")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, route.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
-        advice = "check the spelling and the name service; behind a proxy, the proxy resolves the name"
+        advice = "check the spelling and the name service; behind a proxy, set https_proxy"
         return Finding("name", "problem", f"{host} is unknown: {reason}", advice)
     addresses = sorted({str(address[0]) for *_, address in found})
     return Finding("name", "ok", f"{host} is {', '.join(addresses)}")
 
 
-def check_proxy(host: str, port: int) -> Finding:
+def check_proxy(route: Route) -> Finding:
     """Which proxy the environment names for the controller."""
-    proxies = getproxies()
-    named = {name: proxies[name] for name in ("grpc", "https", "http") if name in proxies}
-    if not named:
-        return Finding("proxy", "ok", "none is set: the controller is dialled directly")
-    if proxy_bypass(join_address(host, port)):
-        return Finding("proxy", "ok", f"no_proxy exempts {host}: it is dialled directly")
-    name, value = next(iter(named.items()))
-    shown = value.rpartition("@")[2]  # a password stays here
-    return Finding("proxy", "ok", f"{name}_proxy names {shown}; it must allow CONNECT to {join_address(host, port)}")
+    if route.proxy is None:
+        return Finding("proxy", "ok", "none for this controller: it is dialled directly")
+    return Finding("proxy", "ok", f"{route.proxy}; it must allow CONNECT to {route.where}")
 
 
-def check_connection(host: str, port: int, kit: Kit | None) -> Finding:
+def check_connection(route: Route, kit: Kit | None) -> Finding:
     began = time.perf_counter()
-    preflight(host, port, kit)
+    preflight(route, kit)
     how = "in plain text" if kit is None else "and accepts our certificate"
-    return Finding(
-        "controller", "ok", f"{join_address(host, port)} answers {how}, in {seconds(time.perf_counter() - began)}"
-    )
+    return Finding("controller", "ok", f"{route.where} answers {how}, in {seconds(time.perf_counter() - began)}")
 
 
 def check_bandwidth() -> Finding:

@@ -7,14 +7,13 @@ first with Python's `ssl` and the same kit, and what goes wrong is reported in w
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import ssl
-import threading
 import time
 
 from cryptography import x509
 
+from metis.deployment.route import Route, resolve
 from metis.deployment.security.identity import (
     AUTHORITY,
     CERTIFICATE,
@@ -44,7 +43,7 @@ def serving_problem(kit: Kit | None, host: str, port: int | None = None) -> str 
             Revocations(kit).reason(0)
         elif not is_loopback(host):
             return f"plain text is served on loopback only (127.0.0.1, ::1, localhost), not on {host}; give --identity"
-        for family, kind, protocol, _, address in _resolve(host.strip("[]"), port or 0, time.monotonic() + 5):
+        for family, kind, protocol, _, address in resolve(host.strip("[]"), port or 0, time.monotonic() + 5):
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -68,16 +67,15 @@ _ALERTS = {
 }
 
 
-def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> None:
+def preflight(route: Route, kit: Kit | None, timeout: float = 5.0) -> None:
     """Find out within `timeout` seconds why a controller cannot be dialled; without a kit it is dialled in plain text.
 
     Raises Unreachable if it is worth trying again, another ConfigError if it is not.
     """
-    deadline, host = time.monotonic() + timeout, host.strip("[]")
-    where = join_address(host, port)
+    deadline, where = time.monotonic() + timeout, route.where
     if kit is None:
-        answer = _greet(host, port, None, deadline)
-        if not answer and _shown_certificate(host, port, deadline):
+        answer = _greet(route, None, deadline)
+        if not answer and _shown_certificate(route, deadline):
             raise ConfigError(f"the controller at {where} requires TLS: give --identity instead of --insecure")
         if not answer:
             raise Unreachable(f"{where} closes the connection; is the controller starting or stopping?")
@@ -86,14 +84,14 @@ def preflight(host: str, port: int, kit: Kit | None, timeout: float = 5.0) -> No
     check_kit(kit)
     context = _tls(kit)
     try:
-        answer = _greet(host, port, context, deadline)
+        answer = _greet(route, context, deadline)
         if not answer:  # a controller that is killed closes too, but does not answer a second time
             time.sleep(0.2)
-            answer = _greet(host, port, context, deadline)
+            answer = _greet(route, context, deadline)
     except ssl.SSLCertVerificationError as problem:
-        raise ConfigError(_distrust(host, port, where, kit, problem, deadline)) from None
+        raise ConfigError(_distrust(route, kit, problem, deadline)) from None
     except (ssl.SSLError, ConnectionError) as problem:
-        raise _no_handshake(host, port, where, problem, deadline) from None
+        raise _no_handshake(route, problem, deadline) from None
     if not answer:
         raise ConfigError(
             f"the controller at {where} refuses our certificate without giving a reason ({kit}, {kit.serial:x}, valid "
@@ -110,9 +108,10 @@ def _check_answer(answer: bytes, where: str) -> None:
         )
 
 
-def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError, deadline: float) -> str:
+def _distrust(route: Route, kit: Kit, problem: ssl.SSLError, deadline: float) -> str:
     """Why OpenSSL did not accept the controller's certificate, in words and dates."""
-    shown = _shown_certificate(host, port, deadline)
+    host, where = route.host, route.where
+    shown = _shown_certificate(route, deadline)
     if shown is None:
         return f"the certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
     if not signed_by(shown, kit.authority):
@@ -133,15 +132,15 @@ def _distrust(host: str, port: int, where: str, kit: Kit, problem: ssl.SSLError,
     return f"the controller's certificate at {where} is not accepted: {getattr(problem, 'verify_message', problem)}"
 
 
-def _no_handshake(host: str, port: int, where: str, problem: OSError, deadline: float) -> ConfigError:
+def _no_handshake(route: Route, problem: OSError, deadline: float) -> ConfigError:
     """Why the TLS handshake failed."""
-    reason = str(getattr(problem, "reason", None) or problem)
+    where, reason = route.where, str(getattr(problem, "reason", None) or problem)
     for alert, words in _ALERTS.items():
         if reason.endswith(alert):
             return ConfigError(f"the controller at {where} refuses our certificate {words}")
     try:
-        answer = _greet(host, port, None, deadline)
-    except Unreachable:
+        answer = _greet(route, None, deadline)
+    except ConfigError:
         answer = b""
     if answer[3:4] == b"\x04":
         return ConfigError(
@@ -164,25 +163,25 @@ def _tls(kit: Kit | None) -> ssl.SSLContext:
     return context
 
 
-def _shown_certificate(host: str, port: int, deadline: float) -> x509.Certificate | None:
+def _shown_certificate(route: Route, deadline: float) -> x509.Certificate | None:
     """The certificate that a server presents, trusted or not; only used in messages."""
     try:
-        with _connect(host, port, deadline) as plain, _tls(None).wrap_socket(plain, server_hostname=host) as secure:
+        with route.connect(deadline) as plain, _tls(None).wrap_socket(plain, server_hostname=route.host) as secure:
             return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
-    except (OSError, ValueError, Unreachable):
+    except (OSError, ValueError, ConfigError):
         return None
 
 
-def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> bytes:
+def _greet(route: Route, context: ssl.SSLContext | None, deadline: float) -> bytes:
     """Open HTTP/2 and return the first bytes of the answer, empty if the other side closed.
 
     With TLS 1.3 our handshake ends before the server has looked at our certificate: only reading shows a refusal.
     gRPC's server speaks first, and listening before we speak keeps a reset from overtaking what it sent.
     """
-    connection = _connect(host, port, deadline)
+    connection = route.connect(deadline)
     try:
         if context is not None:
-            connection = context.wrap_socket(connection, server_hostname=host)
+            connection = context.wrap_socket(connection, server_hostname=route.host)
         try:
             connection.settimeout(min(1.0, _left(deadline) / 2))
             with contextlib.suppress(TimeoutError):
@@ -194,61 +193,10 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, deadline: float
             return b""
     except TimeoutError:
         raise Unreachable(
-            f"{join_address(host, port)} accepts the connection and then sends nothing; is the controller overloaded "
-            "or stopped?"
+            f"{route.where} accepts the connection and then sends nothing; is the controller overloaded or stopped?"
         ) from None
     finally:
         connection.close()
-
-
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    problems: list[OSError] = []
-    found = _resolve(host, port, deadline)
-    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
-        connection = socket.socket(family, kind, protocol)
-        connection.settimeout(_left(deadline) / left)
-        try:
-            connection.connect(address)
-        except OSError as problem:
-            connection.close()
-            problems.append(problem)
-        else:
-            connection.settimeout(_left(deadline))
-            return connection
-    if any(isinstance(problem, ConnectionRefusedError) for problem in problems):
-        raise Unreachable(
-            f"nothing listens at {join_address(host, port)}; is the controller running, and is the port right?"
-        )
-    if any(isinstance(problem, TimeoutError) for problem in problems):
-        raise Unreachable(
-            f"{join_address(host, port)} does not answer; is there a firewall in between, or is the machine off?"
-        )
-    raise Unreachable(f"{join_address(host, port)} cannot be reached: {problems[-1].strerror or problems[-1]}")
-
-
-def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    """The addresses of a name; a name service that hangs does not block us."""
-    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as problem:
-            answers.put(problem)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=_left(deadline))
-    except queue.Empty:
-        raise Unreachable(f"the name service does not answer for {host}; is the network up?") from None
-    if isinstance(answer, UnicodeError):
-        raise ConfigError(f"'{host}' is not a valid host name")
-    if isinstance(answer, OSError):
-        raise Unreachable(
-            f"the host name {host} is unknown ({answer.strerror}); is it spelled right, and is the network up?",
-            unknown_name=True,
-        )
-    return answer  # type: ignore[return-value]
 
 
 def _left(deadline: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
@@ -94,18 +95,23 @@ class Backoff:
 class Endpoint:
     """How to reach the controller; without credentials in plain text, under this name."""
 
-    target: str
+    route: Route
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
     preflight: Callable[[], Awaitable[None]] | None = None
     name: str | None = None
+
+    @property
+    def target(self) -> str:
+        return self.route.where
 
     async def dial(self) -> grpc.aio.Channel:
         """A new channel, after the preflight."""
         if self.preflight is not None:
             await self.preflight()
+        target, options = self.route.channel()
         if self.credentials is None:
-            return grpc.aio.insecure_channel(self.target, [*_OPTIONS, ("grpc.enable_http_proxy", 0)])
-        return grpc.aio.secure_channel(self.target, self.credentials(), _OPTIONS)
+            return grpc.aio.insecure_channel(target, [*_OPTIONS, *options])
+        return grpc.aio.secure_channel(target, self.credentials(), [*_OPTIONS, *options])
 
     def calls(self, channel: grpc.aio.Channel) -> Calls:
         return Calls(FederationStub(channel), () if self.name is None else (("metis-learner", self.name),))

@@ -43,6 +43,7 @@ from metis.deployment.learner.tasks import Tasks
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import WorkFolder
+from metis.deployment.route import Route
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Stretch
@@ -62,7 +63,7 @@ class LearnerProcess:
 
     def __init__(
         self,
-        target: str,
+        route: Route,
         *,
         work: Path,
         child: Sequence[str],
@@ -87,7 +88,7 @@ class LearnerProcess:
         fingerprint of the site's CA, which its policy may name. A connection on which nothing arrives for `silence`
         seconds is dead; models travel in stretches of `stretch_seconds`.
         """
-        self._endpoint = Endpoint(target, credentials, preflight, name)
+        self._endpoint = Endpoint(route, credentials, preflight, name)
         self._out, self._software = out or work, software
         self._silence = silence
         self._instance = uuid.uuid4().hex
@@ -98,7 +99,7 @@ class LearnerProcess:
         self.connection = Connection()
         self.downloads = Downloads(self._supervisor, self.connection, self.work, Stretch(stretch_seconds))
         self._log = SiteLog(work, self._supervisor.report)
-        self._absence = Absence(self._supervisor, self.connection, self._policy, self._log, target, authority)
+        self._absence = Absence(self._supervisor, self.connection, self._policy, self._log, route.where, authority)
         self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log, Stretch(stretch_seconds))
         self.training = Training(
             self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace
