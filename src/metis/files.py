@@ -25,6 +25,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, so that their names survive a loss of power."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync(made.parent)
+
+
 def sync_file(file: BinaryIO) -> None:
     """Wait until everything written to an open file is on disk."""
     file.flush()

@@ -28,6 +28,7 @@ class Direction:
         self.bytes = 0  # that came in so far
         self.held = False  # nothing moves, nothing is lost: what a cut cable does to TCP
         self.rate: float | None = None  # bytes a second
+        self.buffers = False  # takes in whatever comes, and passes it on at its own pace: for new connections
         self.flip_at: int | None = None  # one bit of the byte with this number, counted by `bytes`
         self.cut_at: int | None = None  # the connection is closed after this byte
         self.change: Callable[[bytes], bytes] | None = None  # what else happens to the bytes
@@ -157,6 +158,17 @@ class _Connection:
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         """Until one end closes, or the direction cuts it."""
+        if not direction.buffers:
+            await self._pass_on(reader, writer, direction)
+            return
+        relay = asyncio.StreamReader(limit=1 << 40)
+        filling = asyncio.create_task(_fill(reader, relay))
+        try:
+            await self._pass_on(relay, writer, direction)
+        finally:
+            filling.cancel()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(4096):
                 data, alive = await direction.meddle(data)
@@ -168,3 +180,10 @@ class _Connection:
                     return
             while direction.held:  # the end of a connection does not pass a cut cable either
                 await asyncio.sleep(0.01)
+
+
+async def _fill(reader: asyncio.StreamReader, relay: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            relay.feed_data(data)
+    relay.feed_eof()

@@ -272,11 +272,19 @@ class Incoming:
             )
         with writing(self._path):
             if self._durable:
-                os.fsync(self._file.fileno())
+                self._sync()
             self._file.close()
         self._blobs.adopt(self._path, self.sha256, self._durable, self._held)
         self._committed = True
         return self.sha256
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError:  # what is not on the disk may still be shown, and called written: nobody may continue it
+            with suppress(OSError):
+                self._path.unlink()
+            raise
 
     def __enter__(self) -> Incoming:
         return self

@@ -83,6 +83,12 @@ class Database:
             answer = pragma("integrity_check(1)")
             if answer != "ok":
                 raise self.damaged(answer)
+            # After a failed write the system may show what it never wrote, and call it written. So nothing is built on
+            # the WAL of an earlier process: the database is written from it, and that is waited for.
+            with writing(self.path):
+                busy = pragma("wal_checkpoint(TRUNCATE)")
+            if busy:
+                raise StateError(f"{self.path} is open in another program; close that first")
         except sqlite3.OperationalError as problem:
             if "locked" in str(problem):
                 raise StateError(f"{self.path} is open in another program; close that first") from problem

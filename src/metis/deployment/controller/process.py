@@ -112,7 +112,7 @@ class ControllerProcess:
         )
         self._latest_core: tuple[CoreStatus, int] | None = None
         self._clock_saved_at = -math.inf
-        self._deadline_posted = False  # and its effect not seen yet
+        self._deadline_posted: float | None = None  # the one that the writer knows has passed
         self._waiting_since: float | None = None
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -195,7 +195,8 @@ class ControllerProcess:
 
     async def _sleep(self) -> None:
         """Until the next deadline, or until something has changed it."""
-        due = math.inf if self._deadline_posted else self._view.standing.deadline
+        deadline = self._view.standing.deadline
+        due = math.inf if deadline == self._deadline_posted else deadline
         seconds = min(TICK, max(0.0, due - self._clock.now()))
         self._woken.clear()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -269,12 +270,12 @@ class ControllerProcess:
         standing = self._view.standing
         if not standing.started:
             self._wait_for_learners(time.monotonic())
-        if self._clock.now() >= standing.deadline and not (standing.finished or self._deadline_posted):
-            self._deadline_posted = True
-            self._writer.post(DeadlinePassed(), self._deadline_handled)
+        if self._clock.now() >= standing.deadline != self._deadline_posted and not standing.finished:
+            self._deadline_posted = standing.deadline
+            self._writer.post(DeadlinePassed(), self._deadline_given_up)
 
-    def _deadline_handled(self) -> None:
-        self._deadline_posted = False
+    def _deadline_given_up(self) -> None:
+        self._deadline_posted = None
 
     def _notice_suspension(self) -> None:
         gap = self._clock.tick()
@@ -318,8 +319,8 @@ class ControllerProcess:
         entry, event = outcome.entry, outcome.entry.record.get("event")
         if event == "learner_joined":
             self._presence.here(entry.record["learner"])
-        elif event == "deadline_passed":
-            self._deadline_handled()
+        if self._view.standing.deadline != self._deadline_posted:
+            self._deadline_posted = None
         if entry.update is not None and not outcome.actions:  # its learner left, or its task failed, in between
             text = f"late: task {entry.update} was void when its update was mixed; it does not count"
             self._sessions.notify(entry.record["learner"], pb.Notice.REFUSED, text, entry.update)

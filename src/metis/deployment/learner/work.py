@@ -10,6 +10,7 @@ memory/           what the learner keeps between tasks; written by the trainer
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 from metis.deployment.wire.model_mac import checker
 from metis.errors import ConfigError, LockHeld
-from metis.files import sync, sync_file, take_lock, write_durable
+from metis.files import make_folder, sync, sync_file, take_lock, write_durable
 
 _PIECE = 1 << 20
 
@@ -52,7 +53,7 @@ class WorkFolder:
     def __enter__(self) -> WorkFolder:
         try:
             for name in ("spool", "models", "memory"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder / name)
             self._lock = take_lock(self.folder / "LOCK")
         except LockHeld as held:
             raise ConfigError(
@@ -60,7 +61,7 @@ class WorkFolder:
                 "own --work folder"
             ) from None
         except OSError as problem:
-            raise ConfigError(f"the work folder {self.folder} cannot be used: {problem.strerror}") from None
+            raise _unusable(self.folder, problem) from None
         try:
             known = json.loads((self.folder / "membership.json").read_text("utf-8"))
             self.run, self.learner, self.layout = known["run"], known["learner"], known["layout"]
@@ -136,10 +137,13 @@ class WorkFolder:
 
     def tidy(self) -> None:
         """At the start: remove local models that were never finished."""
-        waiting = {self.update_file(update.task).name for update in self.updates()}
-        for path in (self.folder / "spool").iterdir():
-            if path.suffix != ".json" and path.name not in waiting:
-                path.unlink()
+        try:
+            waiting = {self.update_file(update.task).name for update in self.updates()}
+            for path in (self.folder / "spool").iterdir():
+                if path.suffix != ".json" and path.name not in waiting:
+                    path.unlink()
+        except OSError as problem:
+            raise _unusable(self.folder, problem) from None
 
     # --- community models -----------------------------------------------------------------------
 
@@ -159,6 +163,12 @@ class WorkFolder:
         for path in (self.folder / "models").iterdir():
             if path.name.removesuffix(".part") not in keep:
                 path.unlink(missing_ok=True)
+
+
+def _unusable(folder: Path, problem: OSError) -> ConfigError:
+    where = f" ({problem.filename})" if problem.filename else ""
+    room = "; make room on its disk, or choose another --work" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return ConfigError(f"the work folder {folder} cannot be used: {problem.strerror}{where}{room}")
 
 
 class Incoming:

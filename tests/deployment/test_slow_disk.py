@@ -1,0 +1,182 @@
+"""A disk that is slow, full or broken: deadlines are journaled once, and nothing is built on what was never written."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployment.faults import busy_writer, federation, play
+from deployment.federations import Served
+from metis.core import policies
+from metis.core.events import CommunityPublished, DeadlinePassed
+from metis.deployment.controller.state import State
+from metis.deployment.learner.work import WorkFolder
+from metis.errors import ConfigError, DiskFull
+from metis.runs.trace import read_trace
+
+# --- deadlines --------------------------------------------------------------------------------------
+
+
+def _deadlines(here: Served) -> int:
+    return sum(entry.record.get("event") == "deadline_passed" for entry in here.state.entries())
+
+
+async def _ticks(here: Served, count: int) -> None:
+    """Have the process look at its clock so often."""
+    for _ in range(count):
+        here.process._woken.set()
+        await asyncio.sleep(0.002)
+
+
+def test_a_deadline_is_posted_once_however_long_the_writer_takes(tmp_path: Path) -> None:
+    """While the journal stands still the clock is looked at a hundred times; one entry waits, and one is written."""
+
+    async def scene() -> None:
+        policy = policies.sync_fedavg(1, round_limit=0.2)
+        async with federation(tmp_path, policy=policy, expected=2) as here:
+            async with here.scripted("l0") as quick, here.scripted("l1") as silent:
+                await quick.join()
+                await silent.join()
+                mine, _ = await quick.task(), await silent.task()
+                await quick.hand_in(mine.number)
+                await here.until(lambda: here.process._view.standing.deadline < float("inf"))
+                deadline = here.process._view.standing.deadline
+                with busy_writer(here):
+                    await here.until(lambda: here.process._clock.now() > deadline)
+                    await _ticks(here, 100)
+                    assert here.process._writer._thread._work_queue.qsize() < 10
+                assert (await quick.task()).version == 1
+                assert _deadlines(here) == 1
+
+    play(scene())
+
+
+def test_a_deadline_that_could_not_be_journaled_is_posted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The disk is full for three attempts; the round ends with the fourth, and one entry says so."""
+    append, refused = State.append, 0
+
+    def full(self: State, at: float, record: dict[str, Any], **more: Any) -> int:
+        nonlocal refused
+        if record.get("event") == "deadline_passed" and refused < 3:
+            refused += 1
+            raise DiskFull("no room")
+        return append(self, at, record, **more)
+
+    monkeypatch.setattr(State, "append", full)
+
+    async def scene() -> None:
+        policy = policies.sync_fedavg(1, round_limit=0.2)
+        async with federation(tmp_path, policy=policy, expected=2) as here:
+            async with here.scripted("l0") as quick, here.scripted("l1") as silent:
+                await quick.join()
+                await silent.join()
+                mine, _ = await quick.task(), await silent.task()
+                await quick.hand_in(mine.number)
+                assert (await quick.task()).version == 1
+                assert (_deadlines(here), refused) == (1, 3)
+
+    play(scene())
+
+
+def test_a_slow_journal_does_not_fill_itself_with_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 ms a commit, rounds that a silent learner ends at their limit: about one deadline for each round."""
+    append = State.append
+
+    def slowly(self: State, at: float, record: dict[str, Any], **more: Any) -> int:
+        time.sleep(0.02)
+        return append(self, at, record, **more)
+
+    monkeypatch.setattr(State, "append", slowly)
+
+    async def scene() -> None:
+        policy = policies.sync_fedavg(1, round_limit=0.1)
+        async with federation(tmp_path, policy=policy, expected=2, rounds=8) as here:
+            async with here.scripted("silent") as silent:
+                await silent.join()
+                (learner,) = here.learners(1)
+                await asyncio.wait_for(learner.run(), 300)
+                assert await here.serving
+                rounds = len([item for _, item in read_trace(tmp_path / "run" / "events.jsonl")
+                              if isinstance(item, CommunityPublished)])  # fmt: skip
+                posted = len([item for _, item in read_trace(tmp_path / "run" / "events.jsonl")
+                              if isinstance(item, DeadlinePassed)])  # fmt: skip
+                assert rounds == 8 and posted <= 2 * rounds
+
+    play(scene())
+
+
+# --- what was never written -------------------------------------------------------------------------
+
+
+def test_nothing_is_built_on_the_wal_of_an_earlier_process(tmp_path: Path) -> None:
+    """F3: after a crash the database itself has every entry, and is synced, before anything new is written."""
+    state = State.open(tmp_path / "state")
+    state.begin({})
+    for number in range(5):
+        state.append(float(number), {"number": number})
+    crashed = tmp_path / "crashed"
+    shutil.copytree(tmp_path / "state", crashed)  # as kill -9 leaves it
+    state.close()
+    assert (crashed / "controller.db-wal").stat().st_size > 0
+    again = State.open(crashed)
+    shutil.copy(crashed / "controller.db", tmp_path / "alone.db")  # without its WAL
+    with sqlite3.connect(tmp_path / "alone.db") as database:
+        assert database.execute("SELECT count(*) FROM journal").fetchone() == (5,)
+    again.close()
+
+
+def test_a_beginning_whose_sync_failed_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may show bytes that never reached the disk; a second sync would call them written."""
+    content, sha256 = bytes(4000), "a" * 64
+
+    class Ended(BaseException):
+        """Instead of the end of the process."""
+
+    def end(path: Path, problem: object) -> None:
+        raise Ended
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with State.open(tmp_path / "state") as state:
+        monkeypatch.setattr("metis.deployment.controller.disk.end_process", end)
+        with pytest.raises(Ended), state.incoming(3, sha256) as incoming:
+            incoming.write(content)
+            monkeypatch.setattr(os, "fsync", broken)
+            incoming.commit(len(content), incoming.sha256)
+        assert not list((tmp_path / "state" / "blobs").iterdir())
+        monkeypatch.undo()
+
+
+def test_the_names_of_new_work_folders_survive_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: every folder in which one was made is synced, and none if nothing was made."""
+    synced: list[Path] = []
+    monkeypatch.setattr("metis.files.sync", synced.append)
+    folder = tmp_path / "a" / "b" / "work"
+    with WorkFolder(folder):
+        pass
+    assert synced[:3] == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    assert set(synced[3:]) == {folder}
+    synced.clear()
+    with WorkFolder(folder):
+        pass
+    assert not synced
+
+
+def test_a_full_disk_at_the_start_of_a_learner_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ConfigError, match=f"work folder {tmp_path}/work cannot be used: No space left.*make room"):
+        WorkFolder(tmp_path / "work").__enter__()
