@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from deployment.connect_proxy import ConnectProxy
 from deployment.consortium import WHO, Consortium, serving
+from deployment.faults import tried
 from metis.cli.app import app
 from metis.deployment.preflight import preflight
 from metis.deployment.route import HttpProxy, Route, route_to
@@ -41,7 +42,7 @@ def _proxy() -> ConnectProxy:
 
 @pytest.mark.parametrize("variable", ["https_proxy", "HTTPS_PROXY", "--proxy"])
 def test_preflight_and_grpc_go_through_the_proxy_with_any_password(ours: Consortium, variable: str) -> None:
-    """To a name that only the proxy knows, with the certificate of the controller checked under that name."""
+    """C1 row 42: to a name that only the proxy knows, with the controller's certificate checked under it."""
     controller, kit = ours.controller(hosts=[HOST]), ours.kit("a")
 
     async def scene() -> None:
@@ -59,6 +60,7 @@ def test_preflight_and_grpc_go_through_the_proxy_with_any_password(ours: Consort
                 async with grpc.aio.secure_channel(target, channel_credentials(kit), options) as channel:
                     answer: bytes = await channel.unary_unary(WHO)(b"", timeout=600)
                 assert answer.startswith(b"learner/a/")
+                tried()
                 assert proxy.targets[before:] == [f"{HOST}:{port}"] and not proxy.refused
 
     asyncio.run(scene())

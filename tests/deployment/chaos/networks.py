@@ -104,7 +104,7 @@ def row_20(tmp: Path, times: int) -> Outcome:
             far.kill()
             gone = until(lambda: events(here, "learner_left", "a"), "the controller notices")
     return tally.outcome(
-        "found by keepalive in about 25 s; the learner dials again and goes on; one that is gone loses its lease",
+        "found in about 30 s; the learner dials again and goes on; one that is gone loses its lease",
         f"found after {max(found, default=0):.1f} s at most; a vanished learner left {gone:.0f} s later (lease 30 s)",
     )
 

@@ -89,6 +89,8 @@ ROWS = [
     Row("38", stops.row_38, 3),
     Row("39", stops.row_39, 2),
     Row("40", mistakes.row_40, 2),
+    Row("41", wires.row_of(41), 1),
+    Row("42", wires.row_of(42), 1),
 ]
 
 

@@ -62,7 +62,20 @@ WIRE = {
         "what cannot be is refused, the rest bounded by what was seen; rounds go on",
         "lies",
     ),
+    41: (
+        "uploads and downloads cut at every eighth, over restarts of both ends",
+        "each goes on where it was; bytes sent below 1.6 times the model and a stretch a cut",
+        "transfers",
+    ),
+    42: (
+        "an HTTP proxy with a password, which alone knows the controller's name",
+        "preflight and learner go through it by CONNECT",
+        "ways through",
+    ),
 }
+
+
+_FILES = [*sorted(HERE.parent.glob("test_faults_*.py")), HERE.parent / "test_resumed.py", HERE.parent / "test_route.py"]
 
 
 def try_tests(tally: Tally, number: int, tmp: Path, times: int) -> int:
@@ -73,7 +86,7 @@ def try_tests(tally: Tally, number: int, tmp: Path, times: int) -> int:
         out.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "deployment.chaos.counted"]
         done = subprocess.run(
-            [*command, "--basetemp", str(tmp / "pytest"), *map(str, sorted(HERE.parent.glob("test_faults_*.py")))],
+            [*command, "--basetemp", str(tmp / "pytest"), *map(str, _FILES)],
             cwd=TESTS.parent, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "CHAOS_ROW": str(number),
                  "CHAOS_OUT": str(out), "PYTHONDONTWRITEBYTECODE": "1"},
