@@ -76,9 +76,16 @@ if TYPE_CHECKING:
     from metis.errors import (
         MetisError as MetisError,
     )
+    from metis.experiments.baselines import (
+        alone as alone,
+        centralized as centralized,
+    )
     from metis.experiments.federation import (
         Federation as Federation,
         SimulatedLearner as SimulatedLearner,
+    )
+    from metis.experiments.flamby import (
+        flamby_federation as flamby_federation,
     )
     from metis.learning.torch.metrics import (
         BatchMean as BatchMean,
@@ -157,12 +164,17 @@ _PUBLIC = {
         "load_dataset",
     ),
     "metis.errors": ("MetisError",),
+    "metis.experiments.baselines": (
+        "alone",
+        "centralized",
+    ),
     "metis.experiments.federation": (
         "Federation",
         "SimulatedLearner",
     ),
     "metis.learning.torch.metrics": ("BatchMean",),
     "metis.learning.torch.optimizers": ("TorchOptimizer",),
+    "metis.experiments.flamby": ("flamby_federation",),
     "metis.reporting.notebook": ("Comparison",),
     "metis.reporting.trackers.tracking": ("Tracking",),
     "metis.runs.run": ("Run",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,10 +23,11 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import StopRule, Target
 from metis.errors import ArgumentError, ConfigError
+from metis.experiments.baselines import Baseline
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
 from metis.experiments.study import compare_policies
-from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
+from metis.learning import Augmentation, Engine, Examples, Learner, TorchEngine, as_examples
 from metis.learning.engine import METRICS, measured, trainable_of
 from metis.runs import display
 from metis.runs.folds import RunFold
@@ -52,6 +54,58 @@ class SimulatedLearner:
     availability: Availability = field(default_factory=Always)
     link: Link = field(default_factory=Link)
     power: Power = field(default_factory=Power)
+    test: NDArray[np.int64] | None = None  # which of the test examples are its own
+
+
+@dataclass(frozen=True)
+class AtLearners:
+    """What a model is worth at each learner, on the learner's own test examples."""
+
+    metrics: dict[LearnerId, dict[str, float]]
+    metric: str
+    higher_is_better: bool
+
+    @property
+    def ranked(self) -> list[tuple[float, LearnerId]]:
+        """The values of the metric and whose they are, the worst first."""
+        values = [(found[self.metric], learner) for learner, found in self.metrics.items()]
+        return sorted(values, reverse=not self.higher_is_better)
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(value for value, _ in self.ranked) / len(self.metrics)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(value for value, _ in self.ranked)
+
+    @property
+    def worst(self) -> tuple[float, LearnerId]:
+        return self.ranked[0]
+
+    @property
+    def best(self) -> tuple[float, LearnerId]:
+        return self.ranked[-1]
+
+    def __repr__(self) -> str:
+        (low, last), (high, first) = self.worst, self.best
+        return (
+            f"<{self.metric} at {plural(len(self.metrics), 'learner')}: worst {low:.4f} ({last}), "
+            f"median {self.median:.4f}, best {high:.4f} ({first}), mean {self.mean:.4f}>"
+        )
+
+
+class _Some:
+    """Some of the examples."""
+
+    def __init__(self, examples: Examples, indices: NDArray[np.int64]) -> None:
+        self._examples, self._indices = examples, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def batch(self, indices: NDArray[np.int64]) -> Any:
+        return self._examples.batch(self._indices[indices])
 
 
 def _whole(name: str, value: Any) -> None:
@@ -325,7 +379,7 @@ class Federation:
 
     def compare(
         self,
-        policies: Sequence[Policy] | Mapping[str, Policy],
+        policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline],
         *,
         seeds: int | Sequence[int] = 1,
         workers: int | None = None,
@@ -334,7 +388,8 @@ class Federation:
     ) -> Any:
         """Run several policies on this data from the same start, and return a `metis.Comparison` of them.
 
-        - `policies`: a list, or a dict whose keys are the names in tables and figures.
+        - `policies`: a list, or a dict whose keys are the names in tables and figures; also the baselines
+          `metis.centralized()` and `metis.alone("site-1")`.
         - `seeds`: how many, from the federation's on, or which; all chance comes from them.
         - `workers`: runs at the same time, each in a process of its own; without it one for each processor. The result
           is the same.
@@ -387,6 +442,14 @@ class Federation:
         federation = named_federation(dataset, **given)
         federation._again = lambda other: cls.from_dataset(dataset, **{**given, "seed": other})
         return federation
+
+    def evaluate_at_learners(self, model: Model) -> AtLearners:
+        """What a model is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""
+        test, own = self.test, [setup for setup in self.learners if setup.test is not None and len(setup.test)]
+        if test is None or not own:
+            raise ConfigError("no learner has test examples of its own; give each SimulatedLearner its test=indices")
+        found = {setup.name: self.engine.evaluate(model, _Some(test, np.asarray(setup.test))) for setup in own}
+        return AtLearners(found, self.metric, self.higher_is_better)
 
     def with_seed(self, seed: int) -> Federation:
         """The same federation with other chance; one that was made `from_dataset` is also divided again."""

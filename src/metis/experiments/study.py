@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from metis.core.policy import Policy
 from metis.errors import ConfigError
+from metis.experiments.baselines import Baseline
 from metis.experiments.config.load import slug
 from metis.experiments.processes import can_fork, processors, run_in_processes
 from metis.experiments.sweep import seeds_from
@@ -29,14 +30,21 @@ COMPARISON = "comparison.json"
 class _Planned:
     """One run of a comparison and the name of its directory."""
 
-    policy: Policy
+    entry: Policy | Baseline
     seed: int
     name: str
+
+    @property
+    def policy(self) -> Policy:
+        return self.entry.policy if isinstance(self.entry, Baseline) else self.entry
+
+    def of(self, federation: Federation) -> Federation:
+        return self.entry.of(federation) if isinstance(self.entry, Baseline) else federation
 
 
 def compare_policies(
     federation: Federation,
-    policies: Sequence[Policy] | Mapping[str, Policy],
+    policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline],
     seeds: int | Sequence[int],
     workers: int | None,
     out: str | Path | None,
@@ -55,28 +63,34 @@ def compare_policies(
     return runs
 
 
-def _named(policies: Sequence[Policy] | Mapping[str, Policy]) -> list[Policy]:
+def _named(policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline]) -> list[Policy | Baseline]:
     given = list(policies.values()) if isinstance(policies, Mapping) else list(policies)
-    for policy in given:
-        if not isinstance(policy, Policy):
-            raise ConfigError(f"policies must be policies such as metis.fedrec(), not {policy!r}")
+    for entry in given:
+        if not isinstance(entry, (Policy, Baseline)):
+            raise ConfigError(f"policies must be policies such as metis.fedrec(), not {entry!r}")
     if isinstance(policies, Mapping):
-        given = [replace(policy, label=label) for label, policy in policies.items()]
+        given = [_labelled(entry, label) for label, entry in policies.items()]
     if not given:
         raise ConfigError("a comparison needs at least one policy")
-    names = [slug(policy.label) for policy in given]
-    for policy, name in zip(given, names, strict=True):
+    names = [slug(entry.label) for entry in given]
+    for entry, name in zip(given, names, strict=True):
         if names.count(name) > 1:
             raise ConfigError(
-                f"two policies are called '{policy.label}'; name them, as in compare({{'one': ..., 'other': ...}})"
+                f"two policies are called '{entry.label}'; name them, as in compare({{'one': ..., 'other': ...}})"
             )
     return given
 
 
-def _planned(policies: Sequence[Policy], seeds: Sequence[int]) -> list[_Planned]:
+def _labelled(entry: Policy | Baseline, label: str) -> Policy | Baseline:
+    if isinstance(entry, Baseline):
+        return replace(entry, policy=replace(entry.policy, label=label))
+    return replace(entry, label=label)
+
+
+def _planned(entries: Sequence[Policy | Baseline], seeds: Sequence[int]) -> list[_Planned]:
     return [
-        _Planned(policy, seed, f"{slug(policy.label)}/seed-{seed}" if len(seeds) > 1 else slug(policy.label))
-        for policy in policies
+        _Planned(entry, seed, f"{slug(entry.label)}/seed-{seed}" if len(seeds) > 1 else slug(entry.label))
+        for entry in entries
         for seed in seeds
     ]
 
@@ -85,7 +99,9 @@ def _run(
     federation: Federation, plan: Sequence[_Planned], folder: Path, workers: int | None, options: Mapping[str, Any]
 ) -> list[Run]:
     by_seed = {seed: federation.with_seed(seed) for seed in dict.fromkeys(planned.seed for planned in plan)}
-    identities = {planned.name: _identity(by_seed[planned.seed], planned.policy, options) for planned in plan}
+    identities = {
+        planned.name: _identity(planned.of(by_seed[planned.seed]), planned.policy, options) for planned in plan
+    }
     _check(folder, identities)
     seeds = list(by_seed)
     document = {
@@ -105,7 +121,7 @@ def _run(
 
     def work(planned: _Planned) -> Callable[[Callable[[], None]], None]:
         def run(alive: Callable[[], None]) -> None:
-            made = by_seed[planned.seed].simulate(
+            made = planned.of(by_seed[planned.seed]).simulate(
                 planned.policy,
                 out=folder / planned.name,
                 resume=(folder / planned.name / CHECKPOINT).exists(),
