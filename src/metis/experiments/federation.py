@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,11 +22,12 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import StopRule, Target
 from metis.errors import ArgumentError, ConfigError
+from metis.experiments.at_learners import AtLearners, at_learners
 from metis.experiments.baselines import Baseline
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
 from metis.experiments.study import compare_policies
-from metis.learning import Augmentation, Engine, Examples, Learner, TorchEngine, as_examples
+from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import METRICS, measured, trainable_of
 from metis.runs import display
 from metis.runs.folds import RunFold
@@ -55,57 +55,6 @@ class SimulatedLearner:
     link: Link = field(default_factory=Link)
     power: Power = field(default_factory=Power)
     test: NDArray[np.int64] | None = None  # which of the test examples are its own
-
-
-@dataclass(frozen=True)
-class AtLearners:
-    """What a model is worth at each learner, on the learner's own test examples."""
-
-    metrics: dict[LearnerId, dict[str, float]]
-    metric: str
-    higher_is_better: bool
-
-    @property
-    def ranked(self) -> list[tuple[float, LearnerId]]:
-        """The values of the metric and whose they are, the worst first."""
-        values = [(found[self.metric], learner) for learner, found in self.metrics.items()]
-        return sorted(values, reverse=not self.higher_is_better)
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(value for value, _ in self.ranked) / len(self.metrics)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(value for value, _ in self.ranked)
-
-    @property
-    def worst(self) -> tuple[float, LearnerId]:
-        return self.ranked[0]
-
-    @property
-    def best(self) -> tuple[float, LearnerId]:
-        return self.ranked[-1]
-
-    def __repr__(self) -> str:
-        (low, last), (high, first) = self.worst, self.best
-        return (
-            f"<{self.metric} at {plural(len(self.metrics), 'learner')}: worst {low:.4f} ({last}), "
-            f"median {self.median:.4f}, best {high:.4f} ({first}), mean {self.mean:.4f}>"
-        )
-
-
-class _Some:
-    """Some of the examples."""
-
-    def __init__(self, examples: Examples, indices: NDArray[np.int64]) -> None:
-        self._examples, self._indices = examples, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def batch(self, indices: NDArray[np.int64]) -> Any:
-        return self._examples.batch(self._indices[indices])
 
 
 def _whole(name: str, value: Any) -> None:
@@ -399,9 +348,6 @@ class Federation:
 
         The result shows itself in a terminal and in a notebook; `save(folder)` writes its tables and figures.
         """
-        for name in ("watch", "progress", "resume", "overwrite"):
-            if name in options:
-                raise ArgumentError(f"{name} is not an option of a comparison", name)
         return display.comparison(compare_policies(self, policies, seeds, workers, out, options))
 
     @classmethod
@@ -445,11 +391,7 @@ class Federation:
 
     def evaluate_at_learners(self, model: Model) -> AtLearners:
         """What a model is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""
-        test, own = self.test, [setup for setup in self.learners if setup.test is not None and len(setup.test)]
-        if test is None or not own:
-            raise ConfigError("no learner has test examples of its own; give each SimulatedLearner its test=indices")
-        found = {setup.name: self.engine.evaluate(model, _Some(test, np.asarray(setup.test))) for setup in own}
-        return AtLearners(found, self.metric, self.higher_is_better)
+        return at_learners(self, model)
 
     def with_seed(self, seed: int) -> Federation:
         """The same federation with other chance; one that was made `from_dataset` is also divided again."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis.core.policy import Policy
-from metis.errors import ConfigError
+from metis.errors import ArgumentError, ConfigError
 from metis.experiments.baselines import Baseline
 from metis.experiments.config.load import slug
 from metis.experiments.processes import can_fork, processors, run_in_processes
@@ -51,6 +51,9 @@ def compare_policies(
     options: Mapping[str, Any],
 ) -> list[Run]:
     """Run every policy with every seed, but for the runs that `out` has already; in the order of the policies."""
+    for name in ("watch", "progress", "resume", "overwrite"):
+        if name in options:
+            raise ArgumentError(f"{name} is not an option of a comparison", name)
     plan = _planned(_named(policies), seeds_from(seeds, federation.seed))
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"out is {out}, which is a file; give a directory")
