@@ -340,10 +340,8 @@ class Federation:
         - `policies`: a list, or a dict whose keys are the names in tables and figures; also the baselines
           `metis.centralized()` and `metis.alone("site-1")`.
         - `seeds`: how many, from the federation's on, or which; all chance comes from them.
-        - `workers`: runs at the same time, each in a process of its own; without it one for each processor. The result
-          is the same.
-        - `out`: a directory for all runs. Finished runs there are not repeated, so the same call continues a comparison
-          that was interrupted.
+        - `workers`: runs at the same time, each in its own process; without it one for each processor.
+        - `out`: a directory for all runs. Finished ones are not repeated: the same call continues after an interruption.
         - `options`: those of `simulate`, such as `seconds`, `target` and `evaluate_every`.
 
         The result shows itself in a terminal and in a notebook; `save(folder)` writes its tables and figures.
