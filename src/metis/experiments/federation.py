@@ -341,7 +341,7 @@ class Federation:
           `metis.centralized()` and `metis.alone("site-1")`.
         - `seeds`: how many, from the federation's on, or which; all chance comes from them.
         - `workers`: runs at the same time, each in its own process; without it one for each processor.
-        - `out`: a directory for all runs. Finished ones are not repeated: the same call continues after an interruption.
+        - `out`: a directory for all runs. Finished ones are not repeated: the same call continues a cut one.
         - `options`: those of `simulate`, such as `seconds`, `target` and `evaluate_every`.
 
         The result shows itself in a terminal and in a notebook; `save(folder)` writes its tables and figures.
