@@ -228,6 +228,9 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     second.append(f"{_lasting(document['seconds'])} of the run")
     if document["deadline"] is not None and state == "running":
         second.append(f"; next deadline in {_lasting(max(0.0, document['deadline'] - document['seconds']))}")
+    if document.get("period") is not None and state == "running":
+        bound = f", by {document['period_bounded_by']}" if document.get("period_bounded_by") else ""
+        second.append(f"; periods of {_lasting(document['period'])}{bound}")
     disk = document.get("disk", {})  # missing from an older controller
     lines = [first, second, _metric_line(document)]
     if disk.get("sentence"):

@@ -103,6 +103,7 @@ class Forecast:
     round: float | None = None  # seconds between two mixings; None without rounds
     first_round: float | None = None  # seconds of the cold start: the first round, if it has tasks of its own
     slowest_learner_epochs: float | None = None  # lambda, of a policy that has one
+    bounded_by: str = ""  # the setting that makes periods longer or shorter than lambda says
 
     @property
     def kind(self) -> Kind:
@@ -184,7 +185,7 @@ class _Round:
 def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_learner_epochs: float | None) -> Forecast:
     length = None
     for count in _ROUNDS:
-        rounds, cold_start = _played(policy, learners, count)
+        rounds, cold_start, bounded_by = _played(policy, learners, count)
         if len(rounds) < 2:
             raise ConfigError(f"the costs of {policy.label} cannot be forecast: it ends after {len(rounds)} rounds")
         length = _recurrence(rounds, len(learners))
@@ -224,6 +225,7 @@ def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_lea
         span / len(recurring),
         rounds[0].costs.parallel_time if cold_start else None,
         slowest_learner_epochs,
+        bounded_by,
     )
 
 
@@ -231,8 +233,8 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> tuple[list[_Round], bool]:
-    """This many rounds, and whether the first tasks asked for something else than the last ones: a cold start."""
+def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> tuple[list[_Round], bool, str]:
+    """This many rounds, whether they begin with a cold start (other tasks than the last), and what bounds periods."""
     by_name = {learner.name: learner for learner in learners}
     ledger = _ledger(policy, learners)
     rounds: list[_Round] = []
@@ -267,7 +269,7 @@ def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> t
                 current = _Round(now, current.costs)
             case _:
                 pass
-    return rounds, first != last
+    return rounds, first != last, getattr(controller.protocol, "bounded_by", "")
 
 
 def _recurrence(rounds: Sequence[_Round], learners: int) -> int | None:

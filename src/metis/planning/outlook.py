@@ -11,7 +11,7 @@ import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
-from metis.core.layers import Cap
+from metis.core.layers import Cap, ShortestPeriod
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.data.datasets import DATASETS
@@ -120,6 +120,7 @@ class Outlook:
             "lambda_is": assessment,
             "first_round_seconds": found.first_round,
             "round_seconds": found.round,
+            "period_bounded_by": found.bounded_by or None,
             "idle_share": found.idle,
             "transfer_share": found.transfer,
             "mean_local_epochs": found.local_epochs,
@@ -172,6 +173,7 @@ def make_outlook(
         sensible = sensible_range(learners, weights, max(caps))
     reference = _reference(config, with_lambda)
     notes += _assumptions(config, with_lambda)
+    notes += _bounds(with_lambda, learners)
     return Outlook(
         source,
         learners,
@@ -387,6 +389,27 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
     longest = min((policy.parameters.get("longest_period", math.inf) for policy in with_lambda), default=math.inf)
     if longest < math.inf:
         notes.append(f"longest_period limits periods to {seconds(longest)}.")
+    return notes
+
+
+def _bounds(policies: Sequence[PolicyOutlook], learners: Sequence[PlannedLearner]) -> list[str]:
+    """Which periods are longer than lambda says because of the exchange, here or in a deployment."""
+    here: list[Forecast] = []
+    deployed: list[Forecast] = []
+    for found in (policy.forecast for policy in policies):
+        if found.bounded_by == ShortestPeriod.key:
+            here.append(found)
+        elif not any(isinstance(layer, ShortestPeriod) for layer in found.policy.layers):
+            bound = forecast(found.policy.with_layers(ShortestPeriod()), learners)
+            if bound.bounded_by == ShortestPeriod.key:
+                deployed.append(replace(bound, policy=found.policy))
+    notes = []
+    for forecasts, where in ((here, ""), (deployed, "In a deployment, ")):
+        if forecasts:
+            labels = names([found.policy.label for found in forecasts])
+            rounds = seconds(max(found.round or 0.0 for found in forecasts))
+            text = f"{labels}: periods are bounded by the exchange (shortest_period), so that a round takes {rounds}."
+            notes.append(where + text)
     return notes
 
 

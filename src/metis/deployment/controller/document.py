@@ -44,6 +44,8 @@ class CoreStatus:
     deadline: float
     expected: int | None
     roster: tuple[RosterRow, ...]
+    period: float | None = None  # seconds, of semi-synchronous training
+    period_bounded_by: str = ""
 
 
 def core_status(controller: Controller) -> CoreStatus:
@@ -74,6 +76,8 @@ def core_status(controller: Controller) -> CoreStatus:
             )
             for record in controller.roster
         ),
+        getattr(controller.protocol, "synchronization_period", None),
+        getattr(controller.protocol, "bounded_by", ""),
     )
 
 
@@ -105,6 +109,8 @@ def status_document(
         "update_requests": core.update_requests,
         "seconds": now,
         "deadline": core.deadline if math.isfinite(core.deadline) else None,
+        "period": core.period,
+        "period_bounded_by": core.period_bounded_by or None,
         "expected": core.expected,
         "metric": setting.metric,
         "target": setting.target.value if setting.target else None,
