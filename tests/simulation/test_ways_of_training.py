@@ -52,6 +52,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "clip_norm": 1.0,
         "accumulate": 2,
     },
+    "local parameters": {
+        "parameters": {"local": ["4.*", "1.*"]},
+        "buffers": "average",
+        "solver": metis.AdamW(0.01, keep_state=True),
+    },
     "collated": {
         "network": Padded,
         "train": ITEMS,

@@ -60,6 +60,7 @@ def build_federation(
             availability=build_availability(assignment.group, assignment.name),
             link=build_link(assignment.group),
             power=build_power(assignment.group),
+            test=assignment.test,
         )
         for assignment in setup.assignments
     ]

@@ -27,6 +27,7 @@ class Assignment:
     name: str
     group: LearnerGroup
     indices: NDArray[np.int64]
+    test: NDArray[np.int64] | None = None  # of the held-out examples, where each site has its own
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,23 @@ def _only_engine(engine: Engine, given: dict[str, Any]) -> Engine:
     return engine
 
 
+def _test_of_each(federation: Federation) -> list[NDArray[np.int64]]:
+    """Where learners keep parts for themselves: the test examples of each, all of them if it has none of its own."""
+    if federation.test is None or not getattr(federation.engine, "personal", False):
+        return []
+    everything = np.arange(len(federation.test))
+    return [everything if one.test is None else np.asarray(one.test, np.int64) for one in federation.learners]
+
+
+def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
+    """Refuse what does not fit the network, and steps whose length normalised averaging cannot know."""
+    check = getattr(engine, "check_solver", None)
+    if check is not None:
+        check(solver)
+    if any(layer.key == "nova" for layer in policy.layers) and not getattr(engine, "plain_steps", True):
+        raise ConfigError("nova takes a batch for a step, which it is not with clip_norm or accumulate")
+
+
 class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
@@ -109,9 +126,9 @@ class Federation:
     `Examples`; `collate` makes a batch of a list of items. `learners` say who holds which of the training examples.
     `loss(outputs, targets)` or `step(module, batch)` replace the loss of the task. `metrics` are names, or functions by
     name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
-    of a step's gradient, `accumulate` the batches of a step. An `engine` takes the place of all that concerns the
-    network and how it is trained and measured. Runs begin with the weights of the safetensors file `initial_model`, if
-    one is given.
+    of a step's gradient, `accumulate` the batches of a step. `parameters` says which are `federated`, `local` or
+    `frozen`, by patterns or a function of the name. An `engine` takes the place of all that concerns the network and
+    how it is trained and measured. Runs begin with the weights of the safetensors file `initial_model`, if given.
     """
 
     def __init__(
@@ -136,6 +153,7 @@ class Federation:
         buffers: Literal["average", "local"] | None = None,
         clip_norm: float | None = None,
         accumulate: int | None = None,
+        parameters: Mapping[str, Sequence[str]] | Callable[[str], str] | None = None,
         seed: int = 1990,
         class_counts: NDArray[np.int64] | None = None,
         class_names: Sequence[str] = (),
@@ -153,7 +171,7 @@ class Federation:
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
         own = {
             "network": network, "device": device, "dtype": dtype, "buffers": buffers, "loss": loss, "step": step,
-            "metrics": metrics, "clip_norm": clip_norm, "accumulate": accumulate,
+            "metrics": metrics, "clip_norm": clip_norm, "accumulate": accumulate, "parameters": parameters,
         }  # fmt: skip
         self.engine = _torch_engine(own, task, threads, metric) if engine is None else _only_engine(engine, own)
         self.train = as_examples(train, collate)
@@ -306,7 +324,7 @@ class Federation:
         if goal is not None and self.test is None:
             raise ConfigError("a target needs held-out examples to be measured on: give test=...")
         policy, solver = policy.for_solver(solver or self.solver)
-        self._check_solver(policy, solver)
+        _check_solver(self.engine, policy, solver)
         return Session(
             self,
             policy,
@@ -318,6 +336,7 @@ class Federation:
                 self._learners(solver, policy.learner_layers),
                 self.test,
                 policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
+                _test_of_each(self),
             ),
             pool_settings=pool_settings,
             disk=store == "disk",
@@ -399,14 +418,6 @@ class Federation:
         other = copy.copy(self)
         other.seed = seed
         return other
-
-    def _check_solver(self, policy: Policy, solver: Solver) -> None:
-        """Refuse what does not fit the network, and steps whose length normalised averaging cannot know."""
-        check = getattr(self.engine, "check_solver", None)
-        if check is not None:
-            check(solver)
-        if any(layer.key == "nova" for layer in policy.layers) and not getattr(self.engine, "plain_steps", True):
-            raise ConfigError("nova takes a batch for a step, which it is not with clip_norm or accumulate")
 
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
         """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""

@@ -197,6 +197,7 @@ class Session:
             model_bytes=self._setting.model_bytes,
             update_bytes=self._setting.update_bytes,
             versions=DiskStore(self._out / "versions") if self._disk and self._out is not None else None,
+            personal=bool(self._workplace.test_of_each),
         )
 
     def _record(self, now: float, item: Event | Action) -> None:

@@ -144,7 +144,10 @@ def _silo(
     assert metric is not None, "the configuration is complete"
     if higher is None:
         higher = METRICS[setup.task].get(metric, True)
-    return TrainingSilo(setup.engine(config, device), policy, learner, evaluation, metric, higher, config.seed)
+    engine = setup.engine(config, device)
+    if learner is not None and hasattr(engine, "check_solver"):
+        engine.check_solver(learner.solver)
+    return TrainingSilo(engine, policy, learner, evaluation, metric, higher, config.seed)
 
 
 def _refuse_without_site(config: ExperimentConfig) -> None:

@@ -28,7 +28,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -336,6 +336,10 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
         measured = [optional_examples(site, "evaluation_data", name) for name, _ in names]
         held_out = [examples for examples in measured if examples is not None]
         test = JoinedExamples(held_out) if held_out else None
+        if held_out:
+            sizes = [0 if examples is None else len(examples) for examples in measured]
+            own = [np.arange(end - size, end) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
+            assignments = [replace(one, test=part) for one, part in zip(assignments, own, strict=True)]
     counts = _class_counts([silo.labels for silo in silos])
     return site_setup(
         config,

@@ -122,6 +122,7 @@ class EngineJob:
     clip_norm: float | None = None  # of the gradient of a step
     accumulate: int = 1  # batches of a step
     step: Callable[[Any, Any], Any] | None = None  # of network and batch, in place of the loss
+    parameters: Any = None  # which are federated, local, frozen: patterns by kind, or a function of the name
 
 
 class EngineKind(Protocol):
@@ -171,6 +172,7 @@ class _Torch:
             buffers=job.buffers,
             clip_norm=job.clip_norm,
             accumulate=job.accumulate,
+            parameters=job.parameters,
         )
 
 

@@ -116,6 +116,7 @@ class Simulator:
         model_bytes: int | None = None,
         update_bytes: int | None = None,  # of what learners hand in, if that is not whole models
         versions: ModelStore | None = None,
+        personal: bool = False,  # models are measured at each learner, with what it keeps for itself
     ) -> None:
         self.controller = controller
         self.now = 0.0
@@ -136,6 +137,7 @@ class Simulator:
         self._open_tasks: Counter[int] = Counter()  # by the version that they are based on
         self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
+        self._personal = personal
         self._absences: list[Iterator[tuple[float, float]]] = []
         self._started = False
 
@@ -291,14 +293,18 @@ class Simulator:
 
     def _published(self, action: CommunityPublished) -> None:
         if self._evaluate and not self.finished and self._cadence.due(self.now):
-            ticket = self._pool.evaluate(self.now, action.community_model)
+            ticket = self._pool.evaluate(self.now, action.community_model, self._kept())
             self._push(self.now, _Measurement(action.stamp.version, ticket), _EVALUATION)
+
+    def _kept(self) -> dict[int, Memory] | None:
+        """What each learner keeps for itself, where models are measured with it."""
+        return dict(self._memories) if self._personal else None
 
     def _measure_now(self) -> None:
         """Evaluate what is published, outside the heap: at the start and at the end."""
         community = self.controller.community
         self._last_evaluated = community.stamp.version
-        metrics = self._pool.evaluate(self.now, community.model).result()
+        metrics = self._pool.evaluate(self.now, community.model, self._kept()).result()
         self._record(self.now, Evaluated(community.stamp.version, metrics))
 
     def _push(self, at: float, occurrence: object, rank: int = _OCCURRENCE) -> None:
@@ -373,4 +379,4 @@ class Simulator:
             )
         for at, occurrence in self._agenda:
             if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
-                occurrence.ticket = pool.evaluate(at, self.controller.community.model)
+                occurrence.ticket = pool.evaluate(at, self.controller.community.model, self._kept())

@@ -43,9 +43,7 @@ def solver_of(policy: PolicyConfig, training: TrainingConfig) -> SolverConfig:
         given = name in training.model_fields_set or default is MISSING
         return cast("float", getattr(training, name) if given else default)
 
-    taken_over = {
-        name: value for name, value in training.parameters.items() if name in inherited(solver, training.solver)
-    }
+    taken_over = {name: value for name, value in training.extras.items() if name in inherited(solver, training.solver)}
     settings = solver_model(solver).model_validate({**taken_over, **own.parameters}).model_dump()
     return SolverConfig(solver=solver, **{name: general(name) for name in GENERAL}, **settings)
 

@@ -42,12 +42,21 @@ class OpenTable(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def extras(self) -> dict[str, Any]:
         """The parameters next to the keys that every such table has."""
         return dict(self.model_extra or {})
 
 
-class Operation(OpenTable):
+class NamedTable(OpenTable):
+    """An open table that is nothing but a definition by name."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the definition."""
+        return self.extras
+
+
+class Operation(NamedTable):
     """One step of an augmentation."""
 
     name: Literal["random_crop", "horizontal_flip", "standardize"] = Field(
@@ -169,18 +178,33 @@ class LearnerGroup(Table):
         return self.names or [f"{self.name}-{number}" for number in range(1, self.count + 1)]
 
 
-class NetworkConfig(OpenTable):
+class NetworkConfig(NamedTable):
     """What is trained: a network by name, with its own options next to the name."""
 
     name: str = Field(default="mlp", description="one of the built-in networks; its options go next to the name")
 
 
-class SolverConfig(OpenTable):
+class SolverConfig(NamedTable):
     """How one gradient changes the weights; what is not given comes from [training]."""
 
     solver: str | None = Field(default=None, description="local update rule; its own settings go next to the name")
     learning_rate: Positive | None = Field(default=None, description="eta")
     weight_decay: NotNegative | None = Field(default=None, description="added to the gradient, times the weights")
+
+
+Patterns = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class ParametersConfig(Table):
+    """Which parameters are federated, by patterns of their names; the first that matches counts, and others are."""
+
+    federated: Patterns | None = Field(default=None, description="these travel; given alone, others are frozen")
+    local: Patterns | None = Field(default=None, description="trained in each silo and never sent: personal parts")
+    frozen: Patterns | None = Field(default=None, description="neither trained nor sent")
+
+    def to_patterns(self) -> dict[str, list[str]]:
+        """As the engine takes them."""
+        return self.model_dump(exclude_none=True)
 
 
 class TrainingConfig(OpenTable):
@@ -208,9 +232,10 @@ class TrainingConfig(OpenTable):
     )
     clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
     accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")
+    parameters: ParametersConfig | None = Field(default=None, description="which are federated, local or frozen")
 
 
-class PolicyConfig(OpenTable):
+class PolicyConfig(NamedTable):
     """A policy by name, with its own parameters next to the name and a table for each layer on top of it."""
 
     name: str = Field(description="one of the policies; its parameters go next to the name")
@@ -221,13 +246,13 @@ class PolicyConfig(OpenTable):
     def layers(self) -> dict[str, dict[str, Any]]:
         """The tables of its layers, by key."""
         own = parameters_of(POLICIES[self.name]) if self.name in POLICIES else {}
-        return {key: table for key, table in super().parameters.items() if key in LAYERS and key not in own}
+        return {key: table for key, table in self.extras.items() if key in LAYERS and key not in own}
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters of the policy itself."""
         layers = self.layers
-        return {key: value for key, value in super().parameters.items() if key not in layers}
+        return {key: value for key, value in self.extras.items() if key not in layers}
 
 
 class StopConfig(Table):

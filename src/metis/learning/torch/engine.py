@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metis.core.layers import Memory
@@ -28,6 +29,7 @@ from metis.learning.torch.metrics import measures_of, number
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
+from metis.learning.torch.sharing import Sharing
 
 _DTYPES = {
     "float16": torch.float16,
@@ -52,6 +54,8 @@ class TorchEngine(FlatNetwork):
 
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
     learner's memory then normalizes with the statistics of the batches that it is evaluated on.
+    `parameters` says by patterns or a function of the name which parameters and buffers are `federated`, which are
+    `local`, trained but never sent, and which are `frozen`, neither trained nor sent.
 
     `loss` takes outputs and targets, or outputs and the batch if its second parameter is called `batch`; `step` takes
     the network and a batch and returns the loss, or loss, outputs and targets.
@@ -73,6 +77,7 @@ class TorchEngine(FlatNetwork):
         evaluation_batch: int = 500,
         clip_norm: float | None = None,
         accumulate: int = 1,
+        parameters: Sharing | None = None,
     ) -> None:
         if task not in LOSSES:
             raise ConfigError(f"task is '{task}'; allowed: {', '.join(LOSSES)}")
@@ -89,12 +94,13 @@ class TorchEngine(FlatNetwork):
             "network": network, "task": task, "loss": loss, "step": step, "metrics": metrics, "device": device,
             "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
             "evaluation_batch": evaluation_batch, "clip_norm": clip_norm, "accumulate": accumulate,
+            "parameters": parameters,
         }  # fmt: skip
         self._network = network
         self._measures = measures_of(_METRICS[task] if metrics is None else metrics, task == "regression")
         self._dtype = _DTYPES[dtype]
         self._threads = threads
-        self._local = buffers == "local"
+        self._local, self._sharing = buffers == "local", parameters
         self._evaluation_batch = evaluation_batch
         self._clip_norm, self._accumulate = clip_norm, accumulate
         self.ranks: Ranks | None = None  # the processes that train with this one, as one
@@ -119,8 +125,8 @@ class TorchEngine(FlatNetwork):
 
     @property
     def trainable(self) -> int:
-        """How many numbers a solver changes; they lie first."""
-        return self._weights.numel()
+        """How many numbers of a model a solver changes; they lie first."""
+        return self._weights.numel() - self._personal.numel()
 
     @property
     def device(self) -> str:
@@ -164,6 +170,8 @@ class TorchEngine(FlatNetwork):
         self._use_threads()
         self._load(community_model, memory)
         module, gradient = self._module.train(), self._gradient
+        for layer in self._frozen_norms:
+            layer.eval()
         solver_steps = self._steps_of(solver, self._community(community_model), memory)
         trainable = gradient.numel() > 0
         steps, examples, total_loss, pending = 0, 0, 0.0, 0
@@ -224,6 +232,8 @@ class TorchEngine(FlatNetwork):
         """Refuse a solver whose options do not fit the network."""
         if isinstance(solver, TorchOptimizer):
             solver.divided(name for name, p in self._module.named_parameters() if p.requires_grad)
+        if self.personal and any(layer.key == "control_variates" for layer in solver.layers):
+            raise ConfigError("scaffold corrects every parameter that is trained, so none of them can be local")
 
     @property
     def plain_steps(self) -> bool:
@@ -234,7 +244,7 @@ class TorchEngine(FlatNetwork):
     def trains_batched(self) -> bool:
         """Whether several models of this network can be trained as one computation that is worth it."""
         layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
-        plain = self._flat.numel() == self._weights.numel() > 0 and self.plain_steps and self._objective.usual
+        plain = self._flat.numel() == self.trainable > 0 and self.plain_steps and self._objective.usual
         return plain and all(isinstance(layer, _SMALL) for layer in layers)
 
     def same_anywhere(self, examples: int) -> bool:
@@ -319,31 +329,46 @@ class TorchEngine(FlatNetwork):
         return ("loss", *self._measures)
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
-        if len(examples) == 0:
+        return self.evaluate_silos(model, examples, [(np.arange(len(examples)), memory)])
+
+    def evaluate_silos(
+        self, model: Model, examples: Examples, silos: Sequence[tuple[NDArray[np.int64], Memory | None]]
+    ) -> dict[str, float]:
+        """Loss and metrics of all predictions together, of each silo's examples with what it keeps for itself."""
+        count = sum(len(indices) for indices, _ in silos)
+        if count == 0:
             raise DataError("there are no examples to evaluate on")
         self._use_threads()
+        measures, total = self._measures.values(), 0.0
+        for measure in measures:
+            measure.reset()
+        with torch.inference_mode():
+            for indices, memory in silos:
+                total += self._evaluate_silo(model, examples, indices, memory)
+            values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
+        for measure in measures:
+            measure.reset()  # a metric of the whole set holds all outputs
+        return {"loss": total / count, **values}
+
+    def _evaluate_silo(
+        self, model: Model, examples: Examples, indices: NDArray[np.int64], memory: Memory | None
+    ) -> float:
+        """The sum of the losses; outputs and targets go to the metrics."""
         self._load(model, memory or {})
         module = self._module.eval()
-        if self._local and memory is None and len(examples) > 1:
+        if self._local and memory is None and len(indices) > 1:
             for layer in self._batch_norms:
                 layer.train()
-        for measure in self._measures.values():
-            measure.reset()
         total = 0.0
         # Parts of equal size: a last batch of one example would have no variance for BatchNorm to measure.
-        parts = np.array_split(np.arange(len(examples)), math.ceil(len(examples) / self._evaluation_batch))
-        with torch.inference_mode():
-            for part in parts:
-                loss, outputs, targets = self._objective.measure(module, self._objective.move(examples.batch(part)))
-                total += float(loss) * len(part)
-                if self._measures and targets is None:
-                    raise ConfigError(self._objective.without_targets)
-                for measure in self._measures.values():
-                    measure.add(outputs, targets, len(part))
-            values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
-        for measure in self._measures.values():
-            measure.reset()  # a metric of the whole set holds all outputs
-        return {"loss": total / len(examples), **values}
+        for part in np.array_split(indices, math.ceil(len(indices) / self._evaluation_batch)) if len(indices) else ():
+            loss, outputs, targets = self._objective.measure(module, self._objective.move(examples.batch(part)))
+            total += float(loss) * len(part)
+            if self._measures and targets is None:
+                raise ConfigError(self._objective.without_targets)
+            for measure in self._measures.values():
+                measure.add(outputs, targets, len(part))
+        return total
 
     # --- the flat tensor ----------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ class DryPool:
     ) -> Ticket[Trained]:
         return Known(Trained(Model.empty(), steps, 0.0))
 
-    def evaluate(self, due: float, model: object) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: object, memories: object = None) -> Ticket[dict[str, float]]:
         return Known({})
 
     def close(self) -> None:

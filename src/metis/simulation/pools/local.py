@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
@@ -30,6 +30,7 @@ from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Trained, train_batched
 from metis.simulation.pools.settings import PoolSettings
 
+Memories: TypeAlias = Mapping[int, Memory]
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -42,6 +43,7 @@ class Workplace:
     learners: Sequence[Learner]
     test: Examples | None
     layout: Layout | None = None  # of what travels, if it is not the engine's
+    test_of_each: Sequence[NDArray[np.int64]] = ()  # of each learner, where the engine keeps parts for itself
 
     def train_batched(
         self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
@@ -77,11 +79,16 @@ class Workplace:
                 f"{who.batch_size}: {type(problem).__name__}: {problem}"
             ) from problem
 
-    def evaluate(self, model: Model) -> dict[str, float]:
+    def evaluate(self, model: Model, memories: Memories | None = None) -> dict[str, float]:
+        """On the held-out examples; those of each learner with what it keeps for itself, if memories are given."""
         if self.test is None:
             raise InternalError("there are no held-out examples to evaluate on")
         try:
-            return self.engine.evaluate(model.network, self.test)
+            if memories is None:
+                return self.engine.evaluate(model.network, self.test)
+            silos = [(indices, memories.get(index, {})) for index, indices in enumerate(self.test_of_each)]
+            values: dict[str, float] = cast("Any", self.engine).evaluate_silos(model.network, self.test, silos)
+            return values
         except MetisError:
             raise
         except Exception as problem:
@@ -119,7 +126,9 @@ class Pool(Protocol):
         self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
     ) -> Ticket[Trained]: ...
 
-    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]: ...
+    def evaluate(
+        self, due: float, model: Model, memories: Memories | None = None
+    ) -> Ticket[dict[str, float]]: ...  # memories, by learner, only if the engine keeps parts for itself
 
     def close(self) -> None: ...
 
@@ -177,8 +186,8 @@ class InlinePool:
     ) -> Ticket[list[Trained | Exception]]:
         return _Deferred(self._workplace, "train_batched", model, (learners, tasks, steps, rate))
 
-    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
-        return _Deferred(self._workplace, "evaluate", lambda: model)
+    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[dict[str, float]]:
+        return _Deferred(self._workplace, "evaluate", lambda: model, (memories,))
 
     def close(self) -> None:
         pass
@@ -228,8 +237,8 @@ class WorkerPool:
     ) -> Ticket[list[Trained | Exception]]:
         return self._submit(Job(self, due, "train_batched", model, (learners, tasks, steps, rate)))
 
-    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
-        return self._submit(Job(self, due, "evaluate", lambda: model))
+    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[dict[str, float]]:
+        return self._submit(Job(self, due, "evaluate", lambda: model, (memories,)))
 
     def take(self, job: Job[Any]) -> Any:
         """Wait for this job and hand its result over."""

@@ -37,7 +37,7 @@ class RecordedPool:
             case _:
                 return Known(_BEYOND)
 
-    def evaluate(self, due: float, model: Model) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: Model, memories: object = None) -> Ticket[dict[str, float]]:
         # The simulator asks in the order of versions, and the controller's model carries no weights here,
         # so the version is the number of evaluations asked for before among those recorded.
         version = next(iter(self._metrics), None)
