@@ -132,6 +132,12 @@ def test_personal_heads_serve_silos_that_disagree() -> None:
     assert personal.costs.bytes_exchanged < shared.costs.bytes_exchanged
 
 
+def test_a_model_without_its_local_parts_is_not_measured() -> None:
+    personal = federation(parameters={"local": ["head.*"]})
+    with pytest.raises(ConfigError, match="a community model is not whole without the local parts of a learner"):
+        personal.evaluate_at_learners(personal.initial_model)
+
+
 def test_scaffold_has_no_local_parameters() -> None:
     with pytest.raises(ConfigError, match="scaffold corrects every parameter that is trained, so none of them can be"):
         federation(parameters={"local": ["head.*"]}).simulate(

@@ -77,5 +77,9 @@ def at_learners(federation: Federation, model: Model) -> AtLearners:
     own = [setup for setup in federation.learners if setup.test is not None and len(setup.test)]
     if test is None or not own:
         raise ConfigError("no learner has test examples of its own; give each SimulatedLearner its test=indices")
+    if getattr(federation.engine, "personal", False):
+        raise ConfigError(
+            "a community model is not whole without the local parts of a learner, which a run does not keep"
+        )
     found = {setup.name: federation.engine.evaluate(model, SomeExamples(test, np.asarray(setup.test))) for setup in own}
     return AtLearners(found, federation.metric, federation.higher_is_better)
