@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from deployment.consortium import DAY, Consortium
 from deployment.scripted_controller import ScriptedController
 from deployment.tiny import settings, write_site
 from metis.cli.app import app
+from metis.deployment.learner.outgoing import FIELDS
 from metis.deployment.security.identity import now_utc, server_credentials
 from metis.deployment.wire import wire_pb2 as pb
 
@@ -51,6 +53,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--controller localhost:1 --insecure --name a --pace -1", "--pace is -1; it must be 0 seconds or more"),
         ("--controller localhost:1 --identity kit", "there is no kit kit; it is a folder with ca.pem, certificate.pem "
          "and key.pem"),
+        ("--insecure --name a", "give --controller HOST:PORT, where the controller listens"),
+        ("--dry-run", "a dry run needs this site's network and data: give --site FILE, --federation FILE, or both"),
+        ("--controller localhost:1 --federation f.toml", "--federation is for --dry-run; otherwise the controller "
+         "sends what is in that file"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_exit_code_2(line: str, sentence: str) -> None:
@@ -149,3 +155,27 @@ def test_the_wrong_authority_is_named_before_anything_is_sent(tmp_path: Path) ->
         assert controller.streams.empty()
 
     _with_controller(tmp_path, story)
+
+
+def test_a_dry_run_shows_every_field_and_dials_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the values that this site would send, as coarse as its policy says; nothing is written either."""
+    import grpc
+
+    def dial(*_: object, **__: object) -> None:
+        raise AssertionError("a dry run dials nobody")
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", dial)
+    monkeypatch.setattr(grpc.aio, "secure_channel", dial)
+    site = write_site(tmp_path)
+    (tmp_path / "rules.toml").write_text("metric_decimals = 1\n")
+    before = sorted(tmp_path.iterdir())
+    done = CliRunner().invoke(app, ["learner", "--dry-run", "--site", str(site), "--policy", "rules.toml", "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    fields = {row["field"]: row["value"] for row in document["fields"]}
+    assert (document["sent"], document["policy"]["rules"]) == (False, {"metric_decimals": 1})
+    assert fields.keys() == FIELDS.keys()
+    assert (fields["Ready.examples"], fields["UploadHeader.steps"], fields["Hello.run"]) == (40, 1, None)
+    assert fields["UploadHeader.loss"] == round(fields["UploadHeader.loss"], 1)
+    assert all(value == round(value, 1) for value in fields["Evaluation.metrics"].values())
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before

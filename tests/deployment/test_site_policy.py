@@ -144,6 +144,25 @@ def test_metrics_leave_as_coarsely_as_the_site_says_or_not_at_all() -> None:
     assert outgoing.ready(facts, policy(report_metrics=False)).evaluation_examples == 0
 
 
+def test_every_field_that_a_learner_sends_is_described() -> None:
+    """Here, where the dry run reads it, and in the table of docs/secure.md; a new field fails this test."""
+
+    def fields_of(descriptor: Any) -> set[str]:
+        found = set()
+        for field in descriptor.fields:
+            inner = field.message_type
+            if inner is None or inner.GetOptions().map_entry:
+                found.add(f"{descriptor.name}.{field.name}")
+            else:
+                found |= fields_of(inner)
+        return found
+
+    sent = [fields_of(message.DESCRIPTOR) for message in (pb.FromLearner, pb.UploadPart, pb.ModelRequest)]
+    assert set.union(*sent) == outgoing.FIELDS.keys()
+    page = (Path(__file__).parents[2] / "docs" / "secure.md").read_text("utf-8")
+    assert [name for name, meaning in outgoing.FIELDS.items() if f"| `{name}` | {meaning} |" not in page] == []
+
+
 # --- in a learner -----------------------------------------------------------------------------------
 
 

@@ -33,12 +33,15 @@ def register(app: typer.Typer) -> None:
         learner,
         "metis learner --controller federation.example.org:7443 --identity kits/hospital-a --site site.py",
         "metis learner --controller 127.0.0.1:7443 --insecure --name north --pace 0.1",
+        "metis learner --dry-run --site site.py",
     )
 
 
 def learner(
     context: typer.Context,
-    controller: Annotated[str, typer.Option("--controller", metavar="HOST:PORT", help="Where the controller listens.")],
+    controller: Annotated[
+        str | None, typer.Option("--controller", metavar="HOST:PORT", help="Where the controller listens.")
+    ] = None,
     identity: Annotated[
         Path | None, typer.Option("--identity", metavar="DIR", help="Kit of this site: certificate, key and CA.")
     ] = None,
@@ -79,6 +82,16 @@ def learner(
                      "example; by default site-policy.toml in the kit, if it is there."),
     ] = None,
     proxy: ProxyOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Connect to nobody: prepare, train one batch, and show everything that would "
+                     "leave this site."),
+    ] = False,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", metavar="FILE", help="With --dry-run: the federation's file, if this site has "
+                     "it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
     log_file: LogFileOption = None,
     log_level: LogLevelOption = Level.INFO,
@@ -91,6 +104,13 @@ def learner(
     not yet acknowledged is handed in first. Exit codes: 0 the federation has ended, or the learner was stopped by a
     signal; 2 the controller refuses this learner, or something must be fixed here; 1 any other error.
     """
+    if dry_run:
+        _dry_run(site, identity, name, policy, federation, device, as_json)
+        return
+    if federation is not None:
+        raise ConfigError("--federation is for --dry-run; otherwise the controller sends what is in that file")
+    if controller is None:
+        raise ConfigError("give --controller HOST:PORT, where the controller listens")
     host, port = host_and_port(controller, "federation.example.org:7443")
     if pace is not None and not 0 <= pace < float("inf"):
         raise ConfigError(f"--pace is {pace:g}; it must be 0 seconds or more")
@@ -124,6 +144,37 @@ def learner(
     code = asyncio.run(_taking_part(process, called, report))
     if code:
         raise typer.Exit(code)
+
+
+def _dry_run(
+    site: Path | None,
+    identity: Path | None,
+    name: str | None,
+    policy: Path | None,
+    federation: Path | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    module = deployed("metis.cli.dry_run")
+    if identity is not None:
+        name = deployed("metis.deployment.security.identity").load_kit(identity).name
+    if site is not None and not site.is_file():
+        raise ConfigError(f"there is no site file {site}")
+    config = module.federation_of(federation, site, name or "site")
+    if name is None:
+        name = config.learners[0].learner_names[0]
+    asyncio.run(
+        module.show(
+            config,
+            _policy_file(policy, identity),
+            assumed=federation is None,
+            site=None if site is None else site.resolve(),
+            name=name,
+            device=device,
+            trainer=_TRAINER,
+            as_json=as_json,
+        )
+    )
 
 
 def _policy_file(policy: Path | None, identity: Path | None) -> Any:

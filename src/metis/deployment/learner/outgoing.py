@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from metis.deployment.learner.site_policy import SitePolicy
+from metis.deployment.learner.work import Update
 from metis.deployment.wire import wire_pb2 as pb
 
 
@@ -34,3 +35,62 @@ def evaluation(
     if not (metrics and policy.reports(answer["examples"])):
         return None
     return pb.Evaluation(version=version, examples=answer["examples"], metrics=metrics)
+
+
+def header(update: Update) -> pb.UploadHeader:
+    """What accompanies a trained update; its loss was made coarse, or left out, when it was trained."""
+    return pb.UploadHeader(
+        run=update.run,
+        task=update.task,
+        steps=update.steps,
+        seconds=update.seconds,
+        time_per_batch=update.time_per_batch,
+        loss=update.loss,
+        bytes=update.bytes,
+        compression_error=update.compression_error,
+        sha256=update.sha256,
+    )
+
+
+# Every field that a learner sends, as the dry run and docs/secure.md show it.
+FIELDS = {
+    "Hello.protocol": "version of the protocol",
+    "Hello.software": "version of Metis",
+    "Hello.instance": "random, to recognize this process again",
+    "Hello.run": "run that it took part in before",
+    "Hello.task": "task that it works on",
+    "Hello.unix_time": "clock of this machine",
+    "Ready.examples": "number of training examples",
+    "Ready.batch_size": "examples in a batch",
+    "Ready.evaluation_examples": "number of evaluation examples; 0 if no metric is reported",
+    "Ready.layout": "SHA-256 of the names and shapes of the network's tensors",
+    "Heartbeat.task": "task that it works on",
+    "Heartbeat.steps": "batches done in it",
+    "Evaluation.version": "community model that was measured",
+    "Evaluation.examples": "number of evaluation examples",
+    "Evaluation.metrics": "metrics under names that the federation announced, rounded as the policy says",
+    "Failed.task": "task without a result",
+    "Failed.steps": "batches done in it",
+    "Failed.seconds": "time that it took",
+    "Cause.kind": "why a task failed or the learner leaves: one of a fixed list, no text",
+    "Cause.rule": "rule of the site policy that was broken",
+    "Cause.reference": "random number under which failures.log has the text",
+    "UploadHeader.run": "run of the update",
+    "UploadHeader.task": "task of the update",
+    "UploadHeader.steps": "batches that were trained",
+    "UploadHeader.seconds": "time that training took",
+    "UploadHeader.time_per_batch": "time of a batch",
+    "UploadHeader.loss": "mean training loss, rounded as the policy says; NaN if it is not reported",
+    "UploadHeader.bytes": "size of the update",
+    "UploadHeader.compression_error": "share of the update that compression left out for now",
+    "UploadHeader.sha256": "checksum of the update",
+    "Chunk.offset": "position in the update",
+    "Chunk.data": "the update: the trained weights, or what compression leaves of their change",
+    "UploadEnd.bytes": "size of the update",
+    "UploadEnd.sha256": "checksum of the update",
+    "UploadPart.acknowledge": "asks how much has arrived",
+    "ModelRequest.run": "run of a community model",
+    "ModelRequest.sha256": "community model to fetch",
+    "ModelRequest.offset": "where to go on",
+    "ModelRequest.length": "how much of it",
+}

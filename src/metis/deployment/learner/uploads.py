@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from metis.deployment.learner import outgoing
 from metis.deployment.learner.connection import (
     CODE,
     NOT_ALLOWED,
@@ -136,21 +137,10 @@ class Uploads:
 
     async def upload(self, session: Session, update: Update) -> pb.Receipt:
         """Send the update once, from where an earlier attempt ended."""
-        header = pb.UploadHeader(
-            run=update.run,
-            task=update.task,
-            steps=update.steps,
-            seconds=update.seconds,
-            time_per_batch=update.time_per_batch,
-            loss=update.loss,
-            bytes=update.bytes,
-            compression_error=update.compression_error,
-            sha256=update.sha256,
-        )
         call = session.calls.upload()
         answers = _Answers(call, session)
         try:
-            await asyncio.wait_for(call.write(pb.UploadPart(header=header)), PROGRESS_SECONDS)
+            await asyncio.wait_for(call.write(pb.UploadPart(header=outgoing.header(update))), PROGRESS_SECONDS)
             offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
             if offset is not None:
                 await self._send(call, session, update, min(offset, update.bytes), answers)
