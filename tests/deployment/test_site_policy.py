@@ -21,9 +21,11 @@ from metis.deployment.learner import outgoing
 from metis.deployment.learner.absence import Absence
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import EXAMPLE, PolicyFile, SitePolicy, parsed
+from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import RULES, sentence
 from metis.errors import ConfigError
+from metis.net import host_and_port
 
 LIGHT = [sys.executable, str(Path(__file__).with_name("light_learner.py"))]
 
@@ -184,8 +186,8 @@ def play(scripted: ScriptedController, folder: Path, rules: str, story: Story, *
     @contextlib.asynccontextmanager
     async def learner() -> AsyncIterator[None]:
         process = LearnerProcess(
-            scripted.address, work=folder / "work", child=LIGHT, name="zurich", policy=PolicyFile(path),
-            report=lambda *line: lines.append(line), **options,
+            Route(*host_and_port(scripted.address)), work=folder / "work", child=LIGHT, name="zurich",
+            policy=PolicyFile(path), report=lambda *line: lines.append(line), **options,
         )  # fmt: skip
         running = asyncio.ensure_future(process.run())
         try:

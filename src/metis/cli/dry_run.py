@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -116,7 +115,7 @@ async def _rehearse(
 
 def _messages(
     facts: dict[str, Any], trained: dict[str, Any], measured: dict[str, Any] | None, rules: SitePolicy
-) -> list[Message]:
+) -> list[Any]:
     """One of each message, as the learner makes them; what only a failure has stays empty."""
     loss = outgoing.loss(trained["loss"], facts["examples"], rules)
     update = update_of(_RUN, {**trained, "loss": loss})
@@ -133,7 +132,7 @@ def _messages(
     ]
 
 
-def _fields(messages: Sequence[Message]) -> list[tuple[str, Any, str]]:
+def _fields(messages: Sequence[Any]) -> list[tuple[str, Any, str]]:
     """Every field that a learner may send, its value here (None if it has none), and what it is."""
     known = {
         f"{message.DESCRIPTOR.name}.{field.name}": value
