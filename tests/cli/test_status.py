@@ -65,7 +65,8 @@ def test_a_running_federation(start: Any, tmp_path: Path) -> None:
         lines = result.stdout.splitlines()
         assert lines[0] == "Sync  running, 3 of 3 learners connected"
         assert lines[1].startswith("community model ")
-        assert lines[2].startswith("accuracy ")
+        assert lines[2].startswith("ends at 100,000 rounds (")
+        assert lines[3].startswith("accuracy ")
         assert any(line.startswith("costs: training ") for line in lines)
         assert [line.split()[0] for line in lines[-3:]] == ["l0", "l1", "l2"]
         assert "…" not in result.stdout

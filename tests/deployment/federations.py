@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from metis.core.events import LearnerId
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
+from metis.deployment.controller.callers import Administrators, administrator_by_name
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Context
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, FederationPlan, make_core
@@ -91,6 +93,8 @@ async def served(
     members: Sequence[LearnerId] | None = None,
     metric: str = "accuracy",
     max_examples: Mapping[LearnerId, int] | None = None,
+    administrators: Administrators | None = administrator_by_name,
+    begun: StopRule | None = None,
 ) -> AsyncIterator[Served]:
     """A controller on loopback; leaving the block drains it as SIGTERM would."""
     from metis.core.costs import Power
@@ -100,8 +104,10 @@ async def served(
     setting = Setting.of(policy, initial, (), seed=1, metric=metric, target=stop.target)
     allowed = None if members is None else dict.fromkeys(members, Power())
     plan = FederationPlan(
-        make_core(policy, stop, terms, 3), initial, "{}", setting, allowed, terms, max_examples=max_examples or {}
-    )
+        make_core(policy, begun or stop, terms, 3), initial, "{}", setting, allowed, terms,
+        max_examples=max_examples or {},
+        began_with=begun or stop, stop=stop, settings_of_added=lambda name: json.dumps({"added": name}),
+    )  # fmt: skip
     with State.open(folder, "process") as state:
         reports: list[tuple[str, str]] = []
         process = ControllerProcess(
@@ -111,6 +117,7 @@ async def served(
             evaluator=evaluator,
             identify=identify,
             report=lambda *line: reports.append(line),
+            administrators=administrators,
         )
         serving = asyncio.create_task(process.serve(listen, credentials))
         while not (hasattr(process, "address") or serving.done()):

@@ -190,7 +190,7 @@ def test_what_is_not_delivered_is_reported_and_does_not_wait(tmp_path: Path) -> 
 
 
 def standing(available: int = 3) -> Standing:
-    return Standing(True, False, 1.0, 1, "", available)
+    return Standing(True, False, False, 1.0, 1, "", available)
 
 
 def test_conditions_of_a_federation(tmp_path: Path) -> None:

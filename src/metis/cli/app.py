@@ -8,6 +8,8 @@ import typer
 
 from metis import __version__
 from metis.cli import (
+    admin,
+    audit,
     certificates,
     compare,
     controller,
@@ -16,6 +18,7 @@ from metis.cli import (
     doctor,
     init,
     learner,
+    members,
     plan,
     report,
     reproduce,
@@ -66,6 +69,9 @@ for group in (
     status,
     doctor,
     certificates,
+    admin,
+    members,
+    audit,
 ):
     group.register(app)
 

@@ -28,6 +28,7 @@ class Role(str, Enum):
     learner = "learner"
     controller = "controller"
     admin = "admin"
+    viewer = "viewer"
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site in the federation.")]

@@ -18,7 +18,13 @@ from metis.cli.output import Reporter
 from metis.core.model import Layout
 from metis.deployment.controller.alerts import Certificates
 from metis.deployment.controller.announcement import announce, withdraw
-from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
+from metis.deployment.controller.callers import (
+    Administrators,
+    administrator_by_certificate,
+    administrator_by_name,
+    identify_by_certificate,
+    identify_by_name,
+)
 from metis.deployment.controller.durable import initial_model
 from metis.deployment.controller.notify import deliver, notification
 from metis.deployment.controller.process import ControllerProcess
@@ -97,6 +103,7 @@ def run_controller(
                 f"127.0.0.1:{port}, or give --identity DIR"
             )
         identify: Callable[[Context], str] = identify_by_name
+        administrators: Administrators = administrator_by_name
         problem = serving_problem(None, host, port)
     else:
         if identity is None:
@@ -110,7 +117,8 @@ def run_controller(
             report("warning", warning)
         credentials = server_credentials(kit)
         ends: dict[str, datetime] = {}
-        identify = identify_by_certificate(Revocations(kit), ends)
+        revocations = Revocations(kit)
+        identify, administrators = identify_by_certificate(revocations, ends), administrator_by_certificate(revocations)
         certificates = partial(_ending, identity, ends)
         problem = serving_problem(kit, host, port)
     if problem is None and http:
@@ -132,7 +140,19 @@ def run_controller(
     ):
         return asyncio.run(
             _serve(
-                config, state, folder, identify, credentials, certificates, listen, http, site, device, report, watched
+                config,
+                state,
+                folder,
+                identify,
+                administrators,
+                credentials,
+                certificates,
+                listen,
+                http,
+                site,
+                device,
+                report,
+                watched,
             )
         )
 
@@ -142,6 +162,7 @@ async def _serve(
     state: State,
     folder: Path,
     identify: Callable[[Context], str],
+    administrators: Administrators,
     credentials: Any,
     certificates: Certificates,
     listen: str,
@@ -166,7 +187,9 @@ async def _serve(
             check_same_run(config, facts["experiment"])
         layout = Layout.from_json(facts["layout"])
         initial = initial_model(state, facts["initial"], layout)
-        plan = make_plan(config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()))
+        plan = make_plan(
+            config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()), facts["experiment"]
+        )
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)
         head = f"# Resolved by metis {__version__}; every default is written out.\n\n"
@@ -180,6 +203,7 @@ async def _serve(
             report=report,
             watch=watch,
             certificates=certificates,
+            administrators=administrators,
         )
         report("info", f"one durable commit takes {state.measure_commit() * 1000:.2f} ms on this disk")
         loop = asyncio.get_running_loop()

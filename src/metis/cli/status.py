@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metis.cli.output import add, print_json, stdout
+from metis.cli.rounds import RoundOption, RoundsOption, SiteOption, by_number, lasting, round_report_of, show_rounds
 from metis.errors import ConfigError
 from metis.text import number, percent, plural, printable, size
 
@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         "metis status state",
         "metis status state --watch 2",
         "metis status --http 127.0.0.1:9464 --json",
+        "metis status state --round 17",
     )
 
 
@@ -63,14 +64,23 @@ def status(
         float | None,
         typer.Option("--watch", metavar="SECONDS", min=0.1, help="Refresh this often, until the run has ended."),
     ] = None,
+    round_: RoundOption = None,
+    rounds: RoundsOption = False,
+    site: SiteOption = None,
 ) -> None:
     """Show a running federation: its learners and their states, the quality of the model, and the costs so far.
 
+    With --round, --rounds or --site: why rounds lasted as long as they did, of any run, also a simulated one.
     Exit codes: 0 a controller is running, 1 it is running but does not answer, 3 none is running, 4 it is running but
     its disk is full, so that the federation is on hold.
     """
     from metis.deployment.controller.status import read_token
 
+    if round_ is not None or rounds or site is not None:
+        if folder is None:
+            raise ConfigError("rounds are read from the folder of a run, or asked for with: metis admin ... status")
+        show_rounds(round_report_of(folder, round_, site), as_json)
+        return
     if (folder is None) == (http is None):
         raise ConfigError("name either the state folder of a controller or its status address: --http HOST:PORT")
     token = None if token_file is None else read_token(token_file)
@@ -80,11 +90,11 @@ def status(
 
     view = look()
     if watch is not None:
-        view = _watch(look, view, watch, as_json)
+        view = watch_views(look, view, watch, as_json)
     elif as_json:
         print_json(view.document)
     else:
-        _show(view, stdout())
+        show_view(view, stdout())
     if view.code:
         raise typer.Exit(view.code)
 
@@ -175,7 +185,7 @@ def _not_running(folder: Path, *, killed: bool) -> View:
 
     document = {"running": False, **recall(folder)}
     learners, latest, metric = document["learners"], document["latest"], document["metric"]
-    far = f"{_lasting(document['seconds'])} of the run, community model {document['version']}"
+    far = f"{lasting(document['seconds'])} of the run, community model {document['version']}"
     far += f", {plural(document['update_requests'], 'update')} of {plural(len(learners), 'learner')}"
     if latest is not None and latest.get(metric) is not None:
         far += f", {metric} {latest[metric]:.3f}"
@@ -206,7 +216,7 @@ def federation_view(document: Mapping[str, Any], width: int, height: int | None 
         if len(learners) > room:
             order = {"set aside": 0, "late": 1, "disconnected": 1, "away": 2}
             learners = sorted(
-                learners, key=lambda learner: (order.get(learner["state"], 3), _by_number(learner["name"]))
+                learners, key=lambda learner: (order.get(learner["state"], 3), by_number(learner["name"]))
             )
             learners, left = learners[:room], len(learners) - room
     more = [Text(f"and {plural(left, 'more learner')}", style="dim")] if left else []
@@ -222,24 +232,26 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     elif state == "finished" and document["finish_reason"]:
         first.append(f": {printable(document['finish_reason'])}")
     else:
+        if document.get("on_hold"):
+            first.append(" by an administrator")
         away = sum(not learner["connected"] for learner in learners)
         first.append(f", {len(learners) - away} of {plural(len(learners), 'learner')} connected")
     second = Text(f"community model {document['version']}, {document['steps']:,} steps, at ")
-    second.append(f"{_lasting(document['seconds'])} of the run")
+    second.append(f"{lasting(document['seconds'])} of the run")
     if document["deadline"] is not None and state == "running":
-        second.append(f"; next deadline in {_lasting(max(0.0, document['deadline'] - document['seconds']))}")
+        second.append(f"; next deadline in {lasting(max(0.0, document['deadline'] - document['seconds']))}")
     if document.get("period") is not None and state == "running":
         bound = f", by {document['period_bounded_by']}" if document.get("period_bounded_by") else ""
-        second.append(f"; periods of {_lasting(document['period'])}{bound}")
+        second.append(f"; periods of {lasting(document['period'])}{bound}")
     disk = document.get("disk", {})  # missing from an older controller
-    lines = [first, second, _metric_line(document)]
+    lines = [first, second, *_end_line(document), _metric_line(document)]
     if disk.get("sentence"):
         lines.insert(0, Text(printable(disk["sentence"]), style="bold red" if disk["full"] else "yellow"))
     present = costs["idle_time"] + costs["cumulative_time"] + costs["transfer_time"]
     energy = costs["energy"]
     lines.append(
         Text(
-            f"costs: training {_lasting(costs['cumulative_time'])}, idle {_share(costs['idle_time'], present)}, "
+            f"costs: training {lasting(costs['cumulative_time'])}, idle {_share(costs['idle_time'], present)}, "
             f"{plural(costs['update_requests'], 'update')}, {costs['refused_updates']:,} refused"
         )
     )
@@ -259,6 +271,21 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
         calls = ", ".join(f"{count:,} {code}" for code, count in sorted(document["refused_calls"].items()))
         lines.append(Text(f"calls refused since the start: {calls}", style="yellow"))
     return lines
+
+
+def _end_line(document: Mapping[str, Any]) -> list[Text]:
+    """When it ends, and how far that is; nothing from an older controller."""
+    stop, left = document.get("stop"), document.get("left")
+    if stop is None or left is None:
+        return []
+    words = {"rounds": "rounds", "update_requests": "update requests", "steps": "steps"}
+    limits = [f"{stop[name]:,} {word} ({left[name]:,} left)" for name, word in words.items() if stop[name] is not None]
+    if stop["seconds"] is not None:
+        limits.append(f"{lasting(stop['seconds'])} of the run ({lasting(left['seconds'])} left)")
+    if stop["target"] is not None:
+        limits.append(f"{printable(stop['target']['metric'])} {stop['target']['value']:g}")
+    about = f"; about {lasting(left['about_seconds'])} more" if "about_seconds" in left else ""
+    return [Text(f"ends at {' or '.join(limits) or 'nothing: somebody must stop it'}{about}")]
 
 
 def _metric_line(document: Mapping[str, Any]) -> Text:
@@ -289,7 +316,7 @@ def _metric_line(document: Mapping[str, Any]) -> Text:
 
 def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
     """A row for each learner, by name; columns that do not fit a narrow terminal are left out, not cut."""
-    learners = sorted(learners, key=lambda learner: _by_number(learner["name"]))
+    learners = sorted(learners, key=lambda learner: by_number(learner["name"]))
     names = [printable(learner["name"]) for learner in learners]
     columns = {heading: [show(learner) for learner in learners] for heading, show in _COLUMNS.items()}
     for heading in _DISPENSABLE:
@@ -308,11 +335,6 @@ def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
 
 def _room_for_names(columns: Mapping[str, Sequence[str]], width: int) -> int:
     return width - 2 - sum(max(map(len, [heading, *cells])) + 2 for heading, cells in columns.items())
-
-
-def _by_number(name: str) -> list[str]:
-    """Sorts clinic-2 before clinic-10."""
-    return [part.rjust(20, "0") if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _idle(learner: Mapping[str, Any]) -> str:
@@ -336,22 +358,13 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "updates": lambda learner: f"{learner['updates']:,}",
     "refused": lambda learner: f"{learner['refused']:,}",
     "idle": _idle,
-    "heard": lambda learner: "–" if learner["silent_seconds"] is None else _lasting(learner["silent_seconds"]),
+    "heard": lambda learner: "–" if learner["silent_seconds"] is None else lasting(learner["silent_seconds"]),
 }
 _DISPENSABLE = ("connected", "examples", "heard", "refused")  # the state says much of the first
 
 
 def _share(part: float, whole: float) -> str:
     return percent(part / whole) if whole > 0 else "–"
-
-
-def _lasting(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours == 0:
-        return f"{minutes} min {int(seconds % 60):02d} s"
-    return f"{hours} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def _local(moment: str) -> str:
@@ -368,7 +381,7 @@ def _quoted(path: Path) -> str:
 # --- watching --------------------------------------------------------------------------------
 
 
-def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) -> View:
+def watch_views(look: Callable[[], View], view: View, seconds: float, as_json: bool) -> View:
     """Until the federation has ended or the user interrupts; a controller that is being restarted is waited for."""
     console = stdout()
     live = None if as_json or not console.is_terminal else Live(console=console, screen=True, auto_refresh=False)
@@ -382,7 +395,7 @@ def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) 
                 sys.stdout.write(json.dumps(view.document, ensure_ascii=False) + "\n")
                 sys.stdout.flush()
             else:
-                _show(view, console)
+                show_view(view, console)
                 console.print()
             if view.ended:
                 break
@@ -393,10 +406,10 @@ def _watch(look: Callable[[], View], view: View, seconds: float, as_json: bool) 
     finally:
         if live is not None:
             live.stop()
-            _show(view, console)
+            show_view(view, console)
     return view
 
 
-def _show(view: View, console: Console) -> None:
+def show_view(view: View, console: Console) -> None:
     # A sentence is folded by the terminal, so that it can be copied and searched as one.
     console.print(view.shown(console.width), soft_wrap=not view.tabular)

@@ -19,6 +19,7 @@ from metis.experiments.compare import differences
 from metis.experiments.compose import build_policy
 from metis.experiments.config.errors import RENAMED
 from metis.experiments.config.load import ExperimentConfig, resolve_config
+from metis.experiments.config.schema import StopConfig
 from metis.experiments.config.tables import layer_table
 from metis.experiments.learners import build_power
 from metis.runs.setting import LearnerInfo, Setting
@@ -55,6 +56,14 @@ def settings_document(config: ExperimentConfig) -> dict[str, Any]:
     document["run"].pop("trackers", None)
     document["training"].pop("initial_model", None)  # the controller sends the model itself
     return {"experiment": document, "policy": 0}
+
+
+def _settings_of_added(config: ExperimentConfig, name: str) -> dict[str, Any]:
+    """For a learner that the file does not name: it trains like those of the first group."""
+    document = settings_document(config)
+    experiment = document["experiment"]
+    experiment["learners"] = [{**experiment["learners"][0], "name": name, "names": [name], "count": 1}]
+    return document
 
 
 def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
@@ -132,13 +141,24 @@ def make_notify_settings(config: ExperimentConfig) -> NotifySettings:
 
 
 def make_plan(
-    config: ExperimentConfig, initial_model: Model, metric: str, higher_is_better: bool, metrics: Iterable[str] = ()
+    config: ExperimentConfig,
+    initial_model: Model,
+    metric: str,
+    higher_is_better: bool,
+    metrics: Iterable[str] = (),
+    begun: Mapping[str, Any] | None = None,
 ) -> FederationPlan:
-    """Everything that the controller needs to run; `config` has one policy."""
+    """Everything that the controller needs to run; `config` has one policy, `begun` is the file as it was at first."""
     (chosen,) = config.policy
-    policy, terms, stop, evaluation = build_policy(chosen), make_settings(config), config.stop, config.evaluation
+    policy, terms, evaluation = build_policy(chosen), make_settings(config), config.evaluation
     target = None if evaluation.target is None else Target(metric, evaluation.target, higher_is_better)
-    rule = StopRule(stop.rounds, stop.seconds, stop.update_requests, target if stop.at_target else None, stop.steps)
+
+    def stop_rule(stop: StopConfig) -> StopRule:
+        aim = target if stop.at_target else None
+        return StopRule(stop.rounds, stop.seconds, stop.update_requests, aim, stop.steps)
+
+    rule = stop_rule(config.stop)
+    began_with = rule if begun is None else stop_rule(StopConfig.model_validate(_renamed(begun.get("stop", {}))))
     if rule == StopRule():
         raise ConfigError("a federation needs an end: give [stop] rounds, seconds, update_requests, steps or at_target")
     members = {name: build_power(group) for group in config.learners for name in group.learner_names}
@@ -162,9 +182,13 @@ def make_plan(
         real_time=True,
         facts=facts,
     )
-    make = make_core(policy, rule, terms, config.run.refusals_allowed)
+    make = make_core(policy, began_with, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config))
     reported = tuple(sorted({"loss", metric, *metrics}))
     caps = {name: group.max_examples for group in config.learners for name in group.learner_names}
     limits = {name: cap for name, cap in caps.items() if cap is not None}
-    return FederationPlan(make, initial_model, settings, setting, members, terms, policy.wire, reported, limits)
+    return FederationPlan(
+        make, initial_model, settings, setting, members, terms, policy.wire, reported, limits,
+        began_with=began_with, stop=rule,
+        settings_of_added=None if config.site is None else lambda name: json.dumps(_settings_of_added(config, name)),
+    )  # fmt: skip

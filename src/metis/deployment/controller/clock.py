@@ -17,16 +17,34 @@ _STALL = 1.0  # a gap between ticks that is longer by this means that the proces
 
 
 class RunClock:
-    """Seconds of the run; it stands still until the first task and while the controller does not run."""
+    """Seconds of the run; it stands still until the first task, in a pause and while the controller does not run."""
 
     def __init__(self, begin: float) -> None:
         self._begin, self._start = begin, math.inf
         self._seen = time.monotonic()
         self._lost = 0.0
+        self._held_since: float | None = None
         self._lock = threading.Lock()
 
     def go(self) -> None:
-        self._start = min(self._start, time.monotonic())
+        with self._lock:
+            self._start, self._held_since = min(self._start, time.monotonic()), None
+
+    def hold(self) -> None:
+        """Stand still until `go`."""
+        with self._lock:
+            if self._held_since is None:
+                self._held_since = moment = self._notice()
+                self._begin, self._start = self._begin + max(0.0, moment - self._start), math.inf
+
+    def held_for(self) -> float:
+        """Seconds since the last call, or since `hold`, in which it stood still while learners worked on."""
+        with self._lock:
+            if self._held_since is None:
+                return 0.0
+            moment = time.monotonic()
+            seconds, self._held_since = moment - self._held_since, moment
+            return seconds
 
     def now(self) -> float:
         # A model may arrive before the first tick after a suspension, and is not late either.
@@ -45,7 +63,7 @@ class RunClock:
         gap = moment - self._seen - TICK
         if gap >= _STALL:
             self._start += gap
-            self._lost += gap
+            self._lost += gap if self._held_since is None else 0.0
             self._seen = moment
         return moment
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from metis.core.controller import Controller
 from metis.core.costs import Costs
 from metis.core.events import LearnerId, LocalTask
+from metis.core.stop import StopRule
 from metis.deployment.controller.session import Session
 from metis.deployment.controller.sessions import Presence
 from metis.deployment.controller.settings import FederationPlan
@@ -43,6 +44,8 @@ class CoreStatus:
     update_requests: int
     deadline: float
     expected: int | None
+    on_hold: bool
+    stop: StopRule
     roster: tuple[RosterRow, ...]
     period: float | None = None  # seconds, of semi-synchronous training
     period_bounded_by: str = ""
@@ -52,6 +55,7 @@ def core_status(controller: Controller) -> CoreStatus:
     """In the writer: a copy that never changes."""
     phase = (
         "finished" if controller.finished
+        else "paused" if controller.on_hold
         else "waiting for learners" if not controller.started
         else "paused" if controller.paused
         else "running"
@@ -63,6 +67,8 @@ def core_status(controller: Controller) -> CoreStatus:
         controller.update_requests,
         controller.deadline,
         controller.learners_expected,
+        controller.on_hold,
+        controller.stop,
         tuple(
             RosterRow(
                 record.learner,
@@ -112,13 +118,19 @@ def status_document(
         "period": core.period,
         "period_bounded_by": core.period_bounded_by or None,
         "expected": core.expected,
+        "on_hold": core.on_hold,
+        "stop": asdict(core.stop),
+        "left": _left(core, now, fold),
         "metric": setting.metric,
         "target": setting.target.value if setting.target else None,
         "latest": _point(fold, latest),
         "best_version": best,
         "best": _point(fold, best),
         "learners": [
-            _learner(row, sessions.get(row.learner), presence, fold, costs, now, plan.deployment.lease)
+            {
+                **_learner(row, sessions.get(row.learner), presence, fold, costs, now, plan.deployment.lease),
+                **view.history(row.learner),
+            }
             for row in core.roster
         ],
         "costs": costs.to_json(),
@@ -128,6 +140,26 @@ def status_document(
         "disk": dict(disk),
         "finish_reason": fold.finish_reason,
     }
+
+
+def _left(core: CoreStatus, now: float, fold: RunFold) -> dict[str, float]:
+    """What the stop rule leaves: rounds, seconds, update requests, steps; and an estimate of the time that takes."""
+    stop = core.stop
+    limits = (
+        ("rounds", stop.rounds, core.version),
+        ("update_requests", stop.update_requests, core.update_requests),
+        ("steps", stop.steps, core.steps),
+    )
+    left: dict[str, float] = {
+        name: max(0, limit - done) for name, limit, done in limits if limit is not None
+    }  # fmt: skip
+    estimates = [now * (limit - done) / done for _, limit, done in limits if limit is not None and 0 < done <= limit]
+    if stop.seconds is not None:
+        left["seconds"] = max(0.0, stop.seconds - now)
+        estimates.append(left["seconds"])
+    if estimates and core.phase != "finished":
+        left["about_seconds"] = min(estimates)
+    return left
 
 
 def _point(fold: RunFold, version: int | None) -> dict[str, float] | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,23 @@ import grpc
 from metis.core.events import (
     Action,
     CommunityPublished,
-    ControllerAway,
-    DeadlinePassed,
     LearnerId,
-    LearnerLeft,
     LearnerSetAside,
-    LearnersExpected,
     SendTask,
     SpeedChanged,
     StopRequested,
+    StopRuleChanged,
     UpdateCommitted,
     UpdateRefused,
 )
+from metis.deployment.controller.administration import KEPT_LINES, Administration, rule_in_words
 from metis.deployment.controller.alerts import Certificates
-from metis.deployment.controller.clock import CLOCK, TICK, RunClock, read_tick, write_tick
+from metis.deployment.controller.audit import AUDIT, AuditLog
+from metis.deployment.controller.callers import Administrators
+from metis.deployment.controller.clock import TICK
 from metis.deployment.controller.document import CoreStatus, core_status, status_document
 from metis.deployment.controller.evaluation import Evaluations
+from metis.deployment.controller.members import Members
 from metis.deployment.controller.requests import LearnerRequests
 from metis.deployment.controller.results import save_results
 from metis.deployment.controller.service import Service
@@ -44,18 +45,18 @@ from metis.deployment.controller.settings import Evaluator, FederationPlan, Repo
 from metis.deployment.controller.state import State
 from metis.deployment.controller.steps import StepGuard
 from metis.deployment.controller.surroundings import Surroundings
+from metis.deployment.controller.timekeeper import Timekeeper
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
-from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
+from metis.deployment.wire.protocol import SERVER_OPTIONS, administration_handler, service_handler
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
 from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
 
-_LONG_GAP = 5.0  # seconds of suspension that the operator hears of
 _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
 
@@ -74,8 +75,11 @@ class ControllerProcess:
         report: Report,
         watch: Callable[[RunFold], None] | None = None,
         certificates: Certificates = tuple,
+        administrators: Administrators | None = None,  # None: nobody can administer it remotely
     ) -> None:
         self.plan, self.state, self.folder = plan, state, folder
+        self.recent: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
+        report = self._keeping(report)
         self.run, self.layout = state.run, plan.initial_model.layout
         self._settings, self._report, self._watch = plan.deployment, report, watch
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,21 +87,35 @@ class ControllerProcess:
         self._writer = Writer(state, folder / EVENTS)
         recovered = self._writer.recover(plan)
         self._view = View(plan.setting, recovered)
-        ticked, self._away_for = read_tick(state.folder / CLOCK, state.run)
-        self._clock = RunClock(max(recovered.seconds, ticked))
+        self._began_with = next(
+            (
+                item.rule
+                for _, item in reversed(recovered.recorded)
+                if isinstance(item, StopRuleChanged) and not item.by
+            ),
+            plan.began_with,
+        )
         present = [learner for learner, is_present in recovered.learners.items() if is_present]
         self._presence = Presence(present, recovered.standing.started, self._settings.lease)
+        self._time = Timekeeper(
+            state, recovered.seconds, self._writer, self._view, self._presence, self._settings, report
+        )  # fmt: skip
+        self._clock = self._time.clock
+        self._members = Members(plan.members, recovered.member_changes, recovered.learners)
         self._evaluations = Evaluations(
             evaluator, self._settings, self._writer, self._view, report, lambda: self._sessions, self._spawn
         )
         self._sessions = Sessions(
-            plan, state.run, state.epoch, self._view, self._presence, recovered.learners, self._clock.now, report,
+            plan, state.run, state.epoch, self._view, self._presence, self._members, self._clock.now, report,
             self._evaluations.asked,
         )  # fmt: skip
         guard = StepGuard(self._settings.step_guard, self._settings.step_limit, state, self.layout)
-        self._requests = LearnerRequests(self._writer, self._view, state, self.layout, guard, report)
+        self._requests = LearnerRequests(
+            self._writer, self._view, state, self.layout, guard, report, self._time.held_for
+        )  # fmt: skip
         self._surroundings = Surroundings(plan, state, report, certificates)
         self.notify = self._surroundings.notifier.notify
+        self._audit = AuditLog(state.folder / AUDIT)
         self._service = Service(
             state,
             self.layout,
@@ -109,11 +127,14 @@ class ControllerProcess:
             largest_number=self._settings.largest_number,
             refused=self._surroundings.refused_calls.add,
             disk_full=self._surroundings.disk_full,
+            audit=self._audit,
         )
+        self._administration = None if administrators is None else Administration(
+            self, plan, state, folder, self._writer, self._view, self._members, self._time, self._audit,
+            administrators, self._service.refuse, report,
+        )  # fmt: skip
         self._latest_core: tuple[CoreStatus, int] | None = None
-        self._clock_saved_at = -math.inf
-        self._deadline_posted: float | None = None  # the one that the writer knows has passed
-        self._waiting_since: float | None = None
+        self._extended = False  # since the latest end
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._stopping, self._woken = asyncio.Event(), asyncio.Event()
@@ -129,32 +150,48 @@ class ControllerProcess:
         """Run until the federation has ended (True) or `drain` was called (False)."""
         self._writer.attach(asyncio.get_running_loop(), self._clock.now, self)
         keep_buffers()
+        if self.plan.stop not in (
+            None,
+            self._began_with,
+        ):  # before a learner connects, which would hear that it has ended
+            await self._writer.perform(StopRuleChanged(self.plan.stop))
+            self._report("info", f"the file has another [stop]: it ends when {rule_in_words(self.plan.stop)}")
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((service_handler(self._service, read_part),))
+        if self._administration is not None:
+            server.add_generic_rpc_handlers((administration_handler(self._administration),))
         self.address = _bind(server, listen, credentials)
         await server.start()
         self._report("info", f"listening on {self.address}, run {self.run}, start {self.state.epoch}")
         version = self._view.standing.version
+        self._audit.note(
+            "controller_started", run=self.run, start=self.state.epoch, address=self.address, version=version
+        )
         if self.state.epoch > 1 and not self.finished:
             self._report("info", f"resuming at {self._clock.now():.1f} s of the run with community model {version}")
         if not self._view.fold.history:
             self._evaluations.request(version)
         try:
-            await self._until_the_end()
-            if self.failure is not None:
-                self.notify("failed", f"the controller has failed: {self.failure}")
-                raise self.failure
-            if self.finished:
+            while True:  # a federation that has ended may be extended
+                await self._until_the_end()
+                if self.failure is not None:
+                    self.notify("failed", f"the controller has failed: {self.failure}")
+                    raise self.failure
+                if not self.finished:
+                    await self._drain()
+                    return False
                 await self._end()
-                return True
-            await self._drain()
-            return False
+                if not self._extended:
+                    return True
         finally:
             for task in self._background:
                 task.cancel()
             await server.stop(grace=2.0)
             await self._surroundings.close()
             self._writer.close()
+            failed = None if self.failure is None else type(self.failure).__name__
+            self._audit.note("controller_stopped", version=self._view.standing.version, failed=failed)
+            self._audit.close()
 
     def drain(self, reason: str) -> None:
         """Stop soon without losing anything: the same command resumes the run."""
@@ -180,13 +217,13 @@ class ControllerProcess:
         return await self._writer.ask(lambda: list(self._writer.durable.kept()))
 
     async def _until_the_end(self) -> None:
-        if self._presence.awaiting and self._away_for:
-            self._writer.post(ControllerAway(self._away_for))
+        self._time.begin()
         self._spawn(self._surroundings.watch(self._view, self._sessions))
         evaluating = asyncio.create_task(self._evaluations.run())
         try:
             while not (self._stopping.is_set() or self.finished or self.failure):
-                self._tick()
+                self._time.tick(self._sessions)
+                self._evaluations.conclude()
                 await self._sleep()
         finally:
             evaluating.cancel()
@@ -195,9 +232,7 @@ class ControllerProcess:
 
     async def _sleep(self) -> None:
         """Until the next deadline, or until something has changed it."""
-        deadline = self._view.standing.deadline
-        due = math.inf if deadline == self._deadline_posted else deadline
-        seconds = min(TICK, max(0.0, due - self._clock.now()))
+        seconds = min(TICK, max(0.0, self._time.due))
         self._woken.clear()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._woken.wait(), seconds + 0.001)
@@ -214,6 +249,7 @@ class ControllerProcess:
 
     async def _end(self) -> None:
         """Measure the last model, write the results, and let the learners fetch it."""
+        self._extended = False
         fold, standing = self._view.fold, self._view.standing
         await self._evaluations.last(standing, self._stopping)
         await self._writer.snapshot()
@@ -221,9 +257,10 @@ class ControllerProcess:
         ended = f"the federation has ended: {fold.finish_reason}"
         self._report("finished", ended)
         self._surroundings.notifier.began("finished", "", ended, version=standing.version)
+        self._audit.note("finished", version=standing.version, sha256=standing.sha256, reason=fold.finish_reason)
         self._sessions.dismiss(self._sessions.farewell())
         end = time.monotonic() + self._settings.linger
-        while time.monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
+        while not self._extended and time.monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
             await asyncio.sleep(0.1)
 
     def _everybody_gone(self) -> bool:
@@ -253,65 +290,6 @@ class ControllerProcess:
             stopping=self._stop_reason is not None,
         )  # fmt: skip
 
-    # --- time -----------------------------------------------------------------------------------
-
-    def _tick(self) -> None:
-        self._notice_suspension()
-        self._let_the_clock_go()
-        if time.monotonic() - self._clock_saved_at >= TICK:
-            self._clock_saved_at = time.monotonic()
-            write_tick(self.state.folder / CLOCK, self.run, self._clock.now())
-        for learner in self._presence.silent(self._sessions.open):
-            if (session := self._sessions.open.get(learner)) is not None:
-                session.close()
-            self._report("warning", f"learner '{learner}' was silent for {self._settings.lease:g} s and has left")
-            self._release(learner)
-        self._evaluations.conclude()
-        standing = self._view.standing
-        if not standing.started:
-            self._wait_for_learners(time.monotonic())
-        if self._clock.now() >= standing.deadline != self._deadline_posted and not standing.finished:
-            self._deadline_posted = standing.deadline
-            self._writer.post(DeadlinePassed(), self._deadline_given_up)
-
-    def _deadline_given_up(self) -> None:
-        self._deadline_posted = None
-
-    def _notice_suspension(self) -> None:
-        gap = self._clock.tick()
-        if not gap:
-            return
-        if gap >= _LONG_GAP:
-            text = f"this process was suspended for {gap:.0f} s, which does not make any learner late"
-            self._report("warning", text)
-        self._writer.post(ControllerAway(gap))
-        self._presence.shift(gap)
-        self._sessions.shift(gap)
-
-    def _let_the_clock_go(self) -> None:
-        if self._view.standing.started and not self._presence.awaiting:
-            self._clock.go()
-
-    def _wait_for_learners(self, moment: float) -> None:
-        """Begin with fewer learners than expected when waiting has lasted long enough."""
-        joined = len(self._presence)
-        if self._waiting_since is None and joined:
-            self._waiting_since = moment
-        waited = 0.0 if self._waiting_since is None else moment - self._waiting_since
-        if waited >= self._settings.wait_seconds and joined >= self._settings.minimum:
-            self._report("info", f"beginning with {joined} of {self._settings.expected} learners")
-            self._waiting_since = math.inf
-
-            def wait_again() -> None:
-                self._waiting_since = moment
-
-            self._writer.post(LearnersExpected(joined), wait_again)
-
-    def _release(self, learner: LearnerId) -> None:
-        """The learner has left; if that cannot be journaled now, it leaves after another lease."""
-        del self._presence.heard[learner]
-        self._writer.post(LearnerLeft(learner), lambda: self._presence.heard.setdefault(learner, time.monotonic()))
-
     # --- what the writer reports ----------------------------------------------------------------
 
     def applied(self, outcome: Outcome) -> None:
@@ -319,17 +297,27 @@ class ControllerProcess:
         entry, event = outcome.entry, outcome.entry.record.get("event")
         if event == "learner_joined":
             self._presence.here(entry.record["learner"])
-        if self._view.standing.deadline != self._deadline_posted:
-            self._deadline_posted = None
+        elif event == "stop_rule_changed":
+            self._extended = True
+        elif event in ("member_added", "member_removed"):
+            self._change_member(entry.record["learner"], event == "member_added")
+        self._time.applied()
         if entry.update is not None and not outcome.actions:  # its learner left, or its task failed, in between
             text = f"late: task {entry.update} was void when its update was mixed; it does not count"
             self._sessions.notify(entry.record["learner"], pb.Notice.REFUSED, text, entry.update)
-        self._let_the_clock_go()
+        self._time.let_the_clock_go()
         for action in outcome.actions:
             self._perform(action)
         if self._watch is not None:
             self._watch(self._view.fold)
         self._woken.set()
+
+    def _change_member(self, learner: LearnerId, added: bool) -> None:
+        self._members.changed(learner, added)
+        self._audit.note("member_added" if added else "member_removed", learner=learner)
+        if not added:
+            self._presence.heard.pop(learner, None)
+            self._sessions.remove(learner)
 
     def disk_full(self, reason: str) -> None:
         self._surroundings.disk_full(reason)
@@ -389,7 +377,7 @@ class ControllerProcess:
             case "leaving":
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 if session.learner in self._presence:
-                    self._release(session.learner)
+                    self._time.release(session.learner)
             case _:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT, "a message of a kind that this controller does not know"
@@ -398,8 +386,17 @@ class ControllerProcess:
     def _resume(self, session: Session) -> None:
         """A learner has reconnected that had not left."""
         self._presence.back(session.learner)
-        self._let_the_clock_go()
+        self._time.let_the_clock_go()
         self._sessions.offer(session.learner)
+
+    def _keeping(self, report: Report) -> Report:
+        """The report, which also keeps the latest lines for administrators."""
+
+        def keep(kind: str, text: str) -> None:
+            self.recent.append((time.time(), kind, text))
+            report(kind, text)
+
+        return keep
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

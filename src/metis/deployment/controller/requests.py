@@ -12,7 +12,7 @@ from collections.abc import Callable
 import grpc
 
 from metis.core.controller import claim_problem, within_elapsed
-from metis.core.events import LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
+from metis.core.events import ControllerAway, LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
 from metis.core.model import Layout, Model
 from metis.core.timing import MAX_STEPS
 from metis.deployment.controller.session import Refused, Session
@@ -33,9 +33,16 @@ class LearnerRequests:
     """Turns what learners send into events, and answers them when these are durable."""
 
     def __init__(
-        self, writer: Writer, view: View, state: State, layout: Layout, guard: StepGuard, report: Report
+        self,
+        writer: Writer,
+        view: View,
+        state: State,
+        layout: Layout,
+        guard: StepGuard,
+        report: Report,
+        held_for: Callable[[], float],  # in the writer: seconds of a pause that are not journaled yet
     ) -> None:
-        self._guard = guard
+        self._guard, self._held_for = guard, held_for
         self._writer, self._view, self._state, self._layout, self._report = writer, view, state, layout, report
         self.uploads = 0  # updates that wait for the writer
         self.stopping = False
@@ -52,6 +59,9 @@ class LearnerRequests:
     def _join(self, session: Session, ready: pb.Ready, resume: Callable[[Session], None]) -> None:
         """In the writer: a learner that is new or was away joins; one that only lost its connection continues."""
         learner, writer = session.learner, self._writer
+        if writer.controller.member_changes.get(learner) is False:  # it was removed while it connected
+            writer.in_loop(session.close)
+            return
         record = writer.controller.roster.get(learner)
         if record is not None and record.present:
             same = (record.examples, record.batch_size) == (ready.examples, ready.batch_size)
@@ -107,6 +117,12 @@ class LearnerRequests:
         opened, standing = self._view.tasks.get(learner), self._view.standing
         return (opened is not None and opened.sha256 == sha256) or (standing.finished and standing.sha256 == sha256)
 
+    def version_of(self, learner: LearnerId, sha256: str) -> int:
+        """Of a model that is `downloadable`."""
+        opened = self._view.tasks.get(learner)
+        mine = opened is not None and opened.sha256 == sha256
+        return opened.task.based_on.version if opened is not None and mine else self._view.standing.version
+
     def _not_yours(self, learner: LearnerId, task: int) -> Refused:
         self._report("warning", f"learner '{learner}' tried to hand in task {task}, which belongs to another learner")
         return Refused(_CODE.PERMISSION_DENIED, f"task {task} does not belong to learner '{learner}'")
@@ -144,6 +160,9 @@ class LearnerRequests:
         task, now = writer.durable.open_task(learner), writer.now()
         if task is None or task.number != header.task or writer.controller.finished:
             return _too_late(header.task, writer.controller.community.stamp.version)
+        held = self._held_for()
+        if held:
+            writer.journal(ControllerAway(held), now)
         event = UpdateRequest(
             learner,
             header.task,
@@ -159,7 +178,7 @@ class LearnerRequests:
             return self._refuse(event, problem, now)
         # The run's clock may have stood still while the learner trained on; more than passed is not charged.
         record = writer.controller.roster[learner]
-        event = within_elapsed(event, max(0.0, now - record.task_sent_at + record.unclocked))
+        event = within_elapsed(event, max(0.0, now - record.task_sent_at + record.unclocked + held))
         blob = received.blob
         if self._guard.guard != "off" and blob is not None:
             measured = measured or self._guard.measure(writer.durable.hashes[task.based_on.version], blob)

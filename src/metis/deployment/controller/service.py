@@ -18,7 +18,9 @@ from google.protobuf.message import DecodeError
 
 from metis.core.layers import Layer
 from metis.core.model import Layout
+from metis.deployment.controller.audit import AuditLog
 from metis.deployment.controller.blobs import BlobMismatch
+from metis.deployment.controller.callers import serial_of
 from metis.deployment.controller.session import Context, Refused, Session, address_of
 from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import Updates, UploadReceiver, first_message
@@ -34,6 +36,7 @@ _T = TypeVar("_T")
 _MAX_UPLOADS = 32  # at the same time; the others wait for their turn
 _MAX_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MAX_TEXT = 2000
+_AUDIT_AGAIN = 300.0  # seconds until the same refusal is audited again
 _NOT_LET_IN = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -71,7 +74,9 @@ class Service:
         largest_number: float,
         refused: Callable[[str, str], None],  # address and reason of a caller that is not let in
         disk_full: Callable[[str], None],
+        audit: AuditLog,
     ) -> None:
+        self._audit = audit
         self._state, self._layout = state, layout
         self._streams, self._hear, self._updates = streams, hear, updates
         self._identify, self._refused, self._disk_full = identify, refused, disk_full
@@ -102,9 +107,14 @@ class Service:
             )
         if not 1 <= len(hello.instance) <= 100:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "Hello.instance must have 1 to 100 characters")
-        session = Session(learner, hello.instance, address_of(context), 0)
+        address, serial = address_of(context), serial_of(context)
+        session = Session(learner, hello.instance, address, 0)
         self._streams.admit(session, hello)
         self._receiver.interrupt(learner)
+        host = address.rpartition(":")[0]
+        self._audit.note_change(
+            f"admitted {learner}", (serial, host), "admitted", learner=learner, serial=serial, address=address
+        )
         reader = asyncio.create_task(self._read(session, requests))
         try:
             while (message := await session.outbox.get()) is not None:
@@ -160,8 +170,12 @@ class Service:
                     f"byte {request.offset} was requested, but the model has {length} bytes",
                 )
             path = self._state.blob_path(request.sha256)
+            version, sha256 = self._updates.version_of(learner, request.sha256), request.sha256
+            self._audit.note_change(
+                f"model {learner}", sha256, "model_sent", learner=learner, version=version, sha256=sha256
+            )
         except Refused as refused:
-            await self._abort(context, refused)
+            await self.refuse(context, refused)
             return
         end = min(length, request.offset + request.length) if request.length else length
         self._downloads += 1
@@ -179,21 +193,27 @@ class Service:
         try:
             return await call
         except Refused as refused:
-            await self._abort(context, refused)
+            await self.refuse(context, refused)
         except BlobMismatch as problem:
-            await self._abort(context, Refused(grpc.StatusCode.DATA_LOSS, f"{problem}; send it again"))
+            await self.refuse(context, Refused(grpc.StatusCode.DATA_LOSS, f"{problem}; send it again"))
         except DiskFull as problem:
             reason = "the disk of the controller is full; keep the update and send it again later"
             self._disk_full(str(problem))
-            await self._abort(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
+            await self.refuse(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
         except DecodeError:
-            await self._abort(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
+            await self.refuse(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
         raise AssertionError("abort raises")
 
-    async def _abort(self, context: Context, refused: Refused) -> None:
+    async def refuse(self, context: Context, refused: Refused) -> None:
+        """End a call; whoever was not let in is reported, and audited as often."""
         self.refusals[refused.code.name] = self.refusals.get(refused.code.name, 0) + 1
         if refused.code in _NOT_LET_IN:
-            self._refused(address_of(context), refused.reason)
+            address = address_of(context)
+            self._refused(address, refused.reason)
+            once = f"refused {address.rpartition(':')[0]} {refused.reason[:40]}"
+            self._audit.note_change(
+                once, int(time.monotonic() // _AUDIT_AGAIN), "refused", address=address, reason=refused.reason
+            )
         await context.abort(refused.code, refused.reason[:_MAX_TEXT])
 
 

@@ -12,6 +12,7 @@ import grpc
 
 from metis.core.events import LearnerId
 from metis.core.model import Layout
+from metis.deployment.controller.members import Members
 from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import FederationPlan, Report
 from metis.deployment.controller.view import View
@@ -79,7 +80,7 @@ class Sessions:
         epoch: int,
         view: View,
         presence: Presence,
-        joined: Collection[LearnerId],
+        members: Members,
         now: Callable[[], float],
         report: Report,
         asked: Callable[[LearnerId], None],  # it was asked to measure a community model too
@@ -89,19 +90,17 @@ class Sessions:
         self._view, self._presence, self._now, self._report = view, presence, now, report
         self.open: dict[LearnerId, Session] = {}
         self.stopping = False
-        self._indices: dict[LearnerId, int] = {name: index for index, name in enumerate(plan.members or ())}
-        for learner in joined:
-            self._indices.setdefault(learner, len(self._indices))
+        self._members = members
 
     @property
     def known(self) -> Collection[LearnerId]:
         """The members of the federation and everybody who has joined."""
-        return self._indices.keys()
+        return self._members.known
 
     @property
     def members(self) -> int:
-        """How many belong to the federation: as the file says, else everybody who has joined."""
-        return len(self._plan.members or self._indices) or 1
+        """How many belong to the federation; where everybody may join, those who have."""
+        return len(self._members.names) or 1
 
     @property
     def _layout(self) -> Layout:
@@ -110,9 +109,11 @@ class Sessions:
     # --- coming and going -----------------------------------------------------------------------
 
     def admit(self, session: Session, hello: pb.Hello) -> None:
-        learner, members = session.learner, self._plan.members
-        if members is not None and learner not in members:
-            shown = ", ".join(list(members)[:10]) + (", ..." if len(members) > 10 else "")
+        learner, members = session.learner, self._members
+        if learner not in members:
+            if members.removed(learner):
+                raise Refused(_CODE.PERMISSION_DENIED, f"learner '{learner}' was removed from this federation")
+            shown = ", ".join(members.names[:10]) + (", ..." if len(members.names) > 10 else "")
             raise Refused(
                 _CODE.PERMISSION_DENIED,
                 f"learner '{learner}' does not belong to this federation; its learners are {shown}",
@@ -136,16 +137,22 @@ class Sessions:
                 run=self._run,
                 epoch=self._epoch,
                 learner=learner,
-                index=self._indices.setdefault(learner, len(self._indices)),
-                settings=self._plan.learner_settings,
+                index=self._members.index(learner),
+                settings=self._settings(learner),
                 layout=json.dumps(self._layout.to_json()),
                 unix_time=time.time(),
                 heartbeat_seconds=self._plan.deployment.heartbeat,
                 chunk_bytes=CHUNK,
                 task=None if opened is None else opened.task.number,
-                members=len(self._indices),
+                members=self.members,
                 metrics=self._plan.metrics,
             )
+        )
+
+    def _settings(self, learner: LearnerId) -> str:
+        named, of_added = self._members.of_file, self._plan.settings_of_added
+        return (
+            self._plan.learner_settings if named is None or learner in named or of_added is None else of_added(learner)
         )
 
     def _replace(self, old: Session, session: Session, hello: pb.Hello) -> None:
@@ -215,6 +222,12 @@ class Sessions:
     def notify(self, learner: LearnerId, kind: Any, text: str, task: int | None = None) -> None:
         if (session := self.open.get(learner)) is not None:
             session.send(notice=pb.Notice(kind=kind, text=text, task=task))
+
+    def remove(self, learner: LearnerId) -> None:
+        """It does not belong to the federation any more."""
+        if (session := self.open.get(learner)) is not None:
+            reason = f"learner '{learner}' was removed from this federation"
+            session.send(farewell=pb.Farewell(kind=pb.Farewell.REFUSED, reason=reason))
 
     def dismiss(self, farewell: pb.Farewell) -> None:
         for session in self.open.values():

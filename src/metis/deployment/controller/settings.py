@@ -82,6 +82,11 @@ class FederationPlan:
     wire: Layer | None = None  # the layer that encodes updates, if models do not travel as they are
     metrics: tuple[str, ...] = ()  # names that learners may report; a site's own names stay there
     max_examples: Mapping[LearnerId, int] = field(default_factory=dict)  # of those whose number the file limits
+    began_with: StopRule = field(default_factory=StopRule)  # the stop rule of `make`
+    stop: StopRule | None = None  # of the file as it is now; None: as it was
+    settings_of_added: Callable[[LearnerId], str] | None = (
+        None  # instead of `learner_settings`; None: none can be added
+    )
 
 
 class Evaluator(Protocol):

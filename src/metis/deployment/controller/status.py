@@ -10,10 +10,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metis.errors import ConfigError
 from metis.net import host_and_port
+
+if TYPE_CHECKING:
+    from metis.deployment.controller.state import State
 
 Document = dict[str, Any]
 
@@ -71,11 +74,11 @@ def fetch(address: str, token: str | None = None, seconds: float = 8.0) -> Docum
         connection.close()
 
 
-def recall(folder: Path) -> Document:
-    """The status document as far as the journal knows it, while no controller runs; the folder is not touched.
+@contextlib.contextmanager
+def copied_state(folder: Path) -> Iterator[State]:
+    """A copy of a state folder's journal to read, whether a controller runs or not; the folder is not touched.
 
-    SQLite would create files next to a journal that it only reads, and would keep a controller from starting; so it
-    reads a copy.
+    SQLite would create files next to a journal that it only reads, and would keep a controller from starting.
     """
     from metis.deployment.controller.state import State
     from metis.errors import StateError
@@ -87,10 +90,16 @@ def recall(folder: Path) -> Document:
                 shutil.copyfile(folder / name, copy / name)
         try:
             with State.open(copy, "process") as state:
-                document = _recalled(state.facts() or {}, (entry.record for entry in state.entries()))
-                run, start = state.run, state.epoch - 1
+                yield state
         except StateError as problem:
             raise ConfigError(str(problem).replace(temporary, str(folder))) from problem
+
+
+def recall(folder: Path) -> Document:
+    """The status document as far as the journal knows it, while no controller runs."""
+    with copied_state(folder) as state:
+        document = _recalled(state.facts() or {}, (entry.record for entry in state.entries()))
+        run, start = state.run, state.epoch - 1
     reason = _finish_reason(folder / "run" / "summary.json")
     state_now = "not running" if reason is None else "finished"
     return {"run": run, "state": state_now, "finish_reason": reason, "start": start, **document}
@@ -120,7 +129,7 @@ def _recalled(facts: Document, records: Iterator[Document]) -> Document:
                 document["update_requests"] += 1
             case "learner_joined":
                 present[record["learner"]] = True
-            case "learner_left" | "learner_withdrawn":
+            case "learner_left" | "learner_withdrawn" | "member_removed":
                 present[record["learner"]] = False
             case "evaluated":
                 point = {"version": record["version"], "at": record["at"], **record["metrics"]}

@@ -59,6 +59,9 @@ class Updates(Protocol):
     def downloadable(self, learner: str, sha256: str) -> bool:
         """Whether this learner has a task that is based on this model, or the federation has ended with it."""
 
+    def version_of(self, learner: str, sha256: str) -> int:
+        """The version of such a model."""
+
 
 class UploadReceiver:
     """Receives local models, many at a time within a bound on memory."""

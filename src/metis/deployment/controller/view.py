@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from metis.core.events import LearnerId
+from metis.core.events import Action, Event, LearnerId
 from metis.deployment.controller.writer import OpenTask, Outcome, Recovered
 from metis.runs.folds import RunFold
+from metis.runs.rounds import SitesFold
 from metis.runs.setting import Setting
 
 
@@ -19,8 +21,17 @@ class View:
             learner: task for learner, task in recovered.tasks.items() if task is not None
         }
         self.fold = RunFold(setting)
+        self._sites = SitesFold(setting.model_bytes, setting.update_bytes)
         for now, item in recovered.recorded:
-            self.fold.record(now, item)
+            self._record(now, item)
+
+    def _record(self, now: float, item: Event | Action) -> None:
+        self.fold.record(now, item)
+        self._sites.record(now, item)
+
+    def history(self, learner: LearnerId) -> dict[str, Any]:
+        """How a learner has done so far, for the status."""
+        return self._sites.history(learner)
 
     def take(self, outcome: Outcome) -> None:
         self.standing = outcome.standing
@@ -30,7 +41,7 @@ class View:
             else:
                 self.tasks[learner] = task
         for now, item in outcome.recorded:
-            self.fold.record(now, item)
+            self._record(now, item)
 
     def open_task(self, learner: LearnerId, number: int) -> OpenTask | None:
         """This task of the learner, if it may still be answered."""

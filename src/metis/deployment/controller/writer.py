@@ -46,6 +46,7 @@ class Standing:
 
     started: bool
     finished: bool
+    on_hold: bool
     deadline: float  # on the run's clock; infinite if nothing is due
     version: int
     sha256: str  # of that community model
@@ -72,6 +73,7 @@ class Recovered:
     tasks: Mapping[LearnerId, OpenTask | None]
     standing: Standing
     learners: Mapping[LearnerId, bool]  # in the order of first joining, and whether they are present
+    member_changes: Mapping[LearnerId, bool]  # in the order of the first change of each: added or removed at last
 
 
 class Listener(Protocol):
@@ -141,6 +143,7 @@ class Writer:
             self._tasks(record.learner for record in roster),
             self._standing(),
             {record.learner: record.present for record in roster},
+            dict(self.durable.controller.member_changes),
         )
 
     def attach(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], listener: Listener) -> None:
@@ -296,6 +299,7 @@ class Writer:
         return Standing(
             controller.started,
             controller.finished,
+            controller.on_hold,
             controller.deadline,
             version,
             self.durable.hashes[version],

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from metis.errors import ConfigError, LearnerError
 
-ROLES = ("learner", "controller", "admin")
+ROLES = ("learner", "controller", "admin", "viewer")
 AUTHORITY, CERTIFICATE, KEY, REVOKED, REQUEST = "ca.pem", "certificate.pem", "key.pem", "revoked.pem", "request.csr"
 SOON = timedelta(days=30)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -14,6 +14,7 @@ from metis.deployment.wire.untrusted import cleaned
 PROTOCOL = 3
 _MAX_MESSAGE = CHUNK + (1 << 16)
 SERVICE = "metis.Federation"
+ADMINISTRATION = "metis.Administration"
 ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
 
 # Whether the other end is alive is decided above, by whether anything of it arrives: an answer to a ping waits behind
@@ -66,5 +67,16 @@ def service_handler(
             ),
             # The service reads the request itself: what gRPC cannot read it answers with UNKNOWN.
             "Download": grpc.unary_stream_rpc_method_handler(servicer.download, None, write_chunk),
+        },
+    )
+
+
+def administration_handler(servicer: Any) -> grpc.GenericRpcHandler:
+    """Make an object with the coroutines command and read a gRPC service; it decodes the requests itself."""
+    return grpc.method_handlers_generic_handler(
+        ADMINISTRATION,
+        {
+            "Command": grpc.unary_unary_rpc_method_handler(servicer.command, None, pb.AdminAnswer.SerializeToString),
+            "Read": grpc.unary_stream_rpc_method_handler(servicer.read, None, pb.Chunk.SerializeToString),
         },
     )

@@ -370,3 +370,19 @@ class ModelRequest(_message.Message):
     offset: int
     length: int
     def __init__(self, run: _Optional[str] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class AdminRequest(_message.Message):
+    __slots__ = ("protocol", "command", "arguments")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    command: str
+    arguments: str
+    def __init__(self, protocol: _Optional[int] = ..., command: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class AdminAnswer(_message.Message):
+    __slots__ = ("document",)
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    def __init__(self, document: _Optional[str] = ...) -> None: ...
