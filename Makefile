@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 RESULTS ?= all
 ROUNDS ?= 5
+SEEDS ?= 1000
 # The state machine runs long and reaches nothing that the rest does not.
 COVERED ?= tests/core --deselect tests/core/test_machine.py
 
@@ -15,7 +16,7 @@ COVERED ?= tests/core --deselect tests/core/test_machine.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray simulate-system simulate-nightly chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +67,13 @@ coverage: $(STAMP)  ## fails unless tests/core covers every branch of core (COVE
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 	@$(PIP) install -c constraints.txt -e '.[ray]'
 	METIS_TEST_RAY=1 $(BIN)/python -m pytest tests/simulation/pools/test_ray.py $(ARGS)
+
+simulate-system: $(STAMP)  ## the deployed code under simulated network, disk and clock (SEEDS=1000; ARGS='--seed 7 --trace')
+	$(BIN)/python tests/system/run.py $(if $(findstring --,$(ARGS)),,--seeds 0:$(SEEDS)) $(ARGS)
+
+simulate-nightly: $(STAMP)  ## 20,000 seeds that nobody has played, every rare branch, every planted bug; hours
+	$(BIN)/python tests/system/run.py --seeds $$(date +%j)0000:$$(($$(date +%j) * 10000 + 20000)) --reached --sometimes
+	$(BIN)/python tests/system/run.py --bug all
 
 chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
 	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)

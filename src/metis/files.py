@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from metis.errors import LockHeld
+from metis.system import disk, monotonic, sleep
 
 _NOTE_BYTES = 300  # of a lock file; a fixed size, so that a shorter note leaves nothing of a longer one
 
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = disk().open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        disk().fsync(descriptor)
     finally:
-        os.close(descriptor)
+        disk().close(descriptor)
 
 
 def make_folder(folder: Path) -> None:
@@ -36,7 +35,7 @@ def make_folder(folder: Path) -> None:
 def sync_file(file: BinaryIO) -> None:
     """Wait until everything written to an open file is on disk."""
     file.flush()
-    os.fsync(file.fileno())
+    disk().fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -62,7 +61,7 @@ def durable_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         if private:
             new.unlink(missing_ok=True)  # a leftover would keep its permissions
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if private else os.O_TRUNC)
-        with os.fdopen(os.open(new, flags, 0o600 if private else 0o666), "wb") as file:
+        with disk().file(disk().open(new, flags, 0o600 if private else 0o666)) as file:
             yield file
             sync_file(file)
     sync(path.parent)
@@ -87,18 +86,18 @@ def take_lock(path: Path, *, wait: float = 0.0, note: bool = True) -> int:
     Raises `LockHeld` if another process holds it for longer than `wait` seconds. The holder leaves a note in the file
     unless `note` is false.
     """
-    descriptor = os.open(path, (os.O_RDWR if note else os.O_RDONLY) | os.O_CREAT, 0o600)
+    descriptor = disk().open(path, (os.O_RDWR if note else os.O_RDONLY) | os.O_CREAT, 0o600)
     try:
-        end = time.monotonic() + wait
-        while not _lock(descriptor):
-            if time.monotonic() >= end:
-                raise LockHeld(path, os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace").strip())
-            time.sleep(0.1)
+        end = monotonic() + wait
+        while not disk().lock(descriptor):
+            if monotonic() >= end:
+                raise LockHeld(path, disk().pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace").strip())
+            sleep(0.1)
         if note:
             text = f"process id {os.getpid()} on {socket.gethostname()}\n"
-            os.pwrite(descriptor, text.ljust(_NOTE_BYTES).encode(), 0)
+            disk().pwrite(descriptor, text.ljust(_NOTE_BYTES).encode(), 0)
     except BaseException:
-        os.close(descriptor)
+        disk().close(descriptor)
         raise
     return descriptor
 
@@ -110,16 +109,4 @@ def locked(path: Path, *, wait: float = 0.0, note: bool = True) -> Iterator[None
     try:
         yield
     finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    if sys.platform == "win32":  # without such locks it is up to the user not to use a folder twice
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        disk().close(descriptor)

@@ -40,6 +40,7 @@ from metis.deployment.security.identity import (
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_bytes
 from metis.errors import ConfigError, MetisError, described
+from metis.system import disk, monotonic
 from metis.text import plural, seconds, size
 
 Level = Literal["ok", "unknown", "warning", "problem"]
@@ -126,11 +127,11 @@ def check_disk(folder: Path, purpose: str, needed: int = 0) -> Iterator[Finding]
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".metis-doctor-") as file:
             for _ in range(5):
-                began = time.perf_counter()
+                began = monotonic()
                 file.write(bytes(4096))
                 file.flush()
-                os.fsync(file.fileno())
-                took.append(time.perf_counter() - began)
+                disk().fsync(file.fileno())
+                took.append(monotonic() - began)
     except OSError as problem:
         advice = f"have the user of this process own {there}"
         yield Finding("disk", "problem", f"{there} cannot be written: {problem.strerror}", advice)
@@ -218,10 +219,10 @@ def check_proxy(route: Route) -> Finding:
 
 
 def check_connection(route: Route, kit: Kit | None) -> Finding:
-    began = time.perf_counter()
+    began = monotonic()
     preflight(route, kit)
     how = "in plain text" if kit is None else "and accepts our certificate"
-    return Finding("controller", "ok", f"{route.where} answers {how}, in {seconds(time.perf_counter() - began)}")
+    return Finding("controller", "ok", f"{route.where} answers {how}, in {seconds(monotonic() - began)}")
 
 
 def check_bandwidth() -> Finding:
@@ -283,7 +284,7 @@ async def _tried(
     child, found = Child(command), []
     model = folder / "model"
     try:
-        began = time.perf_counter()
+        began = monotonic()
         ready = await asyncio.wait_for(
             child.call(
                 "prepare", settings=settings, site=None if site is None else str(site.resolve()), name=name, index=0,
@@ -294,21 +295,21 @@ async def _tried(
         what = "the built-in data set" if site is None else site.name
         examples = ready["examples"] if name is not None else ready["evaluation_examples"]
         kind = "training" if name is not None else "held-out"
-        text = f"{what} is ready in {seconds(time.perf_counter() - began)}: {examples:,} {kind} examples"
+        text = f"{what} is ready in {seconds(monotonic() - began)}: {examples:,} {kind} examples"
         found.append(Finding("code", "ok", text))
         await asyncio.wait_for(child.call("initial", seed=None, out=str(model)), _TRIAL_SECONDS)
         length = model_bytes(Layout.from_json(ready["layout"]))
-        began = time.perf_counter()
+        began = monotonic()
         if name is not None:
             call = child.call(
                 "train", task=1, model=str(model), steps=1, seconds=None, rate=1.0, out=str(folder / "update")
             )
             await asyncio.wait_for(call, _TRIAL_SECONDS)
-            took = f"one batch of {ready['batch_size']} in {seconds(time.perf_counter() - began)}, warm-up included"
+            took = f"one batch of {ready['batch_size']} in {seconds(monotonic() - began)}, warm-up included"
             found.append(Finding("trial", "ok", f"{took}; a model has {size(length)}"))
         elif examples:
             await asyncio.wait_for(child.call("evaluate", model=str(model)), _TRIAL_SECONDS)
-            took = seconds(time.perf_counter() - began)
+            took = seconds(monotonic() - began)
             found.append(Finding("trial", "ok", f"one evaluation in {took}; a model has {size(length)}"))
     except MetisError as problem:
         advice = "fix the site's file or data; its text stays on this machine"

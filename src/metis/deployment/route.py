@@ -13,7 +13,6 @@ import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from metis.errors import ConfigError, Unreachable
 from metis.net import is_loopback, join_address
+from metis.system import monotonic
 
 _VARIABLES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
@@ -216,4 +216,4 @@ def resolve(host: str, port: int, deadline: float) -> list[tuple[int, int, int, 
 
 
 def _left(deadline: float) -> float:
-    return max(0.05, deadline - time.monotonic())
+    return max(0.05, deadline - monotonic())

@@ -66,7 +66,6 @@ class TrainingSetup:
             training.clip_norm,
             training.accumulate,
             self.step,
-            training.precision,
             None if training.parameters is None else training.parameters.to_patterns(),
         )
         return ENGINES.named(training.engine)(job)

@@ -12,12 +12,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec, Vector
 from metis.errors import DataError
 from metis.files import replacing
+from metis.system import disk
 
 _DIGEST = "metis_digest"  # of all arrays: safetensors itself does not notice a flipped bit
 
@@ -55,7 +55,7 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mappin
     # Not ascontiguousarray, which would make a list of one out of a single number.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path) as new:
-        save_file(contiguous, new, {**metadata, _DIGEST: _digest(contiguous)})
+        disk().write_arrays(new, contiguous, {**metadata, _DIGEST: _digest(contiguous)})
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

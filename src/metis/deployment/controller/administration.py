@@ -9,7 +9,6 @@ import asyncio
 import json
 import math
 import os
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from metis.errors import ConfigError, DataError, DiskFull
 from metis.runs.rounds import round_report
 from metis.runs.setting import SETTING
 from metis.runs.trace import EVENTS, plain_number, read_trace
+from metis.system import disk, monotonic
 from metis.text import json_text, listed, plural
 
 Document = dict[str, Any]
@@ -159,7 +159,7 @@ class Administration:
             if offset == 0:
                 about = {"version": arguments.get("version")} if name == "model" else {}
                 self._note_read(caller, f"read {name}", context, **about)
-            file = os.open(path, os.O_RDONLY)
+            file = disk().open(path, os.O_RDONLY)
         except Refused as refused:
             await self._refuse(context, refused)
             return
@@ -168,15 +168,15 @@ class Administration:
             return
         try:
             end = offset + _MAX_READ
-            while offset < end and (data := await asyncio.to_thread(os.pread, file, _PIECE, offset)):
+            while offset < end and (data := await asyncio.to_thread(disk().pread, file, _PIECE, offset)):
                 yield pb.Chunk(offset=offset, data=data)
                 offset += len(data)
         finally:
-            os.close(file)
+            disk().close(file)
 
     def _request(self, content: bytes, context: Context) -> tuple[Administrator, str, Document]:
         caller = self._identify(context)
-        now = time.monotonic()
+        now = monotonic()
         left, since = self._allowance.get(caller.name, (_BURST, now))
         left = min(_BURST, left + (now - since) * _PER_SECOND)
         if left < 1:

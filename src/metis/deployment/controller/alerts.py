@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 
@@ -11,6 +10,7 @@ from metis.deployment.controller.notify import Notifier
 from metis.deployment.controller.space import DiskSpace
 from metis.deployment.controller.writer import Standing
 from metis.deployment.security.identity import moment, now_utc, span
+from metis.system import monotonic
 from metis.text import about
 
 Certificates = Callable[[], Iterable[tuple[str, datetime]]]  # whose, and when each ends
@@ -29,7 +29,7 @@ class Alerts:
         away_after: float,
         minimum: int,
         certificates: Certificates = tuple,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._notifier, self._disk, self._clock = notifier, disk, clock
         self._away_after, self._minimum, self._certificates = away_after, minimum, certificates

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,6 +22,7 @@ from typing import Any
 from metis.deployment.controller.disk import EXHAUSTED
 from metis.errors import DataError
 from metis.files import sync
+from metis.system import disk, one_thread
 
 AUDIT = "audit.jsonl"
 FIRST = "0" * 64  # what the first line carries
@@ -46,11 +47,11 @@ class AuditLog:
         self._left_out = 0
         self._latest: dict[str, object] = {}
         self._flushing: Future[None] | None = None
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = disk().open(path, os.O_RDWR | os.O_CREAT, 0o600)
         torn = self._recover()
         if durable:
             sync(path.parent)
-        self._thread = ThreadPoolExecutor(1, "metis-audit")
+        self._thread = one_thread("metis-audit")
         if torn:
             self.note("repaired", bytes_cut=torn, text="the last line was incomplete: the machine or process had ended")
 
@@ -58,7 +59,7 @@ class AuditLog:
         """Find the end of the chain; returns how many bytes of an incomplete line were cut off."""
         self.lines, self.head = 0, FIRST
         end = size = os.fstat(self._file).st_size
-        tail = os.pread(self._file, min(size, 2 * MAX_LINE), max(0, size - 2 * MAX_LINE))
+        tail = disk().pread(self._file, min(size, 2 * MAX_LINE), max(0, size - 2 * MAX_LINE))
         if tail and not tail.endswith(b"\n"):
             end = size - (len(tail) - (tail.rfind(b"\n") + 1))
             os.ftruncate(self._file, end)
@@ -112,9 +113,9 @@ class AuditLog:
             try:
                 written = 0
                 while written < len(data):
-                    written += os.pwrite(self._file, data[written:], self._end + written)
+                    written += disk().pwrite(self._file, data[written:], self._end + written)
                 if self._durable:
-                    os.fsync(self._file)
+                    disk().fsync(self._file)
             except OSError as problem:
                 if problem.errno not in EXHAUSTED:
                     raise
@@ -132,7 +133,7 @@ class AuditLog:
     def close(self) -> None:
         self._thread.submit(self._flush)
         self._thread.shutdown(wait=True)
-        os.close(self._file)
+        disk().close(self._file)
 
 
 def _short(value: Any) -> Any:

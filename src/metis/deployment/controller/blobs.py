@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +14,7 @@ from metis.deployment.controller.disk import end_process, writing
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError, DiskFull
 from metis.files import sync
+from metis.system import Lock, disk, monotonic, token_hex
 
 _MANY = 4 << 20  # bytes that are worth a second thread
 _AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
@@ -38,7 +36,7 @@ class Digest(Protocol):
 class Blobs:
     """The files of a state folder that hold models; `lock` is that of the state."""
 
-    def __init__(self, folder: Path, quarantine: Path, durable: bool, lock: threading.RLock) -> None:
+    def __init__(self, folder: Path, quarantine: Path, durable: bool, lock: Lock) -> None:
         self.folder, self._quarantine, self._durable, self._lock = folder, quarantine, durable, lock
         self._held: dict[str, float] = {}  # received and not yet journaled, and when
         self._fresh: set[str] = set()  # received or named since the last collection began
@@ -103,7 +101,7 @@ class Blobs:
                 durable = True
             self._fresh.add(sha256)
             if held:
-                self._held[sha256] = time.monotonic()
+                self._held[sha256] = monotonic()
             path.replace(target)
         if durable:
             self._sync_folder(self.folder)
@@ -163,7 +161,7 @@ class Blobs:
 
     def begin_collection(self) -> set[str]:
         """What came since the last collection, and what was received and waits. The caller holds the lock."""
-        waiting = time.monotonic() - _HOLD_SECONDS
+        waiting = monotonic() - _HOLD_SECONDS
         self._held = {name: since for name, since in self._held.items() if since > waiting}
         kept = {*self._fresh, *self._held}
         self._fresh = set()
@@ -195,7 +193,7 @@ class Incoming:
     ) -> None:
         self._blobs, self._durable, self._held, self._also = blobs, durable, held, also
         self._partial = partial
-        self._path = blobs.folder / (partial or f"tmp.{secrets.token_hex(8)}")
+        self._path = blobs.folder / (partial or f"tmp.{token_hex(8)}")
         self._digest = hashlib.sha256()
         self.bytes = 0
         self._whole = self._committed = False
@@ -209,7 +207,7 @@ class Incoming:
         length = min(limit, os.fstat(self._file.fileno()).st_size) & ~3  # it may have been cut anywhere
         with suppress(OSError):  # a bad sector: it is received again from there on
             while self.bytes < length:
-                piece = os.pread(self._file.fileno(), min(_AT_ONCE, length - self.bytes), self.bytes)
+                piece = disk().pread(self._file.fileno(), min(_AT_ONCE, length - self.bytes), self.bytes)
                 self._digest.update(piece)
                 if check is not None:
                     check(self.bytes, piece)
@@ -280,7 +278,7 @@ class Incoming:
 
     def _sync(self) -> None:
         try:
-            os.fsync(self._file.fileno())
+            disk().fsync(self._file.fileno())
         except OSError:  # what is not on the disk may still be shown, and called written: nobody may continue it
             with suppress(OSError):
                 self._path.unlink()

@@ -7,8 +7,9 @@ import hashlib
 import math
 import os
 import threading
-import time
 from pathlib import Path
+
+from metis.system import disk, monotonic, unix_time
 
 TICK = 0.5  # seconds between two ticks: a missed deadline or an expired lease is noticed at most this late
 CLOCK = "clock"  # file with the run, its clock and the time of day at the latest tick, and a checksum
@@ -21,14 +22,14 @@ class RunClock:
 
     def __init__(self, begin: float) -> None:
         self._begin, self._start = begin, math.inf
-        self._seen = time.monotonic()
+        self._seen = monotonic()
         self._lost = 0.0
         self._held_since: float | None = None
         self._lock = threading.Lock()
 
     def go(self) -> None:
         with self._lock:
-            self._start, self._held_since = min(self._start, time.monotonic()), None
+            self._start, self._held_since = min(self._start, monotonic()), None
 
     def hold(self) -> None:
         """Stand still until `go`."""
@@ -42,7 +43,7 @@ class RunClock:
         with self._lock:
             if self._held_since is None:
                 return 0.0
-            moment = time.monotonic()
+            moment = monotonic()
             seconds, self._held_since = moment - self._held_since, moment
             return seconds
 
@@ -59,7 +60,7 @@ class RunClock:
             return lost
 
     def _notice(self) -> float:
-        moment = time.monotonic()
+        moment = monotonic()
         gap = moment - self._seen - TICK
         if gap >= _STALL:
             self._start += gap
@@ -70,14 +71,14 @@ class RunClock:
 
 def write_tick(path: Path, run: str, seconds: float) -> None:
     """Save how far the run's clock has come; not synced, since after a loss of power the journal is enough."""
-    text = f"{run} {seconds!r} {time.time()!r}"
+    text = f"{run} {seconds!r} {unix_time()!r}"
     with contextlib.suppress(OSError):
         # In place: a file that is truncated and rewritten is flushed to the disk at once, and the event loop waits.
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        file = disk().open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(file, f"{text} {_checksum(text)}".ljust(_BYTES).encode() + b"\n", 0)
+            disk().pwrite(file, f"{text} {_checksum(text)}".ljust(_BYTES).encode() + b"\n", 0)
         finally:
-            os.close(file)
+            disk().close(file)
 
 
 def read_tick(path: Path, run: str) -> tuple[float, float]:
@@ -85,7 +86,7 @@ def read_tick(path: Path, run: str) -> tuple[float, float]:
     try:
         *words, checksum = path.read_text("utf-8").split()
         if words[0] == run and checksum == _checksum(" ".join(words)):
-            return float(words[1]), max(0.0, time.time() - float(words[2]))
+            return float(words[1]), max(0.0, unix_time() - float(words[2]))
     except (OSError, ValueError, IndexError):
         pass  # there was none, or it is damaged
     return 0.0, 0.0

@@ -7,15 +7,14 @@ written; hence the checksums here, and the file ACKNOWLEDGED next to it.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import sqlite3
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from metis.deployment.controller.disk import RESTORE, writing
 from metis.errors import DiskFull, StateError
+from metis.system import Lock, disk, token_hex
 
 _FORMAT = 1
 _APPLICATION = 0x4D657469  # "Meti"
@@ -35,13 +34,11 @@ def row_checksum(*values: object) -> str:
 class Database:
     """controller.db; `lock` is that of the state."""
 
-    def __init__(self, path: Path, durable: bool, lock: threading.RLock, *, begun: bool) -> None:
+    def __init__(self, path: Path, durable: bool, lock: Lock, *, begun: bool) -> None:
         """Open the database, or make one for a run that is not `begun`."""
         self.path, self._durable, self._lock = path, durable, lock
         self._changes = 0
-        self._connection: sqlite3.Connection | None = sqlite3.connect(
-            path, timeout=1, isolation_level=None, check_same_thread=False
-        )
+        self._connection: sqlite3.Connection | None = disk().connect(path)
         try:
             self._prepare(self._connection, begun)
         except BaseException:
@@ -97,7 +94,7 @@ class Database:
             raise self.damaged(problem) from problem
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
-        run = secrets.token_hex(8)
+        run = token_hex(8)
         db.execute("BEGIN IMMEDIATE")
         for sql in _TABLES:
             db.execute(sql)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from metis.errors import DiskFull, StateError
+from metis.system import disk
 
 EXIT_DISK_FAILED = 74  # EX_IOERR
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -21,9 +21,7 @@ def end_process(path: Path, problem: object) -> NoReturn:
     """After a failed write nobody knows what is on the disk; the next process reads what is really there."""
     text = f"{path}: {problem}; the controller stops, because it cannot know what is on the disk. Everything that was "
     text += "acknowledged is safe: when the disk works again, restart with the same command.\n"
-    with suppress(OSError):
-        os.write(2, text.encode())
-    os._exit(EXIT_DISK_FAILED)
+    disk().end_process(EXIT_DISK_FAILED, text)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import State
 from metis.deployment.controller.view import View
 from metis.runs.folds import RunFold
+from metis.system import monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,18 +193,11 @@ def _learner(
         "task": None if row.task is None else row.task.number,
         "steps_of_task": session.steps if session else 0,
         "budget_steps": None if row.task is None else row.task.budget.steps,
-        "silent_seconds": time.monotonic() - heard if math.isfinite(heard) else None,
+        "silent_seconds": monotonic() - heard if math.isfinite(heard) else None,
         "updates": spent.update_requests if spent else 0,
         "compression_error": fold.compression_errors.get(row.learner),
-        "report": _report(fold, row.learner),
         "refused": spent.refused if spent else 0,
         "active": spent.active if spent else 0.0,
         "idle": spent.idle if spent else 0.0,
         "transfer": spent.transfer if spent else 0.0,
     }
-
-
-def _report(fold: RunFold, learner: LearnerId) -> dict[str, float] | None:
-    """What the learner has reported last of a community model; None if it never did."""
-    found = fold.by_learner.get(learner)
-    return None if found is None else {"version": found[0], **found[1]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,6 +16,7 @@ from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Standing, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import DiskFull
+from metis.system import monotonic
 
 _WAIT = 0.05  # seconds between two looks whether the last reports have come
 
@@ -113,7 +113,7 @@ class Evaluations:
             self._sessions().notify(session.learner, pb.Notice.INFORMATION, f"its evaluation is refused: {problem}")
         else:
             weight = float(session.ready.evaluation_examples)
-            self._reports.add(session.learner, evaluation.version, weight, evaluation.metrics, time.monotonic())
+            self._reports.add(session.learner, evaluation.version, weight, evaluation.metrics, monotonic())
         self.conclude()
 
     def conclude(self) -> None:
@@ -123,7 +123,7 @@ class Evaluations:
 
     def _concluded(self) -> Evaluated | None:
         connected = self._evaluating()
-        if not self._reports.due(connected, time.monotonic()):
+        if not self._reports.due(connected, monotonic()):
             return None
         collected = self._reports.collect(connected)
         sites, members = len(collected.by_learner), self._sessions().members
@@ -146,11 +146,11 @@ class Evaluations:
         if not self._settings.evaluate_at_learners:
             return
         self._reports = SiteReports(self._settings.evaluation_wait)
-        self._reports.since = time.monotonic()
+        self._reports.since = monotonic()
         for learner in self._evaluating():
             self._reports.ask(learner)
             sessions.open[learner].send(evaluate=sessions.last_evaluation())
-        while self._reports.waiting(self._evaluating(), time.monotonic()) and not stopping.is_set():
+        while self._reports.waiting(self._evaluating(), monotonic()) and not stopping.is_set():
             await asyncio.sleep(_WAIT)
         self._reports.latest = {name: found for name, found in self._reports.latest.items() if found[0] == version}
         if (event := self._concluded()) is not None:

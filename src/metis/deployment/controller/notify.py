@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,6 +21,7 @@ from typing import Any
 
 from metis.deployment.controller.settings import NotifySettings, Report
 from metis.files import write_text
+from metis.system import sleep
 from metis.text import printable
 
 MEMORY = "notified.json"
@@ -199,7 +199,7 @@ def _post(url: str, content: bytes, waits: Sequence[float]) -> str | None:
         except Exception as failed:  # http.client raises more than OSError for an answer that is not HTTP
             problem = f"the webhook does not answer as HTTP does: {type(failed).__name__}"
         if wait is not None:
-            time.sleep(wait)
+            sleep(wait)
     return problem
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -51,11 +50,12 @@ from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
-from metis.deployment.wire.protocol import SERVER_OPTIONS, administration_handler, service_handler
+from metis.deployment.wire.protocol import SERVER_OPTIONS, administration_handler, network, service_handler
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
 from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
+from metis.system import monotonic, unix_time
 
 _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
@@ -156,7 +156,7 @@ class ControllerProcess:
         ):  # before a learner connects, which would hear that it has ended
             await self._writer.perform(StopRuleChanged(self.plan.stop))
             self._report("info", f"the file has another [stop]: it ends when {rule_in_words(self.plan.stop)}")
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = network().server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((service_handler(self._service, read_part),))
         if self._administration is not None:
             server.add_generic_rpc_handlers((administration_handler(self._administration),))
@@ -240,8 +240,8 @@ class ControllerProcess:
     async def _drain(self) -> None:
         reason = self._stop_reason or "the controller stops"
         self._sessions.dismiss(pb.Farewell(kind=pb.Farewell.RETRY, reason=reason, retry_seconds=2.0))
-        end = time.monotonic() + _UPLOADS_SECONDS
-        while self._requests.uploads and time.monotonic() < end:
+        end = monotonic() + _UPLOADS_SECONDS
+        while self._requests.uploads and monotonic() < end:
             await asyncio.sleep(0.05)
         await self._writer.snapshot()
         self.notify("stopped", f"{reason}; the same command resumes the run")
@@ -259,8 +259,8 @@ class ControllerProcess:
         self._surroundings.notifier.began("finished", "", ended, version=standing.version)
         self._audit.note("finished", version=standing.version, sha256=standing.sha256, reason=fold.finish_reason)
         self._sessions.dismiss(self._sessions.farewell())
-        end = time.monotonic() + self._settings.linger
-        while not self._extended and time.monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
+        end = monotonic() + self._settings.linger
+        while not self._extended and monotonic() < end and not (self._stopping.is_set() or self._everybody_gone()):
             await asyncio.sleep(0.1)
 
     def _everybody_gone(self) -> bool:
@@ -393,7 +393,7 @@ class ControllerProcess:
         """The report, which also keeps the latest lines for administrators."""
 
         def keep(kind: str, text: str) -> None:
-            self.recent.append((time.time(), kind, text))
+            self.recent.append((unix_time(), kind, text))
             report(kind, text)
 
         return keep

@@ -7,7 +7,6 @@ reported in one sentence that its operator reads.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -30,6 +29,7 @@ from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
 from metis.errors import DiskFull
+from metis.system import monotonic
 
 _T = TypeVar("_T")
 
@@ -132,7 +132,7 @@ class Service:
     async def _read(self, session: Session, requests: AsyncIterator[pb.FromLearner]) -> None:
         try:
             async for message in requests:
-                session.last_heard = time.monotonic()
+                session.last_heard = monotonic()
                 self._hear(session, message)
         finally:
             session.close()
@@ -212,7 +212,7 @@ class Service:
             self._refused(address, refused.reason)
             once = f"refused {address.rpartition(':')[0]} {refused.reason[:40]}"
             self._audit.note_change(
-                once, int(time.monotonic() // _AUDIT_AGAIN), "refused", address=address, reason=refused.reason
+                once, int(monotonic() // _AUDIT_AGAIN), "refused", address=address, reason=refused.reason
             )
         await context.abort(refused.code, refused.reason[:_MAX_TEXT])
 

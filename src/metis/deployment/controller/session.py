@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -11,6 +10,7 @@ from urllib.parse import unquote
 import grpc
 
 from metis.deployment.wire import wire_pb2 as pb
+from metis.system import monotonic
 
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
 
@@ -38,7 +38,7 @@ class Session:
     address: str
     epoch: int
     outbox: asyncio.Queue[pb.ToLearner | None] = field(default_factory=asyncio.Queue)
-    last_heard: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=monotonic)
     ready: pb.Ready | None = None
     held_task: int | None = None  # the one that the learner reports to be working on
     steps: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from metis.deployment.controller.view import View
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK
 from metis.deployment.wire.models import model_bytes
+from metis.system import monotonic, unix_time
 
 _CODE = grpc.StatusCode
 _MAX_SKEW = 60.0  # seconds between two machines' clocks that nobody is warned of
@@ -28,7 +28,7 @@ class Presence:
     """When each learner on the roster was last heard, and for whom the run's clock waits after a restart."""
 
     def __init__(self, present: Collection[LearnerId], started: bool, lease: float) -> None:
-        self._began, self._lease = time.monotonic(), lease
+        self._began, self._lease = monotonic(), lease
         self.heard = dict.fromkeys(present, self._began)  # after a restart everybody has a whole lease to come back
         # The clock waits for those who were there when the last process ended: they cannot know that it is back.
         self._awaited = set(present) if started else set()
@@ -41,7 +41,7 @@ class Presence:
 
     def here(self, learner: LearnerId) -> None:
         """It has joined, or is still on the roster though it was about to leave."""
-        self.heard[learner] = time.monotonic()
+        self.heard[learner] = monotonic()
 
     def back(self, learner: LearnerId) -> None:
         """It has reconnected."""
@@ -54,7 +54,7 @@ class Presence:
 
     def silent(self, sessions: Mapping[LearnerId, Session]) -> list[LearnerId]:
         """Whose lease has ended."""
-        oldest = time.monotonic() - self._lease
+        oldest = monotonic() - self._lease
         return [learner for learner in self.heard if self.last_heard(learner, sessions.get(learner)) < oldest]
 
     def shift(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ class Presence:
     def awaiting(self) -> bool:
         """Whether somebody may still come back whom the clock waits for."""
         self._awaited &= self.heard.keys()
-        if time.monotonic() - self._began > self._lease:
+        if monotonic() - self._began > self._lease:
             self._awaited.clear()
         return bool(self._awaited)
 
@@ -128,7 +128,7 @@ class Sessions:
         if self._view.standing.finished:
             session.send(farewell=self.farewell())
             return
-        skew = hello.unix_time - time.time() if hello.unix_time else 0.0
+        skew = hello.unix_time - unix_time() if hello.unix_time else 0.0
         if abs(skew) > _MAX_SKEW:
             self._report("warning", f"the clock of '{learner}' differs by {skew:+.0f} s from this machine's")
         opened = self._view.tasks.get(learner)
@@ -140,7 +140,7 @@ class Sessions:
                 index=self._members.index(learner),
                 settings=self._settings(learner),
                 layout=json.dumps(self._layout.to_json()),
-                unix_time=time.time(),
+                unix_time=unix_time(),
                 heartbeat_seconds=self._plan.deployment.heartbeat,
                 chunk_bytes=CHUNK,
                 task=None if opened is None else opened.task.number,
@@ -174,7 +174,7 @@ class Sessions:
 
     def alive(self, learner: LearnerId) -> None:
         if (session := self.open.get(learner)) is not None:
-            session.last_heard = time.monotonic()
+            session.last_heard = monotonic()
 
     def part(self, session: Session) -> None:
         learner, heard = session.learner, self._presence.heard

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from metis.system import disk
 from metis.text import size
 
 _MODELS = 4  # with room for fewer the disk is nearly full
@@ -53,11 +54,11 @@ class DiskSpace:
     def _has_room(self) -> bool:
         """Free bytes alone do not say it: there are quotas, and limits on the size of a file."""
         try:
-            file = os.open(self._trial, os.O_WRONLY | os.O_CREAT, 0o600)
+            file = disk().open(self._trial, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.posix_fallocate(file, 0, self._model + (1 << 16))  # the update, and its entry in the journal
             finally:
-                os.close(file)
+                disk().close(file)
         except OSError:
             return False
         finally:

@@ -19,11 +19,8 @@ import errno
 import json
 import os
 import re
-import secrets
 import sqlite3
 import statistics
-import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +32,7 @@ from metis.deployment.controller.database import Database, row_checksum
 from metis.deployment.controller.disk import RESTORE, writing
 from metis.errors import DataError, DiskFull, DuplicateUpdate, LockHeld, StateError
 from metis.files import sync, take_lock
+from metis.system import disk, monotonic, new_lock, token_hex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,9 +86,9 @@ class State:
             folder / name for name in ("controller.db", "snapshots", "quarantine")
         )
         self._database: Database | None = None
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self.blobs = Blobs(folder / "blobs", self._quarantine, self._durable, self._lock)
-        self._collecting = threading.Lock()  # a second collection would forget what is fresh to the first
+        self._collecting = new_lock()  # a second collection would forget what is fresh to the first
         self._descriptors: list[int] = []  # of LOCK and ACKNOWLEDGED
         self._marks = [0, 0, 0, 0]  # epoch, whether begun, number of the newest snapshot, last entry: none ever falls
 
@@ -141,9 +139,9 @@ class State:
         self.snapshots()  # are as they were written
         listed = dict(self._db.select("SELECT arrays, number FROM snapshot"))
         marks = [epoch, int(facts is not None), max(listed.values(), default=0), entries]
-        descriptor = os.open(acknowledged, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = disk().open(acknowledged, os.O_RDWR | os.O_CREAT, 0o600)
         self._descriptors.append(descriptor)
-        seen = self._read_marks(os.pread(descriptor, 500, 0))
+        seen = self._read_marks(disk().pread(descriptor, 500, 0))
         if any(have < once for have, once in zip(marks, seen, strict=True)):
             raise StateError(
                 f"{self._journal} has lost what was acknowledged: it ends with entry {entries} of epoch {epoch}, and "
@@ -170,7 +168,7 @@ class State:
             self._database.close()
             self._database = None
         while self._descriptors:
-            os.close(self._descriptors.pop())
+            disk().close(self._descriptors.pop())
 
     @property
     def _db(self) -> Database:
@@ -190,7 +188,7 @@ class State:
         self._marks[which] = value
         line = " ".join(f"{mark:019d}" for mark in self._marks) + f" {row_checksum(self.run, *self._marks)}\n"
         with suppress(DiskFull), writing(self.folder / "ACKNOWLEDGED"):
-            os.pwrite(self._descriptors[1], line.encode(), 0)
+            disk().pwrite(self._descriptors[1], line.encode(), 0)
 
     def _read_marks(self, line: bytes) -> list[int]:
         """As `_mark` wrote them; of a damaged file nothing, since it only has what controller.db has."""
@@ -332,9 +330,9 @@ class State:
             for blob in blobs:
                 self.blob_path(blob)
             self.blobs.need(blobs)
-        for blob in blobs:
+        for blob in sorted(blobs):
             self.sync_blob(blob)
-        path = self._snapshots / f"{seq:012d}-{secrets.token_hex(4)}.safetensors"
+        path = self._snapshots / f"{seq:012d}-{token_hex(4)}.safetensors"
         try:
             with writing(path):
                 try:
@@ -413,7 +411,7 @@ class State:
         seconds = []
         for _ in range(5):
             with self._lock:
-                start = time.perf_counter()
+                start = monotonic()
                 self._db.change("UPDATE run SET probe = probe + 1")
-                seconds.append(time.perf_counter() - start)
+                seconds.append(monotonic() - start)
         return statistics.median(seconds)

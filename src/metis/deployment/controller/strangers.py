@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from metis.system import monotonic
 from metis.text import plural, printable
 
 _LINE_SECONDS = 60.0
@@ -24,7 +24,7 @@ class _Caller:
 class RefusedCalls:
     """Counts refused calls by address, and reports them."""
 
-    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._report, self._clock = report, clock
         self._callers: dict[str, _Caller] = {}
         self._others = 0

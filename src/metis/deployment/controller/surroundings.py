@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 from metis.deployment.controller.alerts import Alerts, Certificates
 from metis.deployment.controller.notify import Notifier
@@ -15,6 +14,7 @@ from metis.deployment.controller.state import State
 from metis.deployment.controller.strangers import RefusedCalls
 from metis.deployment.controller.view import View
 from metis.deployment.wire.models import model_bytes
+from metis.system import monotonic
 
 _LOOK_SECONDS = 1.0
 _WARN_AGAIN = 30.0  # seconds between two warnings of a full disk
@@ -51,8 +51,8 @@ class Surroundings:
     def disk_full(self, reason: str) -> None:
         """A write found no room."""
         self.disk.refused(reason)
-        if time.monotonic() - self._warned_at > _WARN_AGAIN:
-            self._warned_at = time.monotonic()
+        if monotonic() - self._warned_at > _WARN_AGAIN:
+            self._warned_at = monotonic()
             self._reported = (False, False)
         self._report_disk()
 

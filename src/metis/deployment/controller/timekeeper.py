@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 from metis.core.events import ControllerAway, DeadlinePassed, LearnerId, LearnerLeft, LearnersExpected
 from metis.deployment.controller.clock import CLOCK, TICK, RunClock, read_tick, write_tick
@@ -12,6 +11,7 @@ from metis.deployment.controller.settings import DeploymentSettings, Report
 from metis.deployment.controller.state import State
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
+from metis.system import monotonic
 
 _LONG_GAP = 5.0  # seconds of suspension that the operator hears of
 
@@ -55,8 +55,8 @@ class Timekeeper:
         """Do what is due."""
         self._notice_suspension(sessions)
         self.let_the_clock_go()
-        if time.monotonic() - self._saved_at >= TICK and not self._view.standing.on_hold:
-            self._saved_at = time.monotonic()
+        if monotonic() - self._saved_at >= TICK and not self._view.standing.on_hold:
+            self._saved_at = monotonic()
             write_tick(self._path, self._run, self.clock.now())
         for learner in self._presence.silent(sessions.open):
             if (session := sessions.open.get(learner)) is not None:
@@ -65,7 +65,7 @@ class Timekeeper:
             self.release(learner)
         standing = self._view.standing
         if not standing.started:
-            self._wait_for_learners(time.monotonic())
+            self._wait_for_learners(monotonic())
         if self.clock.now() >= standing.deadline != self._deadline_posted and not standing.finished:
             self._deadline_posted = standing.deadline
             self._writer.post(DeadlinePassed(), self._deadline_given_up)
@@ -121,4 +121,4 @@ class Timekeeper:
     def release(self, learner: LearnerId) -> None:
         """The learner has left; if that cannot be journaled now, it leaves after another lease."""
         del self._presence.heard[learner]
-        self._writer.post(LearnerLeft(learner), lambda: self._presence.heard.setdefault(learner, time.monotonic()))
+        self._writer.post(LearnerLeft(learner), lambda: self._presence.heard.setdefault(learner, monotonic()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -21,6 +20,7 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Piece
 from metis.deployment.wire.models import model_bytes, model_parts
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended
+from metis.system import monotonic
 
 _T = TypeVar("_T")
 
@@ -160,7 +160,7 @@ class UploadReceiver:
 
         async def answer() -> None:
             nonlocal answered, answered_at
-            answered, answered_at = received, time.monotonic()
+            answered, answered_at = received, monotonic()
             await idle_timeout.wait(context.write(pb.UploadAnswer(received=received)))
 
         intake = Intake(check, incoming.append) if length > CHUNK else Intake(take)
@@ -187,7 +187,7 @@ class UploadReceiver:
                                 )
                             received += len(data)
                             await intake.put(data, min(_MAX_AHEAD, _MAX_INCOMING // len(self._receiving)))
-                            if time.monotonic() - answered_at >= _ANSWER_SECONDS:
+                            if monotonic() - answered_at >= _ANSWER_SECONDS:
                                 await answer()
                         case pb.UploadPart() if part.WhichOneof("part") == "acknowledge" and received > asked:
                             asked = received

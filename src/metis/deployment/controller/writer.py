@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -24,6 +22,7 @@ from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
 from metis.errors import ConfigError, DataError, DiskFull
 from metis.runs.trace import to_line
+from metis.system import one_thread, sleep
 
 _T = TypeVar("_T")
 Recorded = tuple[float, Event | Action]  # one line of the trace
@@ -122,7 +121,7 @@ class Writer:
         self._trace = TraceFile(trace)
         self._recorded: list[Recorded] = []
         self._unapplied: deque[tuple[Entry, asyncio.Future[Entry] | None]] = deque()
-        self._thread = ThreadPoolExecutor(1, "metis-writer")
+        self._thread = one_thread("metis-writer")
 
     def recover(self, plan: FederationPlan) -> Recovered:
         """Be again what the journal says; before anything else."""
@@ -246,7 +245,7 @@ class Writer:
             self.in_loop(self._listener.disk_full, str(problem))
             if or_else is not None:
                 self.in_loop(or_else)
-            time.sleep(_DISK_FULL_PAUSE)
+            sleep(_DISK_FULL_PAUSE)
         except BaseException as problem:  # nobody waits for this job, so nobody else would learn of it
             self.in_loop(self._listener.failed, problem)
 

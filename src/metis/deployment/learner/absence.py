@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 
 from metis.deployment.learner.connection import Connection, Session
@@ -12,6 +11,7 @@ from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.site_policy import PolicyFile, Refusal, SitePolicy, at_this_hour
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.wire import wire_pb2 as pb
+from metis.system import monotonic
 
 _GRACE_SECONDS = 10.0  # for a goodbye
 
@@ -40,7 +40,7 @@ class Absence:
         return self._until is not None
 
     def begin(self) -> None:
-        self._until = (time.monotonic() + self.away_seconds, self._policy.ask()[0])
+        self._until = (monotonic() + self.away_seconds, self._policy.ask()[0])
 
     async def end(self) -> bool:
         """Wait until the site policy lets the learner dial; False if it never will."""
@@ -50,7 +50,7 @@ class Absence:
             if refusal is not None and refusal.rule == pb.Cause.CONTROLLER:
                 self._supervisor.end(2, "error", f"this learner does not dial: {refusal.text}")
                 return False
-            waits = self._until is not None and time.monotonic() < self._until[0] and policy == self._until[1]
+            waits = self._until is not None and monotonic() < self._until[0] and policy == self._until[1]
             if refusal is None and not waits:
                 self._until = None
                 return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,8 +13,9 @@ import grpc
 from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK
-from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub
+from metis.deployment.wire.protocol import CHANNEL_OPTIONS, FederationStub, network
 from metis.deployment.wire.untrusted import LONGEST
+from metis.system import uniform
 from metis.text import printable
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ class Backoff:
     def next(self, heartbeat: float = 5.0) -> float:
         limit = max(self.shortest, min(self.longest, 3 * heartbeat))
         seconds, self._seconds = min(limit, self._seconds), min(limit, 2 * self._seconds)
-        return seconds * random.uniform(0.5, 1.0)
+        return seconds * uniform(0.5, 1.0)
 
     def reset(self) -> None:
         self._seconds = self.shortest
@@ -104,14 +104,14 @@ class Endpoint:
     def target(self) -> str:
         return self.route.where
 
-    async def dial(self) -> grpc.aio.Channel:
+    async def dial(self) -> Any:
         """A new channel, after the preflight."""
         if self.preflight is not None:
             await self.preflight()
         target, options = self.route.channel()
         if self.credentials is None:
-            return grpc.aio.insecure_channel(target, [*_OPTIONS, *options])
-        return grpc.aio.secure_channel(target, self.credentials(), [*_OPTIONS, *options])
+            return network().insecure_channel(target, [*_OPTIONS, *options])
+        return network().secure_channel(target, self.credentials(), [*_OPTIONS, *options])
 
     def calls(self, channel: grpc.aio.Channel) -> Calls:
         return Calls(FederationStub(channel), () if self.name is None else (("metis-learner", self.name),))

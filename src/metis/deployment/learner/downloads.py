@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
 from pathlib import Path
 
 import grpc
@@ -25,6 +24,7 @@ from metis.deployment.learner.work import Incoming, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Stretch
 from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, in_background
+from metis.system import monotonic
 
 PROGRESS_SECONDS = 60.0  # a transfer may take as long as it likes if something moves
 _MAX_AHEAD = 3 * CHUNK  # bytes that were received and are not processed yet
@@ -108,7 +108,7 @@ class Downloads:
         """Stretch by stretch, so that no more than one of them is on its way and must be sent again after a cut."""
         expected = incoming.received
         while expected < length:
-            began, stretch = time.monotonic(), min(self._stretch.bytes, length - expected)
+            began, stretch = monotonic(), min(self._stretch.bytes, length - expected)
             call = calls.download(
                 pb.ModelRequest(run=self._work.run, sha256=sha256, offset=expected, length=stretch)
             )  # fmt: skip
@@ -128,7 +128,7 @@ class Downloads:
                 raise
             finally:
                 call.cancel()
-            self._stretch.took(stretch, time.monotonic() - began)
+            self._stretch.took(stretch, monotonic() - began)
 
     def _no_room(self, sha256: str, problem: OSError) -> str:
         full = ": the disk of the learner is full" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""

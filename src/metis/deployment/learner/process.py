@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -50,6 +47,7 @@ from metis.deployment.wire.chunks import Stretch
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ChildDied, ChildFailed, MetisError
+from metis.system import monotonic, token_hex, uniform, unix_time
 
 _WELCOME_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for a spooled update when asked to stop
@@ -91,7 +89,7 @@ class LearnerProcess:
         self._endpoint = Endpoint(route, credentials, preflight, name)
         self._out, self._software = out or work, software
         self._silence = silence
-        self._instance = uuid.uuid4().hex
+        self._instance = token_hex(16)
         self._supervisor = Supervisor(report)
         self.work = WorkFolder(work)
         self._policy = policy or PolicyFile()
@@ -192,7 +190,7 @@ class LearnerProcess:
                 self._set_aside = False  # it joins again
             if not await self._absence.end():
                 return
-            began, wait = time.monotonic(), None
+            began, wait = monotonic(), None
             try:
                 wait = await detached(self._attend())
             except MetisError as problem:  # of the preflight
@@ -208,9 +206,9 @@ class LearnerProcess:
             except (OSError, ConnectionLost) as problem:
                 self._supervisor.retrying(str(problem))
             heartbeat = self.connection.heartbeat
-            if time.monotonic() - began >= min(_STEADY_SECONDS, heartbeat):
+            if monotonic() - began >= min(_STEADY_SECONDS, heartbeat):
                 backoff.reset()
-            await asyncio.sleep(backoff.next(heartbeat) if wait is None else wait * random.uniform(1.0, 1.5))
+            await asyncio.sleep(backoff.next(heartbeat) if wait is None else wait * uniform(1.0, 1.5))
 
     async def _attend(self) -> float | None:
         """One stream, to its end; how long to stay away if the controller asked for it."""
@@ -224,7 +222,7 @@ class LearnerProcess:
                 instance=self._instance,
                 run=self.work.run,
                 task=self._progress()[0],
-                unix_time=time.time(),
+                unix_time=unix_time(),
             )
             with contextlib.suppress(asyncio.InvalidStateError):  # already ended: reading shows why
                 await asyncio.wait_for(stream.write(pb.FromLearner(hello=hello)), _WELCOME_SECONDS)
@@ -283,7 +281,7 @@ class LearnerProcess:
         welcome = session.welcome
         if await self._absence.keeps_out_of(session):
             return
-        skew = time.time() - welcome.unix_time
+        skew = unix_time() - welcome.unix_time
         if abs(skew) > _LARGEST_SKEW and not self._skew_reported:
             self._skew_reported = True
             self._report("warning", f"the clock of this machine is off by {skew:+.0f} s from the controller's")
@@ -374,10 +372,10 @@ class LearnerProcess:
         if refusal is not None:
             self._end(0, "finished", f"{ended}; its community model is not fetched: {refusal.text}")
             return
-        until, backoff, received = time.monotonic() + _FAREWELL_SECONDS, Backoff(), 0
+        until, backoff, received = monotonic() + _FAREWELL_SECONDS, Backoff(), 0
         target = self._out / "community.safetensors"
         problem = "the controller did not send it"
-        while time.monotonic() < until:
+        while monotonic() < until:
             try:
                 if await detached(self.downloads.obtain(calls, farewell.sha256, farewell.bytes)):
                     await self.training.save(self.work.model_file(farewell.sha256), target, farewell.version)
@@ -395,6 +393,6 @@ class LearnerProcess:
             except (asyncio.TimeoutError, ConnectionLost):
                 problem = "the connection was lost"
             if self.downloads.received > received:  # a slow line is not a reason to give up
-                until, received = time.monotonic() + _FAREWELL_SECONDS, self.downloads.received
+                until, received = monotonic() + _FAREWELL_SECONDS, self.downloads.received
             await asyncio.sleep(backoff.next())
         self._end(1, "error", f"{ended}; but its community model could not be fetched: {problem}")

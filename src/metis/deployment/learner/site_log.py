@@ -15,6 +15,7 @@ from metis.deployment.learner.supervisor import Report
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import cause, reference
 from metis.errors import ChildFailed
+from metis.system import disk, unix_time
 
 LOG = "failures.log"
 _LARGEST = 4 << 20  # bytes; then it begins again, and the one before is kept as failures.log.1
@@ -48,7 +49,8 @@ class SiteLog:
         """Write a failure to the log under a new reference."""
         made = cause(kind, rule)
         lines = (text, *details.splitlines())
-        head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reference(made)} {pb.Cause.Kind.Name(kind).lower()}"
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time()))
+        head = f"{now} {reference(made)} {pb.Cause.Kind.Name(kind).lower()}"
         with contextlib.suppress(OSError):  # a full disk; the terminal has the sentence
             self._append(head + "".join(f"\n    {line}" for line in lines) + "\n")
         return made
@@ -56,9 +58,9 @@ class SiteLog:
     def _append(self, entry: str) -> None:
         if self._path.exists() and self._path.stat().st_size > _LARGEST:
             self._path.replace(self._path.with_name(f"{LOG}.1"))
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(entry)
+        descriptor = disk().open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with disk().file(descriptor, "ab") as log:
+            log.write(entry.encode("utf-8", "backslashreplace"))
 
 
 def kind_of(problem: ChildFailed) -> pb.Cause.Kind:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from metis.system import monotonic
 from metis.text import printable
 
 Report = Callable[[str, str], None]  # kind and text
@@ -66,7 +66,7 @@ class Supervisor:
     def retrying(self, text: str) -> None:
         """Warn about something that is tried again for ever: the first time, when the text changes, once a minute."""
         last, at = self._warning
-        now = time.monotonic()
+        now = monotonic()
         if text != last or now - at >= _QUIET_SECONDS:
             self._warning = (text, now)
             self.report("warning", f"{text}; trying again")

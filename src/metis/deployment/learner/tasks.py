@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import Abandoned, ChildDied, ChildFailed
+from metis.system import monotonic
 from metis.text import number
 
 _MAX_UNSENT = 16
@@ -61,7 +61,7 @@ class Tasks:
         if refusal is not None:
             self.refuse(refusal)
             return
-        self._job = self._supervisor.start(self._do(task, policy, time.monotonic(), before, abandoned))
+        self._job = self._supervisor.start(self._do(task, policy, monotonic(), before, abandoned))
 
     def refuse(self, refusal: Refusal, seconds: float = 0.0) -> None:
         """The site policy does not allow the current task: report it, and get no other one for a while."""
@@ -127,16 +127,16 @@ class Tasks:
             update = await asyncio.wait_for(training, policy.max_task_seconds)
         except asyncio.TimeoutError:
             text = f"it took more than the {policy.max_task_seconds:g} s that this site allows (max_task_seconds)"
-            self.refuse(Refusal(pb.Cause.TASK_SECONDS, text), time.monotonic() - received)
+            self.refuse(Refusal(pb.Cause.TASK_SECONDS, text), monotonic() - received)
             await self._training.wait_until_idle()
         except ChildFailed as problem:
             self._fail(task, kind_of(problem), str(problem), problem.steps, problem.seconds, problem.details)
         except Abandoned as problem:
-            self._fail(task, pb.Cause.ABANDONED, str(problem), self.steps, time.monotonic() - received)
+            self._fail(task, pb.Cause.ABANDONED, str(problem), self.steps, monotonic() - received)
         except TaskFailed as problem:
-            self._fail(task, problem.kind, str(problem), self.steps, time.monotonic() - received)
+            self._fail(task, problem.kind, str(problem), self.steps, monotonic() - received)
         except ChildDied as problem:
-            self._fail(task, pb.Cause.PROCESS_DIED, str(problem), self.steps, time.monotonic() - received)
+            self._fail(task, pb.Cause.PROCESS_DIED, str(problem), self.steps, monotonic() - received)
             if await self._training.died(problem):
                 with contextlib.suppress(ChildFailed):
                     await self._training.prepare(self._connection.welcome)

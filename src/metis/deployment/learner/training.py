@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from metis.deployment.learner.work import Update, WorkFolder, update_of
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import ChildDied, ChildFailed
+from metis.system import monotonic
 
 _GRACE_SECONDS = 10.0  # for an abandoned training to end
 _MAX_DEATHS = 3
@@ -120,7 +120,7 @@ class Training:
             raise TaskFailed("the training process cannot be kept alive", pb.Cause.PROCESS_DIED)
         run, seconds = self._work.run, None
         if task.HasField("seconds"):
-            seconds = max(0.0, task.seconds - (time.monotonic() - received))
+            seconds = max(0.0, task.seconds - (monotonic() - received))
         answer = await self._child.call(
             "train",
             task=task.number,

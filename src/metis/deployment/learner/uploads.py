@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any
 
 import grpc
@@ -28,6 +27,7 @@ from metis.deployment.learner.work import Update, WorkFolder, file_sha256
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Piece, Stretch, chunk_bytes
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
+from metis.system import monotonic
 from metis.text import size
 
 _RECEIPT_SECONDS = 600.0  # the controller makes several gigabytes durable
@@ -77,7 +77,7 @@ class Uploads:
             session = await self._connection.connected()
             if update.run != session.welcome.run or not self._work.update_file(update.task).exists():
                 return  # dropped in the meantime, with its run
-            began, reason = time.monotonic(), ""
+            began, reason = monotonic(), ""
             try:
                 receipt = await detached(self.upload(session, update))
             except grpc.aio.AioRpcError as problem:
@@ -103,7 +103,7 @@ class Uploads:
                 self._give_up(update, f"its file cannot be read: {problem.strerror}")
                 return
             else:
-                self._acknowledge(update, receipt, time.monotonic() - began)
+                self._acknowledge(update, receipt, monotonic() - began)
                 return
             self._supervisor.retrying(f"task {update.task}: the update is not handed in yet: {reason}")
             await asyncio.sleep(backoff.next(self._connection.heartbeat))
@@ -162,7 +162,7 @@ class Uploads:
         """Chunks in stretches, each of which is acknowledged before the next one is sent, and the end."""
         with IdleTimeout(PROGRESS_SECONDS) as idle_timeout:
             while offset < update.bytes:
-                began, stretch = time.monotonic(), min(self._stretch.bytes, update.bytes - offset)
+                began, stretch = monotonic(), min(self._stretch.bytes, update.bytes - offset)
                 reading = read_ahead(
                     self._work.update_file(update.task), offset, offset + stretch,
                     chunk_bytes(stretch, session.chunk_bytes),
@@ -174,7 +174,7 @@ class Uploads:
                 if offset < update.bytes:
                     await idle_timeout.wait(call.write(pb.UploadPart(acknowledge=True)))
                     await answers.acknowledged(offset)
-                    self._stretch.took(stretch, time.monotonic() - began)
+                    self._stretch.took(stretch, monotonic() - began)
             end = pb.UploadEnd(bytes=update.bytes, sha256=update.sha256)
             await idle_timeout.wait(call.write(pb.UploadPart(end=end)))
             await call.done_writing()

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from metis.deployment.wire.model_mac import checker
 from metis.errors import ConfigError, LockHeld
 from metis.files import make_folder, sync, sync_file, take_lock, write_durable
+from metis.system import disk
 
 _PIECE = 1 << 20
 
@@ -73,7 +73,7 @@ class WorkFolder:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            disk().close(self._lock)
 
     def begin(self, run: str, learner: str, layout: str) -> None:
         """Take part in this run from now on; files of another one are dropped."""

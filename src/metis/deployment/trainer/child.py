@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from metis.errors import Abandoned, ChildDied, ChildFailed
+from metis.system import spawn
 
 _LONGEST_LINE = 64 << 20  # the layout of a very deep network
 
@@ -78,7 +79,7 @@ class Child:
 
     async def _running(self) -> asyncio.subprocess.Process:
         if not self.alive:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await spawn(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE
             )
             self._reader = asyncio.create_task(self._read(self._process))

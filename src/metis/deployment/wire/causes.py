@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-
 from metis.deployment.wire import wire_pb2 as pb
+from metis.system import random_bytes
 
 _REFERENCES = 1 << 24
 
@@ -39,7 +38,7 @@ RULES = {
 
 def cause(kind: pb.Cause.Kind, rule: pb.Cause.Rule = pb.Cause.NO_RULE) -> pb.Cause:
     """A cause with a new reference."""
-    return pb.Cause(kind=kind, rule=rule, reference=secrets.randbelow(_REFERENCES - 1) + 1)
+    return pb.Cause(kind=kind, rule=rule, reference=int.from_bytes(random_bytes(8), "big") % (_REFERENCES - 1) + 1)
 
 
 def reference(cause: pb.Cause) -> str:

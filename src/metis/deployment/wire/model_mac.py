@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import secrets
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.poly1305 import Poly1305
+
+from metis.system import random_bytes
 
 _KEY_BYTES, _MAC_BYTES = 32, 48  # the key; key and code
 
@@ -20,7 +21,7 @@ class ModelMac:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        self._key = secrets.token_bytes(_KEY_BYTES) if key is None else key
+        self._key = random_bytes(_KEY_BYTES) if key is None else key
         self._code = Poly1305(self._key)
 
     def update(self, data: bytes | memoryview) -> None:

@@ -10,6 +10,7 @@ import grpc
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_part
 from metis.deployment.wire.untrusted import cleaned
+from metis.system import SYSTEM
 
 PROTOCOL = 3
 _MAX_MESSAGE = CHUNK + (1 << 16)
@@ -80,3 +81,8 @@ def administration_handler(servicer: Any) -> grpc.GenericRpcHandler:
             "Read": grpc.unary_stream_rpc_method_handler(servicer.read, None, pb.Chunk.SerializeToString),
         },
     )
+
+
+def network() -> Any:
+    """The functions `server`, `insecure_channel` and `secure_channel` of the machine that runs: those of grpc.aio."""
+    return SYSTEM.get().network or grpc.aio

@@ -9,22 +9,22 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
+
+from metis.system import disk, threads
 
 Bytes: TypeAlias = bytes | memoryview
 _T = TypeVar("_T")
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 
-_THREADS = ThreadPoolExecutor(max(4, os.cpu_count() or 1), "metis-bytes")
-
 
 def in_background(work: Callable[..., _T], *arguments: object) -> Future[_T]:
     """Let a thread do it."""
-    return _THREADS.submit(work, *arguments)
+    return threads().submit(work, *arguments)
 
 
 def keep_buffers() -> None:
@@ -65,7 +65,7 @@ class Intake:
                 lane.left += len(piece)
                 idle, lane.busy = not lane.busy, True
             if idle:
-                _THREADS.submit(self._run, lane)
+                threads().submit(self._run, lane)
         await self._until(maximum)
         if self._problem is not None:
             raise self._problem
@@ -128,10 +128,10 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
     """Offsets and bytes of a file between two of them, `size` at once; the next are read while the last are sent."""
-    loop, file = asyncio.get_running_loop(), os.open(path, os.O_RDONLY)
+    loop, file = asyncio.get_running_loop(), disk().open(path, os.O_RDONLY)
 
     def read(offset: int) -> asyncio.Future[bytes]:
-        return loop.run_in_executor(_THREADS, os.pread, file, min(size, max(0, end - offset)), offset)
+        return loop.run_in_executor(threads(), disk().pread, file, min(size, max(0, end - offset)), offset)
 
     reading = read(offset)
     try:
@@ -141,7 +141,7 @@ async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGener
             offset += len(data)
     finally:
         await ended(reading)
-        os.close(file)
+        disk().close(file)
 
 
 async def ended(work: asyncio.Future[Any] | None) -> None:

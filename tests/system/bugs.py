@@ -1,0 +1,269 @@
+"""Planted bugs: each takes one guard away, as a change of the source text of one module when it is imported.
+
+`run.py --bug NAME --until-found N` plays seeds until one finds it. A guard whose bug survives needs another checker.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """In this module, the text `before` (which stands there once) becomes `after`."""
+
+    module: str
+    before: str
+    after: str
+
+    @property
+    def path(self) -> Path:
+        return SOURCE / (self.module.replace(".", "/") + ".py")
+
+    @property
+    def planted(self) -> str:
+        return self.path.read_text(encoding="utf-8").replace(self.before, self.after)
+
+
+_CONTROLLER, _LEARNER, _CORE = "metis.deployment.controller", "metis.deployment.learner", "metis.core"
+
+BUGS: dict[str, Bug] = {
+    # --- an update becomes durable before it is acknowledged --------------------------------------
+    "a blob is not synced": Bug(
+        f"{_CONTROLLER}.blobs", "            disk().fsync(self._file.fileno())\n", "            pass\n"
+    ),
+    "the folder of blobs is not synced": Bug(
+        f"{_CONTROLLER}.blobs",
+        "        if durable:\n            self._sync_folder",
+        "        if False:\n            self._sync_folder",
+    ),
+    "SQLite does not sync each commit": Bug(
+        f"{_CONTROLLER}.database", "synchronous={'FULL' if self._durable else 'NORMAL'}", "synchronous=NORMAL"
+    ),
+    "an update is acknowledged before it is journaled": Bug(
+        f"{_CONTROLLER}.requests",
+        "sequence=writer.journal(event, now, blob).seq)",
+        "sequence=(writer.submit(lambda: writer.journal(event, now, blob)), self._state.last_seq() + 1)[1])",
+    ),
+    "an update that was journaled before is journaled again": Bug(
+        f"{_CONTROLLER}.requests", "        if known is not None:\n            return known\n", ""
+    ),
+    "the epoch does not grow": Bug(f"{_CONTROLLER}.state", "self.epoch = epoch + 1", "self.epoch = max(1, epoch)"),
+    "the row of the run is not written at a start": Bug(
+        f"{_CONTROLLER}.state", "        self._write_run(self.epoch, facts)\n        self._mark(0, self.epoch)\n", ""
+    ),
+    "after an error of the disk it goes on": Bug(
+        f"{_CONTROLLER}.disk", "    disk().end_process(EXIT_DISK_FAILED, text)", "    raise DiskFull(text)"
+    ),
+    "an entry is skipped on a full disk": Bug(
+        f"{_CONTROLLER}.writer",
+        "                self.submit(self._apply_first)\n            raise\n",
+        "                self._unapplied.popleft()\n            raise\n",
+    ),
+    "what was half applied is applied twice": Bug(
+        f"{_CONTROLLER}.durable",
+        "        if self._half_applied is None:\n            self._half_applied",
+        "        if True:\n            self._half_applied",
+    ),
+    # --- published models -------------------------------------------------------------------------
+    "a publication is not journaled": Bug(
+        f"{_CONTROLLER}.durable", "        self._journal_publication(actions, entry.at)\n", ""
+    ),
+    "a publication is not checked at a replay": Bug(
+        f"{_CONTROLLER}.durable", "if self.versions.get(version, published) != published:", "if False:"
+    ),
+    "publications that a crash swallowed are not journaled": Bug(
+        f"{_CONTROLLER}.durable",
+        "for version in range(self._published + 1, self.controller.community.stamp.version + 1):",
+        "for version in range(0):",
+    ),
+    "a community model changes between two starts": Bug(
+        f"{_CONTROLLER}.durable",
+        "blob = self.state.put_blob(model_parts(action.community_model), durable=False, also=mac)",
+        "blob = self.state.put_blob(model_parts(action.community_model)[: 1 if self._recovering else 2])",
+    ),
+    # --- snapshots and collection -----------------------------------------------------------------
+    "snapshots are not synced": Bug(
+        f"{_CONTROLLER}.state",
+        "                if self._durable:\n                    sync(path)\n                    sync(self._snapshots)",
+        "                if False:\n                    sync(path)\n                    sync(self._snapshots)",
+    ),
+    "community models of a snapshot are not synced": Bug(
+        f"{_CONTROLLER}.state", "        for blob in sorted(blobs):\n            self.sync_blob(blob)\n", ""
+    ),
+    "collection forgets what has just come": Bug(
+        f"{_CONTROLLER}.blobs", "        kept = {*self._fresh, *self._held}\n", "        kept = set[str]()\n"
+    ),
+    "collection forgets what waits to be journaled": Bug(
+        f"{_CONTROLLER}.blobs",
+        "        kept = {*self._fresh, *self._held}\n",
+        "        kept = {*self._fresh} - self._held.keys()\n",
+    ),
+    "collection deletes what came meanwhile": Bug(
+        f"{_CONTROLLER}.blobs", "if path.name not in self._fresh:  # the same", "if True:  # the same"
+    ),
+    "collection forgets what snapshots need": Bug(
+        f"{_CONTROLLER}.state",
+        "                kept.update(name for snapshot in snapshots for name in snapshot.blobs)\n",
+        "",
+    ),
+    "collection forgets entries after the older snapshot": Bug(
+        f"{_CONTROLLER}.state", "*(name for (name,) in journaled)", "*()"
+    ),
+    "a snapshot is numbered as if all was applied": Bug(
+        f"{_CONTROLLER}.durable",
+        "self.state.write_snapshot(self._seq, arrays",
+        "self.state.write_snapshot(self.state.last_seq(), arrays",
+    ),
+    "the initial model is collected": Bug(f"{_CONTROLLER}.durable", ", *self.pinned, self.hashes[0]", ", *self.pinned"),
+    # --- delivery and tasks -----------------------------------------------------------------------
+    "a late update counts": Bug(
+        f"{_CORE}.controller",
+        "if not self.protocol.accepts_stale and task.based_on != self.community.stamp:",
+        "if False:",
+    ),
+    "an update of a closed task counts": Bug(
+        f"{_CONTROLLER}.requests",
+        "        if task is None or task.number != header.task or writer.controller.finished:\n            return",
+        "        if task is None:\n            return",
+    ),
+    "a learner hands in the task of another": Bug(
+        f"{_CONTROLLER}.requests",
+        '            if known.record["learner"] != learner:\n                raise',
+        "            if False:\n                raise",
+    ),
+    "chunks may be missing": Bug(f"{_CONTROLLER}.upload", "if offset != received:", "if False:"),
+    "an upload without its end counts": Bug(f"{_CONTROLLER}.upload", "if received != length:", "if False:"),
+    "an update is not compared with its SHA-256": Bug(
+        f"{_CONTROLLER}.upload", "whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)", "whole = True"
+    ),
+    "a partial upload goes on from the wrong byte": Bug(
+        f"{_CONTROLLER}.blobs",
+        "                self._digest.update(piece)\n                if check",
+        "                if check",
+    ),
+    "a task is not sent again after a reconnection": Bug(
+        f"{_CONTROLLER}.process",
+        "        self._time.let_the_clock_go()\n        self._sessions.offer(session.learner)",
+        "        self._time.let_the_clock_go()",
+    ),
+    "a task is sent to a learner that is working on it": Bug(
+        f"{_CONTROLLER}.sessions", " or session.held_task == opened.task.number:", ":"
+    ),
+    "a reconnection is a new join": Bug(
+        f"{_CONTROLLER}.requests", "            if same and not record.set_aside:", "            if False:"
+    ),
+    "a lease never ends": Bug(f"{_CONTROLLER}.sessions", "oldest = monotonic() - self._lease", "oldest = -1e9"),
+    "a lease ends while the learner is heard": Bug(
+        f"{_CONTROLLER}.service", "                session.last_heard = monotonic()\n", ""
+    ),
+    "after a restart nobody has time to come back": Bug(
+        f"{_CONTROLLER}.sessions",
+        "self.heard = dict.fromkeys(present, self._began)",
+        "self.heard = dict.fromkeys(present, self._began - lease)",
+    ),
+    "the deadline is posted again and again": Bug(
+        f"{_CONTROLLER}.timekeeper", "            self._deadline_posted = standing.deadline\n", ""
+    ),
+    "a deadline that could not be journaled is forgotten": Bug(
+        f"{_CONTROLLER}.timekeeper",
+        "self._writer.post(DeadlinePassed(), self._deadline_given_up)",
+        "self._writer.post(DeadlinePassed())",
+    ),
+    "the run's clock begins again": Bug(
+        f"{_CONTROLLER}.timekeeper", "self.clock = RunClock(max(seconds, ticked))", "self.clock = RunClock(0.0)"
+    ),
+    # --- the learner ------------------------------------------------------------------------------
+    "an update is dropped before its receipt": Bug(
+        f"{_LEARNER}.uploads",
+        "        call = session.calls.upload()\n",
+        "        _ = self._work.drop(update.task) if update.task % 3 == 1 else None\n"
+        "        call = session.calls.upload()\n",
+    ),
+    "an update is not sent again": Bug(
+        f"{_LEARNER}.uploads",
+        "            await asyncio.sleep(backoff.next(self._connection.heartbeat))\n",
+        "            await asyncio.sleep(1e6)\n",
+    ),
+    "the spool is not synced": Bug(
+        f"{_LEARNER}.work", "                sync_file(file)\n        except OSError:", "        except OSError:"
+    ),
+    "the folder of the spool is not synced": Bug(
+        f"{_LEARNER}.work", "            raise\n        sync(path.parent)\n", "            raise\n"
+    ),
+    "a local model is not synced": Bug(
+        "metis.files", "            sync_file(file)\n    sync(path.parent)", "    sync(path.parent)"
+    ),
+    "the folder of a local model is not synced": Bug(
+        "metis.files", "            sync_file(file)\n    sync(path.parent)", "            sync_file(file)"
+    ),
+    "half an update is handed in": Bug(
+        f"{_LEARNER}.work", "whole = self.update_file(update.task).stat().st_size == update.bytes", "whole = True"
+    ),
+    "an update of another run is handed in": Bug(
+        f"{_LEARNER}.uploads", "if update.run != session.welcome.run or not", "if not"
+    ),
+    "a learner trains a task again that waits to be handed in": Bug(
+        f"{_LEARNER}.tasks", "if self._uploads.has(task.number) or (", "if ("
+    ),
+    "a learner does not abandon a task that was replaced": Bug(
+        f"{_LEARNER}.tasks",
+        "            before.cancel()\n        self.current, self.steps",
+        "        self.current, self.steps",
+    ),
+    "a downloaded model is not checked": Bug(
+        f"{_LEARNER}.work", "if self.received != self._length or self._check.digest() != self._right:", "if False:"
+    ),
+    "a learner never dials again": Bug(
+        f"{_LEARNER}.process",
+        "await asyncio.sleep(backoff.next(heartbeat) if wait is None",
+        "await asyncio.sleep(1e6 if wait is None",
+    ),
+    "the spool is tidied of what waits": Bug(
+        f"{_LEARNER}.work",
+        "        waiting = {self.update_file(update.task).name for update in self.updates()}\n",
+        "        waiting = set[str]()\n",
+    ),
+    # --- rounds -----------------------------------------------------------------------------------
+    "a learner that left keeps its task": Bug(
+        f"{_CORE}.roster", "        record.present = False\n", "        record.present = False\n        return\n"
+    ),
+    "an update counts before the journal says so": Bug(
+        f"{_CONTROLLER}.writer",
+        "        entry = self.durable.journal(event, now, blob)\n",
+        "        entry = self.durable.journal(event, now, blob)\n        self._unapplied.append((entry, None))\n",
+    ),
+    "a steady learner is set aside": Bug(
+        f"{_CORE}.controller", "        record.refusals = 0\n", "        record.refusals += 2\n"
+    ),
+}
+
+
+class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._bug.module:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, origin=str(self._bug.path))
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._bug.planted, str(self._bug.path), "exec"), module.__dict__)
+
+
+def plant(name: str) -> None:
+    """Have this bug in the program; before the module is imported."""
+    bug = BUGS[name]
+    assert bug.module not in sys.modules, f"{bug.module} is imported already"
+    sys.meta_path.insert(0, _Planter(bug))

@@ -1,0 +1,566 @@
+"""A whole federation under one seed: real controller, state, service and learners on a simulated machine each.
+
+The seed draws the policy, the machines and a swarm of faults: each kind is enabled with a certain probability, then
+some are drawn. After them it is calm, and the federation must come to its end. Checkers watch the wire, the journal at
+each start, the learners' spools, and at the end the journal folded by the core alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import re
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import apsw
+import numpy as np
+
+from metis.core.controller import Controller
+from metis.core.costs import Power
+from metis.core.events import CommunityPublished, UpdateCommitted, UpdateRequest
+from metis.core.layers import Compression, FedAvgM
+from metis.core.mixing import MemoryStore
+from metis.core.model import Layout, Model, TensorSpec
+from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
+from metis.deployment.controller.process import ControllerProcess
+from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
+from metis.deployment.controller.state import State
+from metis.deployment.learner.process import LearnerProcess
+from metis.deployment.learner.work import Update, WorkFolder
+from metis.deployment.route import Route
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.models import model_bytes, payload_sha256
+from metis.errors import LearnerError, MetisError, StateError
+from metis.runs.setting import Setting
+from metis.runs.trace import from_record
+from metis.system import SYSTEM, Chance, Clock, System, Threads
+from system.disk import DiskPath, Machine, VirtualDisk
+from system.liar import LIAR, lie
+from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
+from system.network import Call, Network
+from system.trainer import spawner
+
+_GRAVEYARD: list[Any] = []  # what collecting the garbage of a dead process would do must never happen
+LAYOUT = Layout((TensorSpec("w", (30,)), TensorSpec("b", (2,)), TensorSpec("n", (1,), "int64", "counter")))
+INITIAL = Model(LAYOUT, np.ones(LAYOUT.size, np.float32), np.full(LAYOUT.counters, 3))
+CONTROLLER, LEARNERS = "c", ("l0", "l1", "l2")
+LISTEN, ROUTE = "simulated:1", Route("simulated", 1)
+ROUNDS, REQUESTS = 5, 14
+FAULT_SECONDS, LIVE_SECONDS = 25.0, 400.0
+SETTINGS = DeploymentSettings(expected=3, minimum=1, wait_seconds=20, lease=10, heartbeat=1.0, linger=5)
+KINDS = (
+    "kill controller", "power controller", "kill learner", "power learner", "strike controller", "strike learner",
+    "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
+)  # fmt: skip
+SOMETIMES = (  # what a thousand seeds reach
+    *(f"fault: {kind}" for kind in KINDS),
+    *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
+    *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
+    *(f"EIO at {call}" for call in ("write", "fsync")),
+    *(f"ENOSPC at {call}" for call in ("create", "write")),
+    "a full disk", "a thread waited for a lock", "already committed", "committed", "an upload went on where it was",
+    "exit 74", "c ended by its disk", "l ended by its disk", "a liar takes part", "a rotten file was refused",
+    "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
+)  # fmt: skip
+POLICIES: dict[str, Policy] = {
+    "semisync": semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0),
+    "semisync int8": semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0).with_layers(Compression("int8")),
+    "sync": sync_fedavg(local_epochs=1.0),
+    "sync FedAvgM": sync_fedavg(local_epochs=1.0).with_layers(FedAvgM()),
+    "async": async_fedavg(local_epochs=1.0),
+    "fedrec": fedrec(local_epochs=1.0),
+    "fedasync": fedasync(local_epochs=1.0),
+    "fedbuff": fedbuff(local_epochs=1.0),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something bad at a certain time; `number` determines whom it hits and how."""
+
+    at: float
+    kind: str
+    number: int
+
+
+class _Clock(Clock):
+    def __init__(self, boot: Boot) -> None:
+        self._boot, self._world = boot, boot.world
+
+    def monotonic(self) -> float:
+        return self._world.loop.now + self._boot.monotonic_offset
+
+    def time(self) -> float:
+        return EPOCH + self._world.loop.now + self._boot.wall_offset
+
+    def sleep(self, seconds: float) -> None:
+        if self._world.worker is not None:
+            self._world.worker.sleep(seconds)
+
+
+class _Chance(Chance):
+    def __init__(self, boot: Boot) -> None:
+        self._rng = boot.rng
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._rng.uniform(low, high)
+
+    def token(self, count: int) -> bytes:
+        return self._rng.randbytes(count)
+
+
+class _Threads(Threads):
+    def __init__(self, boot: Boot) -> None:
+        self._boot = boot
+
+    def one(self, name: str) -> Worker:
+        return Worker(self._boot)
+
+    def many(self) -> Workers:
+        return Workers(self._boot)
+
+    def lock(self) -> ThreadLock:
+        return ThreadLock(self._boot)
+
+
+def drawn_faults(seed: int) -> list[Fault]:
+    """The faults of this seed."""
+    rng = random.Random(f"faults {seed}")
+    kinds = [kind for kind in KINDS if rng.random() < 0.4] or ["kill controller"]
+    count = rng.choice((1, 1, 2, 3, 5, 8))
+    faults = (Fault(rng.uniform(0.5, FAULT_SECONDS), rng.choice(kinds), rng.randrange(1 << 30)) for _ in range(count))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class Federation(World):
+    """One controller and three learners, from the first start to the final model at every learner."""
+
+    def __init__(self, seed: int, folder: str, *, traced: bool = False, faults: Sequence[Fault] | None = None) -> None:
+        super().__init__(seed, traced=traced)
+        self._folder = f"{folder}/{seed}"
+        self.policy_name = self.rng.choice(sorted(POLICIES))
+        self.policy = POLICIES[self.policy_name]
+        by_round = self.policy.protocol.has_rounds
+        self._stop = StopRule(rounds=ROUNDS) if by_round else StopRule(update_requests=REQUESTS)
+        self._make = make_core(self.policy, self._stop, SETTINGS, 3)
+        self.slowness = self.rng.choice((0.0005, 0.003, 0.05))
+        self.interleaving = self.rng.choice((0.0, 0.1, 0.5))
+        self.faults = drawn_faults(seed) if faults is None else list(faults)
+        self.network = Network(self)
+        self.network.written, self.network.sent = self._written, self._sent
+        self._lied_to = self.rng.random() < 0.3
+        self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in (CONTROLLER, *LEARNERS, LIAR)}
+        self._spawn = {
+            name: spawner(
+                self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, self._trained
+            )
+            for name in LEARNERS
+        }  # fmt: skip
+        self.boots: dict[str, Boot | None] = dict.fromkeys((CONTROLLER, *LEARNERS, LIAR))
+        self._starts: Counter[str] = Counter()
+        self._codes: dict[str, int] = {}
+        self._finished = False
+        self._done: asyncio.Future[None] = self.loop.create_future()
+        self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
+        self._refused = False
+        # what the checkers know
+        self.acknowledged: dict[int, tuple[int, str]] = {}  # by task: entry and SHA-256
+        self.refused: set[int] = set()
+        self._versions = {0: payload_sha256(INITIAL)}
+        self._tasks: dict[int, tuple[str, int]] = {}  # learner and version
+        self.spooled: dict[tuple[str, int], str] = {}
+        self.models: dict[str, Model] = {}  # local ones, by SHA-256
+        self._epochs: dict[int, int] = {}  # of which start
+        self._highest_epoch = 0
+        self._entries: list[Any] = []
+        self._uploads: dict[Call, tuple[int, str]] = {}
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        rng, kind = random.Random(fault.number), fault.kind
+        name = rng.choice(LEARNERS)
+        self.note("fault", kind if kind.endswith("controller") or kind == "EIO" else f"{kind} {name}")
+        self.sometimes(f"fault: {kind}")
+        whose = CONTROLLER if kind.endswith("controller") else name
+        boot, machine, line = self.boots[whose], self.machines[whose], self.network.line(name)
+        match kind.split()[0]:
+            case "kill" | "power":
+                if boot is not None:
+                    self.kill(boot, power=kind.startswith("power"))
+            case "strike":
+                machine.strike_at = machine.calls + rng.randrange(1, 60)
+                machine.strike = rng.choice(("kill", "power", "ENOSPC"))
+            case "EIO":
+                machine = self.machines[CONTROLLER]
+                machine.strike_at, machine.strike = machine.calls + rng.randrange(1, 40), "EIO"
+            case "reset":
+                for connection in list(line.connections):
+                    connection.reset()
+            case "cut":
+                line.cut(*rng.choice(((True, True), (True, False), (False, True))))
+                self.loop.call_later(rng.choice((0.5, 3.0, 15.0, 40.0)), line.heal)
+            case "slow":
+                line.latency, line.jitter = rng.choice(((0.2, 0.5), (1.0, 3.0)))
+                self.loop.call_later(rng.uniform(2, 15), _quicken, line)
+            case "stop":
+                stopped = self.boots[rng.choice((CONTROLLER, name))]
+                if stopped is not None:
+                    stopped.stopped = True
+                    self.loop.call_later(rng.choice((0.5, 4.0, 25.0)), self.loop.go_on, stopped)
+            case "rot":
+                if boot is not None:
+                    self.kill(boot, power=False)
+                    self._rotten = machine.rot(rng, "state")
+                    self.note("rot", str(self._rotten))
+            case "clock":
+                for each in self.boots.values():
+                    if each is not None and rng.random() < 0.5:
+                        each.wall_offset += rng.choice((-86400.0, -5.0, 5.0, 86400.0))
+            case "full":
+                machine = self.machines[rng.choice((CONTROLLER, CONTROLLER, name))]
+                machine.full = True
+                self.loop.call_later(rng.uniform(0.2, 8), setattr, machine, "full", False)
+
+    def _calm(self) -> None:
+        for machine in self.machines.values():
+            machine.full, machine.strike_at = False, None
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def kill(self, boot: Boot, *, power: bool) -> None:
+        if boot.dead:
+            return
+        self.note("killed", f"{boot}{' with its machine' * power}")
+        boot.dead = True
+        self.context.copy().run(self._bury, boot, power)
+        self._start_later(boot.name, 0.2 + self.rng.random() * self.rng.choice((1.0, 15.0)))
+
+    def _bury(self, boot: Boot, power: bool) -> None:
+        for end in boot.at_death:
+            end(power)
+        if power:
+            self.machines[boot.name].lose_power(self.rng)
+        self.boots[boot.name] = None
+
+    def _start_later(self, name: str, seconds: float) -> None:
+        self.loop.call_later(seconds, self._start, name, context=self.context.copy())
+
+    def _start(self, name: str) -> None:
+        if self.boots[name] is not None or self.over or self._codes.get(name) == 0:
+            return
+        self._starts[name] += 1
+        boot = self.boots[name] = Boot(self, name, self._starts[name])
+        disk = VirtualDisk(boot, self.machines[name])
+        system = System(_Clock(boot), _Chance(boot), _Threads(boot), disk, self.network, self._spawn.get(name))  # type: ignore[arg-type]
+        boot.context.run(SYSTEM.set, system)
+        self.loop.call_soon(self._launch, boot, context=boot.context.copy())
+
+    def _launch(self, boot: Boot) -> None:
+        self.note("start", self.policy_name if boot.name == CONTROLLER else "")
+        work: Any = {CONTROLLER: self._controller, LIAR: self._liar}.get(boot.name, self._learner)
+        task = self.loop.create_task(work(boot))
+        task.add_done_callback(lambda done: self._ended(boot, done), context=boot.context.copy())
+
+    def _ended(self, boot: Boot, task: asyncio.Task[Any]) -> None:
+        problem = None if task.cancelled() else task.exception()
+        if isinstance(problem, Crashed) or boot.dead:
+            return
+        self.note("end", self._without_paths(repr(problem) if problem else f"exit code {task.result()}"))
+        boot.dead = True
+        self.context.copy().run(self._bury, boot, False)
+        if problem is not None:
+            if isinstance(problem, StateError) and self._rotten is not None:
+                self.sometimes("a rotten file was refused")
+                self._refused = True
+                if not self._done.done():
+                    self._done.set_result(None)
+            elif self._is_of_the_disk(problem):
+                self.sometimes(f"{boot.name[0]} ended by its disk")
+                self._start_later(boot.name, 2.0)
+            else:
+                self.note("traceback", self._without_paths("".join(traceback.format_exception(problem)[-6:])))
+                self.violated(f"{boot.name} ended with {problem!r}")
+            return
+        if boot.name == CONTROLLER:
+            self._finished = self._finished or bool(task.result())
+        else:
+            self._codes[boot.name] = task.result()
+            if task.result() != 0:
+                self.sometimes(f"a learner's exit code {task.result()}")
+                self._start_later(boot.name, 1.0)
+        if self.boots[CONTROLLER] is None and not self._done.done():
+            if self._finished and all(self._codes.get(name) == 0 for name in LEARNERS):
+                self._done.set_result(None)
+            elif boot.name == CONTROLLER:
+                self._start_later(CONTROLLER, 0.5)  # somebody does not have the final model yet
+
+    def _is_of_the_disk(self, problem: BaseException) -> bool:
+        """A process may end when its disk is full or fails, if it says so."""
+        texts = ("cannot be opened", "No space left", "Input/output error", "cannot be written", "disk is full")
+        return isinstance(problem, OSError | MetisError) and any(text in str(problem) for text in texts)
+
+    def _without_paths(self, text: str) -> str:
+        return text.replace(self._folder, "")
+
+    async def _controller(self, boot: Boot) -> bool:
+        root = self.machines[CONTROLLER].root
+        state = State.open(DiskPath(f"{root}/state"), "power")
+        if state.facts() is None:
+            state.begin({"rounds": ROUNDS})
+        self._check_journal(state)
+        setting = Setting.of(self.policy, INITIAL, (), seed=1, metric="accuracy")
+        members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
+        plan = FederationPlan(self._make, INITIAL, "{}", setting, members, SETTINGS, self.policy.wire)
+        process = ControllerProcess(
+            plan, state, DiskPath(f"{root}/run"), evaluator=None, identify=_by_name, report=self._reporter(boot)
+        )
+        for version, sha256 in process._writer.durable.hashes.items():
+            self._is_version(version, sha256)
+        ended = await process.serve(LISTEN, None)
+        self._check_journal(state)
+        self._entries = list(state.entries())
+        state.close()
+        return ended
+
+    async def _learner(self, boot: Boot) -> int:
+        folder = DiskPath(f"{self.machines[boot.name].root}/work")
+        process = LearnerProcess(
+            ROUTE, work=folder, child=("trainer",), report=self._reporter(boot), name=boot.name
+        )  # fmt: skip
+        process.work.__class__ = _WatchedFolder
+        return await process.run()
+
+    async def _liar(self, boot: Boot) -> int:
+        self.sometimes("a liar takes part")
+        return await lie(LISTEN, LAYOUT, boot.rng, self._done)
+
+    def _reporter(self, boot: Boot) -> Any:
+        return lambda kind, text: self.note("says", self._without_paths(f"{kind}: {text}"))
+
+    # --- checkers on the wire -------------------------------------------------------------------
+
+    def _written(self, call: Call, message: Any) -> None:
+        if isinstance(message, pb.UploadPart) and message.HasField("header"):
+            self._uploads[call] = (message.header.task, message.header.sha256)
+
+    def _receipt(self, call: Call, receipt: pb.Receipt) -> None:
+        (task, sha256), who = self._uploads[call], dict(call.metadata)["metis-learner"]
+        if receipt.verdict != pb.Receipt.REFUSED and self._tasks[task][0] != who:
+            self.violated(f"I16: the update of {who} is accepted for task {task} of {self._tasks[task][0]}")
+        if who == LIAR:
+            self.sometimes(f"a lie was answered with {pb.Receipt.Verdict.Name(receipt.verdict)}")
+            return
+        if receipt.verdict == pb.Receipt.REFUSED:
+            self.refused.add(task)
+            if task in self.acknowledged:
+                self.violated(f"I5: task {task} was acknowledged and is refused now: {receipt.reason}")
+            return
+        self.sometimes("already committed" if receipt.verdict == pb.Receipt.ALREADY else "committed")
+        if task in self.refused:
+            self.violated(f"I15: task {task} was refused and is accepted now")
+        if self.acknowledged.setdefault(task, (receipt.sequence, sha256))[0] != receipt.sequence:
+            self.violated(f"I5: task {task} has two receipts, {self.acknowledged[task][0]} and {receipt.sequence}")
+
+    def _sent(self, call: Call, message: Any) -> None:
+        if isinstance(message, pb.UploadAnswer):
+            if message.HasField("receipt"):
+                self._receipt(call, message.receipt)
+            elif message.received:
+                self.sometimes("an upload went on where it was")
+            return
+        if not isinstance(message, pb.ToLearner):
+            return
+        boot = BOOT.get()
+        assert boot is not None
+        match message.WhichOneof("message"):
+            case "welcome":
+                epoch = message.welcome.epoch
+                if epoch < self._highest_epoch or self._epochs.setdefault(epoch, boot.number) != boot.number:
+                    self.violated(f"I6: epoch {epoch} of start {boot.number}, after epoch {self._highest_epoch}")
+                self._highest_epoch = max(epoch, self._highest_epoch)
+            case "task":
+                task, name = message.task, dict(call.metadata)["metis-learner"]
+                self._is_version(task.version, task.sha256)
+                if self._tasks.setdefault(task.number, (name, task.version)) != (name, task.version):
+                    self.violated(f"I15: task {task.number} was {self._tasks[task.number]}, is {(name, task.version)}")
+
+    def _is_version(self, version: int, sha256: str) -> None:
+        if self._versions.setdefault(version, sha256) != sha256:
+            self.violated(f"I7: community model {version} has two contents")
+
+    # --- checkers of what is kept ---------------------------------------------------------------
+
+    def _check_journal(self, state: State) -> None:
+        """I3: what was acknowledged is in the journal, once, with its bytes."""
+        found: dict[int, Any] = {}
+        for entry in state.entries():
+            if entry.record.get("event") == "update_request":
+                if entry.record["task"] in found:
+                    self.violated(f"I3: task {entry.record['task']} is in the journal twice")
+                found[entry.record["task"]] = entry
+        for task, (sequence, sha256) in self.acknowledged.items():
+            entry = found.get(task)
+            if entry is None:
+                self.violated(f"I3: task {task} was acknowledged and is not in the journal")
+            elif entry.seq != sequence or (self.policy.wire is None and entry.blob != sha256):
+                self.violated(f"I3: task {task} was acknowledged as entry {sequence}, is entry {entry.seq}")
+
+    def _check_end(self) -> None:
+        """I4, I8, I9: the journal folded by the core alone gives every version that anybody has seen."""
+        twin: Controller = self._make(INITIAL, MemoryStore())
+        current, counted = 0, set[str]()
+        for entry in self._entries:
+            if "published" in entry.record:
+                self._is_version(entry.record["published"], entry.record["sha256"])
+                continue
+            event: Any = from_record(entry.record)[1]
+            if isinstance(event, UpdateRequest):
+                event = replace(event, local_model=self._model(entry.blob))
+            try:
+                actions = twin.handle(event, entry.at)
+            except LearnerError:
+                continue
+            for action in actions:
+                if isinstance(action, CommunityPublished):
+                    self._is_version(action.stamp.version, payload_sha256(action.community_model))
+                    current, counted = action.stamp.version, set()
+                elif isinstance(action, UpdateCommitted) and self.policy.protocol.has_rounds:
+                    if action.learner in counted:
+                        self.violated(f"I8: {action.learner} counts twice in round {current}")
+                    counted.add(action.learner)
+                    based_on = self._tasks[action.task][1]
+                    if based_on != current and not twin.protocol.accepts_stale:
+                        self.violated(f"I9: task {action.task} is based on {based_on} and counts in {current}")
+        if not twin.finished:
+            self.violated("I4: the journal does not lead to the end that everybody has seen")
+        for (name, task), where in self.spooled.items():
+            if where == "kept" and task not in self.acknowledged and self._codes.get(name) != 0:
+                self.violated(f"L3: task {task} was kept by {name} and never answered")
+
+    def _model(self, sha256: str) -> Model:
+        """A local model, of a learner or of the liar, who sends the same number everywhere."""
+        if sha256 not in self.models:
+            for value in (1.0, 9e9):
+                content = np.full(model_bytes(LAYOUT) // 4, value, "<f4").tobytes()
+                counters = np.frombuffer(content[4 * LAYOUT.size :], "<i8").copy()
+                self._trained(Model(LAYOUT, np.frombuffer(content[: 4 * LAYOUT.size], "<f4").copy(), counters))
+        return self.models[sha256]
+
+    def _trained(self, model: Model) -> None:
+        self.models[payload_sha256(model)] = model
+
+    # --- a seed -----------------------------------------------------------------------------------
+
+    async def _scenario(self) -> None:
+        self._start(CONTROLLER)
+        for name in (*LEARNERS, LIAR)[: None if self._lied_to else -1]:
+            self._start_later(name, self.rng.random() * 2)
+        for fault in self.faults:
+            self.loop.call_later(fault.at, self._strike, fault)
+        self.loop.call_later(FAULT_SECONDS + 45, self._calm)
+        done, _ = await asyncio.wait(
+            [self._done, self.problem], timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            self.violated(f"I18: not at its end after {LIVE_SECONDS:g} s: {self._codes}, {len(self._versions)} models")
+        elif self._done in done and not self._refused:
+            self._check_end()
+        if self.problem.done():
+            self.problem.result()
+
+    def run(self) -> None:
+        """Play this seed; raises what was found."""
+        apsw.randomness(0)
+        gc.disable()
+        try:
+            self.context.run(self.loop.run_until_complete, self._scenario())
+        finally:
+            self.over = True
+            asyncio.events._set_running_loop(None)
+            for boot in self.boots.values():
+                if boot is not None:
+                    boot.dead = True
+            for machine in self.machines.values():
+                machine.close()
+            if not self.problem.done():
+                self.problem.cancel()
+            gc.enable()
+
+
+class _WatchedFolder(WorkFolder):
+    """The real folder; what is kept in it must be there until it was answered."""
+
+    def _watched(self) -> tuple[Federation, str]:
+        boot = BOOT.get()
+        assert boot is not None and isinstance(boot.world, Federation)
+        return boot.world, boot.name
+
+    def __enter__(self) -> WorkFolder:
+        entered = super().__enter__()
+        world, owner = self._watched()
+        there = {update.task for update in self.updates()}
+        for (name, task), where in world.spooled.items():
+            if name == owner and where == "kept" and task not in there:
+                world.violated(f"L1: {name} had kept the update of task {task}, and it is gone")
+        return entered
+
+    def keep(self, update: Update) -> None:
+        world, owner = self._watched()
+        super().keep(update)
+        world.spooled[owner, update.task] = "kept"
+
+    def drop(self, task: int) -> None:
+        world, owner = self._watched()
+        if (owner, task) in world.spooled:
+            if task not in world.acknowledged and task not in world.refused:
+                world.violated(f"L2: {owner} drops the update of task {task}, which nobody answered")
+            world.spooled[owner, task] = "dropped"
+        super().drop(task)
+
+
+def _quicken(line: Any) -> None:
+    line.latency, line.jitter = 0.005, 0.01
+
+
+def _by_name(context: Any) -> str:
+    return str(dict(context.invocation_metadata())["metis-learner"])
+
+
+def play(
+    seed: int, folder: str, *, traced: bool = False, faults: Sequence[Fault] | None = None
+) -> tuple[Federation, Exception | None]:
+    """One seed, and what was found wrong."""
+    federation = Federation(seed, folder, traced=traced, faults=faults)
+    _GRAVEYARD.append(federation)
+    try:
+        federation.run()
+    except (Violation, Stuck, AssertionError, KeyError, ValueError) as problem:
+        return federation, problem
+    return federation, None
+
+
+def signature(problem: Exception) -> str:
+    """The same fault of the program, whatever its numbers."""
+    return re.sub(r"/\S+|[0-9a-f]{12,}|\d+", "", str(problem))[:80]
+
+
+def shrink(seed: int, folder: str, kind: str, faults: Sequence[Fault]) -> list[Fault]:
+    """The fewest faults that still fail in the same way: one after the other is left out."""
+    left = list(faults)
+    smaller = True
+    while smaller:
+        smaller = False
+        for fault in list(left):
+            fewer = [other for other in left if other is not fault]
+            _, problem = play(seed, folder, faults=fewer)
+            if problem is not None and signature(problem) == kind:
+                left, smaller = fewer, True
+    return left
