@@ -135,10 +135,12 @@ async def status_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
     raise AssertionError(f"the call was answered: {answer}")
 
 
-async def in_order(*messages: pb.UploadPart) -> AsyncIterator[pb.UploadPart]:
-    """Exactly these, then a clean end of the stream."""
+async def in_order(*messages: pb.UploadPart, pause: float = 0.0) -> AsyncIterator[pb.UploadPart]:
+    """Exactly these, then a clean end of the stream; an answer has time to come in a pause behind each."""
     for message in messages:
         yield message
+        if pause:
+            await asyncio.sleep(pause)
 
 
 # --- what a controller remembers ------------------------------------------------------------------

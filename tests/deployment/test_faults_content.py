@@ -159,8 +159,8 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
                 *(chunk(offset, b"\1" * length) for offset, length in chunks),
                 pb.UploadPart(end=closing),
             ]
-            for _ in range(20):
-                code, reason = stage.play(status_of(learner.upload(in_order(*messages))))
+            for attempts in range(20):
+                code, reason = stage.play(status_of(learner.upload(in_order(*messages, pause=0.01 * attempts))))
                 if code != _CODE.INTERNAL:  # of gRPC itself: a write after the answer hides the answer
                     break
             assert code in (_CODE.INVALID_ARGUMENT, _CODE.OUT_OF_RANGE, _CODE.DATA_LOSS)
