@@ -52,6 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "clip_norm": 1.0,
         "accumulate": 2,
     },
+    "mixed precision": {"precision": "bf16"},
     "local parameters": {
         "parameters": {"local": ["4.*", "1.*"]},
         "buffers": "average",

@@ -145,6 +145,8 @@ def probe(
         return
     console = stdout()
     console.print(probe_table(found.to_json()))
+    if found.advice:
+        console.print(f"\n{found.advice}", markup=False)
     console.print("\nlines for the experiment's file:\n", style="dim")
     console.print(found.snippet(), soft_wrap=True, markup=False)
 

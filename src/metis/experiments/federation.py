@@ -149,6 +149,7 @@ class Federation:
         augment: Augmentation | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        precision: Literal["float32", "bf16", "fp16", "auto"] | None = None,
         threads: int = 1,
         buffers: Literal["average", "local"] | None = None,
         clip_norm: float | None = None,
@@ -172,6 +173,7 @@ class Federation:
         own = {
             "network": network, "device": device, "dtype": dtype, "buffers": buffers, "loss": loss, "step": step,
             "metrics": metrics, "clip_norm": clip_norm, "accumulate": accumulate, "parameters": parameters,
+            "precision": precision,
         }  # fmt: skip
         self.engine = _torch_engine(own, task, threads, metric) if engine is None else _only_engine(engine, own)
         self.train = as_examples(train, collate)

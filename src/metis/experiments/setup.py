@@ -66,6 +66,7 @@ class TrainingSetup:
             training.clip_norm,
             training.accumulate,
             self.step,
+            training.precision,
             None if training.parameters is None else training.parameters.to_patterns(),
         )
         return ENGINES.named(training.engine)(job)

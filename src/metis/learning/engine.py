@@ -122,6 +122,7 @@ class EngineJob:
     clip_norm: float | None = None  # of the gradient of a step
     accumulate: int = 1  # batches of a step
     step: Callable[[Any, Any], Any] | None = None  # of network and batch, in place of the loss
+    precision: Literal["float32", "bf16", "fp16", "auto"] = "float32"  # of the forward pass in training
     parameters: Any = None  # which are federated, local, frozen: patterns by kind, or a function of the name
 
 
@@ -173,6 +174,7 @@ class _Torch:
             clip_norm=job.clip_norm,
             accumulate=job.accumulate,
             parameters=job.parameters,
+            precision=job.precision,
         )
 
 

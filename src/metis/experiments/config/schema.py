@@ -221,7 +221,14 @@ class TrainingConfig(OpenTable):
     )
     device: str = Field(default="cpu", description="of torch, as in cuda or cuda:1")
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
-        default="float32", description="learners compute in it; models are mixed, stored and counted as float32"
+        default="float32",
+        description="of the weights at learners; 16 bits lose small steps, so for speed use precision; models are "
+        "mixed, stored and counted as float32",
+    )
+    precision: Literal["float32", "bf16", "fp16", "auto"] = Field(
+        default="float32",
+        description="of the forward pass in training, with weights and mixing in float32; metis probe measures whether "
+        "bf16 pays here; fp16 needs a GPU; auto: bf16 where the hardware has it",
     )
     threads: Count = Field(default=1, description="torch threads of each process; at most its processors")
     buffers: Literal["average", "local"] = Field(

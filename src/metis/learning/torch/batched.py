@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from metis.core.model import Model
 from metis.core.solvers import FedProx, MomentumSGD, VanillaSGD
@@ -30,9 +31,20 @@ def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
         or any(part is not None for part in (learner.augment, learner.ranks))
         or learner.layers
         # One example is multiplied by other means, whose last bits depend on where in memory it lies.
-        or any(size == 1 or not engine.same_anywhere(size) for size in _batch_sizes(learner, steps))
+        or any(size == 1 or not _same_anywhere(engine, size) for size in _batch_sizes(learner, steps))
     )
     return None if alone else (id(learner.examples), len(learner.indices), learner.batch_size, learner.solver, steps)
+
+
+def _same_anywhere(engine: TorchEngine, examples: int) -> bool:
+    """Whether a batch of this size gives the same bits at any position among those that are batched."""
+    # Their matrices are stored one after the other; one not aligned to 16 bytes is multiplied by another kernel.
+    layers = [layer for layer in engine.module.modules() if isinstance(layer, nn.Linear)]
+    return all(
+        size % (16 // layer.weight.element_size()) == 0
+        for layer in layers
+        for size in (examples * layer.in_features, examples * layer.out_features, layer.weight.numel())
+    )
 
 
 def _batch_sizes(learner: Learner, steps: int) -> set[int]:

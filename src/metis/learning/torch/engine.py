@@ -29,6 +29,7 @@ from metis.learning.torch.metrics import measures_of, number
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
+from metis.learning.torch.precision import Precision, PrecisionName
 from metis.learning.torch.sharing import Sharing
 
 _DTYPES = {
@@ -54,6 +55,7 @@ class TorchEngine(FlatNetwork):
 
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
     learner's memory then normalizes with the statistics of the batches that it is evaluated on.
+    `precision` is that of the forward pass in training; weights and evaluations are in float32.
     `parameters` says by patterns or a function of the name which parameters and buffers are `federated`, which are
     `local`, trained but never sent, and which are `frozen`, neither trained nor sent.
 
@@ -78,6 +80,7 @@ class TorchEngine(FlatNetwork):
         clip_norm: float | None = None,
         accumulate: int = 1,
         parameters: Sharing | None = None,
+        precision: PrecisionName = "float32",
     ) -> None:
         if task not in LOSSES:
             raise ConfigError(f"task is '{task}'; allowed: {', '.join(LOSSES)}")
@@ -94,7 +97,7 @@ class TorchEngine(FlatNetwork):
             "network": network, "task": task, "loss": loss, "step": step, "metrics": metrics, "device": device,
             "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
             "evaluation_batch": evaluation_batch, "clip_norm": clip_norm, "accumulate": accumulate,
-            "parameters": parameters,
+            "parameters": parameters, "precision": precision,
         }  # fmt: skip
         self._network = network
         self._measures = measures_of(_METRICS[task] if metrics is None else metrics, task == "regression")
@@ -112,6 +115,7 @@ class TorchEngine(FlatNetwork):
             reason = str(problem).splitlines()[0]
             raise ConfigError(f"device '{device}' cannot be used: {reason}") from problem
         self._rng_devices = [] if self._device.type == "cpu" else [self._device]
+        self._precision = Precision(precision, self._device, self._dtype)
         self._objective = Objective(task, loss, step, self._device, self._dtype, channels_last)
         self._lay_flat(self._build(seed=0))
 
@@ -136,6 +140,11 @@ class TorchEngine(FlatNetwork):
     def on(self, device: str) -> TorchEngine:
         """The same engine on another device."""
         return TorchEngine(**self._arguments | {"device": device})
+
+    @property
+    def precision(self) -> str:
+        """As it trains; `auto` is resolved."""
+        return self._precision.name
 
     @property
     def module(self) -> nn.Module:
@@ -174,6 +183,7 @@ class TorchEngine(FlatNetwork):
             layer.eval()
         solver_steps = self._steps_of(solver, self._community(community_model), memory)
         trainable = gradient.numel() > 0
+        self._precision.start()
         steps, examples, total_loss, pending = 0, 0, 0.0, 0
         # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
         # give the caller's state back afterwards.
@@ -187,12 +197,12 @@ class TorchEngine(FlatNetwork):
                 whole = examples_in(given, split(given)[1])
                 if isinstance(batch, Part):
                     whole, part[0] = batch.whole, batch.weight
-                with self._without_variance(whole):
+                with self._without_variance(whole), self._precision.lowered():
                     loss, _, _ = self._objective.measure(module, given)
                 if trainable:
                     if not pending:
                         gradient.zero_()
-                    (loss if ranks is None else loss * part[0]).backward()  # type: ignore[no-untyped-call]
+                    self._precision.backward(loss if ranks is None else loss * part[0])
                     pending += 1
                     if pending == self._accumulate:
                         self._step(solver_steps, pending)
@@ -224,6 +234,8 @@ class TorchEngine(FlatNetwork):
             self._gradient.div_(batches)
         if self.ranks is not None:
             self.ranks.add_up(self._gradient)
+        if not self._precision.restore(self._gradient):
+            return
         if self._clip_norm is not None:
             clip(self._gradient, self._clip_norm)
         steps.step()
@@ -244,21 +256,13 @@ class TorchEngine(FlatNetwork):
     def trains_batched(self) -> bool:
         """Whether several models of this network can be trained as one computation that is worth it."""
         layers = [layer for layer in self._module.modules() if not any(True for _ in layer.children())]
-        plain = self._flat.numel() == self.trainable > 0 and self.plain_steps and self._objective.usual
-        return plain and all(isinstance(layer, _SMALL) for layer in layers)
-
-    def same_anywhere(self, examples: int) -> bool:
-        """Whether a batch of this size gives the same bits at any position among those that are batched."""
-        # Their matrices are stored one after the other; one not aligned to 16 bytes is multiplied by another kernel.
-        aligned = 16 // self._dtype.itemsize
-        shapes = [
-            (layer.in_features, layer.out_features) for layer in self._module.modules() if isinstance(layer, nn.Linear)
-        ]
-        return all(
-            size % aligned == 0
-            for inputs, outputs in shapes
-            for size in (examples * inputs, examples * outputs, inputs * outputs)
+        plain = (
+            self._flat.numel() == self.trainable > 0
+            and self.plain_steps
+            and self._precision.plain
+            and self._objective.usual
         )
+        return plain and all(isinstance(layer, _SMALL) for layer in layers)
 
     def train_batched(self, community_model: Model, batches: Iterable[Batch], solver: Solver) -> list[Trained]:
         """Several learners that start from one model; batches have an axis of learners before that of examples."""
