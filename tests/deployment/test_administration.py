@@ -24,8 +24,11 @@ from metis.deployment.administrator import RemoteController, StartedAgain
 from metis.deployment.controller.audit import AUDIT, read_audit
 from metis.deployment.controller.callers import administrator_by_certificate, identify_by_certificate
 from metis.deployment.controller.settings import DeploymentSettings
+from metis.deployment.mirror import Mirror
 from metis.deployment.security.identity import Revocations, channel_credentials, server_credentials
 from metis.errors import ConfigError
+from metis.reporting.dashboard.follow import setting_of
+from metis.reporting.dashboard.view import RunView
 from metis.runs.storage import load_model
 
 _T = TypeVar("_T")
@@ -369,3 +372,39 @@ async def test_models_trace_log_and_rounds_are_read(tmp_path: Path) -> None:
     assert {record["learner"] for record in sent} == {"l0", "l1"}
     assert len({(record["learner"], record["version"]) for record in sent}) == len(sent)
     assert all(len(record["sha256"]) == hashlib.sha256().digest_size * 2 for record in sent)
+
+
+async def _mirrored(here: Served, mirror: Mirror, copy: Path) -> None:
+    """Let it train, pause it, and wait until the copy is what the controller has written."""
+    running = [asyncio.create_task(learner.run()) for learner in here.learners(2)]
+    begun = here.process._view.standing.version
+    await here.until(lambda: here.process._view.standing.version >= begun + 2)
+    await asyncio.to_thread(mirror.update)  # in the middle of it
+    await command(here, "pause")
+    await here.until(lambda: not here.process._view.tasks)
+    trace = here.process.folder / "events.jsonl"
+    while (copy / "events.jsonl").read_bytes() != trace.read_bytes():
+        await asyncio.to_thread(mirror.update)
+    view = RunView(setting_of(copy))
+    view.feed(trace.read_bytes().splitlines())
+    assert view.damage is None and view.version == here.process._view.standing.version
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+@awaited
+async def test_the_dashboard_of_a_remote_federation(tmp_path: Path) -> None:
+    """Its trace is copied while it grows, and from the beginning when the controller is started again."""
+    copy, rule = tmp_path / "copy", StopRule(rounds=10**6)
+    copy.mkdir()
+    async with served(tmp_path / "state", sync_fedavg(1), rule, terms=PROMPT) as here:
+        first = await asyncio.to_thread(RemoteController, here.address, None)
+        mirror = await asyncio.to_thread(Mirror, first, copy)
+        await _mirrored(here, mirror, copy)
+        await command(here, "resume")
+    first.__exit__()
+    async with served(tmp_path / "state", sync_fedavg(1), rule, terms=PROMPT) as here:
+        with await asyncio.to_thread(RemoteController, here.address, None) as second:
+            mirror._remote = second  # the same address, but for the port, which a test cannot keep
+            await _mirrored(here, mirror, copy)

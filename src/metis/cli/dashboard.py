@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from metis.cli.output import add, note, say, stderr
+from metis.cli.output import add, deployed, note, say, stderr
 from metis.errors import ConfigError, needs_package
 from metis.net import is_served_locally
 
@@ -62,17 +62,18 @@ def register(app: typer.Typer) -> None:
         "metis dashboard runs/demo --open",
         "metis dashboard state --listen 0.0.0.0:8484 --token-file token",
         "metis dashboard controller.example.org:8484 --token-file token --open",
+        "metis dashboard --controller federation.example.org:7443 --identity kim --open",
     )
 
 
 def dashboard(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="DIR|HOST:PORT",
             help="Directory of a run, of a comparison, a state folder, or one above; or the address of a dashboard.",
         ),
-    ],
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -86,12 +87,30 @@ def dashboard(
             "--token-file", metavar="FILE", help="File with the token; without it, one is generated where needed."
         ),
     ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option("--controller", metavar="HOST:PORT", help="Instead of a directory: a controller, over TLS."),
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option("--identity", metavar="KIT", help="With --controller: your certificate (viewer or admin)."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --controller: without encryption, on this machine only.")
+    ] = False,
 ) -> None:
     """Show runs in the browser, live or finished.
 
     Reads the events that every run writes, so it can be started and ended at any time and never disturbs a run.
     Other machines can connect only with --listen, and only with the token that is printed.
     """
+    if controller is not None:
+        if folder is not None:
+            raise ConfigError("give a directory or --controller, not both")
+        _mirrored(controller, identity, insecure, listen, open_, token_file)
+        return
+    if folder is None:
+        raise ConfigError("name the directory of a run, the address of a dashboard, or --controller HOST:PORT")
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the directory of a run")
     # A path has lost one of the slashes of an address.
@@ -104,6 +123,32 @@ def dashboard(
         a_host = address is not None and ("." in address[2] or address[2] == "localhost")
         served = f"; for a dashboard that {folder} serves, add its port: {folder}:8484" if a_host else ""
         raise ConfigError(f"there is no directory {folder}; make a run with: metis simulate FILE --out {again}{served}")
+    _serve(folder, listen, open_, token_file)
+
+
+def _mirrored(
+    controller: str, identity: Path | None, insecure: bool, listen: str | None, open_: bool, token_file: Path | None
+) -> None:
+    """Serve the dashboard of a federation elsewhere, from a copy of its trace that is kept up to date."""
+    import tempfile
+
+    from metis.cli.admin import connect
+
+    _check_installed()
+    with connect(controller, identity, insecure) as remote, tempfile.TemporaryDirectory(prefix="metis-") as temporary:
+        folder, ended = Path(temporary) / "federation", threading.Event()
+        folder.mkdir()
+        mirror = deployed("metis.deployment.mirror").Mirror(remote, folder)
+        following = threading.Thread(target=mirror.follow, args=(ended, note), daemon=True)
+        following.start()
+        try:
+            _serve(folder, listen, open_, token_file)
+        finally:
+            ended.set()
+            following.join(10)
+
+
+def _serve(folder: Path, listen: str | None, open_: bool, token_file: Path | None) -> None:
     _check_installed()
     from metis.deployment.controller.status import read_token
     from metis.reporting.dashboard.listening import bind, new_token
