@@ -206,8 +206,8 @@ async def test_an_update_that_was_trained_in_a_pause_has_its_true_speed(tmp_path
             task = await learner.task()
             await command(federation, "pause")
             process = federation.process
-            assert process._clock._held_since is not None
-            process._clock._held_since -= 100.0  # as if the pause had lasted so long
+            assert process._time.clock._held_since is not None
+            process._time.clock._held_since -= 100.0  # as if the pause had lasted so long
             receipt = await learner.hand_in(task.number, steps=10, seconds=90.0, time_per_batch=9.0)
             assert receipt.verdict == 0
             await federation.until(lambda: not process._view.tasks)

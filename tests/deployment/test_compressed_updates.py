@@ -66,8 +66,8 @@ async def run(
     """The community model, the status of the controller at the end, and the errors that the learners saw last."""
     real = federations.FederationPlan
 
-    def plan(*given: Any) -> federations.FederationPlan:
-        made = real(*given)
+    def plan(*given: Any, **named: Any) -> federations.FederationPlan:
+        made = real(*given, **named)
         setting = replace(made.setting, update_bytes=compression.nbytes(LAYOUT))
         return replace(made, wire=compression, setting=setting)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +21,7 @@ class Wall:
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     wall = Wall()
-    monkeypatch.setattr("metis.deployment.controller.clock.time", SimpleNamespace(monotonic=wall.monotonic))
+    monkeypatch.setattr("metis.deployment.controller.clock.monotonic", wall.monotonic)
     return wall
 
 

@@ -50,9 +50,9 @@ def test_a_deadline_is_posted_once_however_long_the_writer_takes(tmp_path: Path)
                 await here.until(lambda: here.process._view.standing.deadline < float("inf"))
                 deadline = here.process._view.standing.deadline
                 with busy_writer(here):
-                    await here.until(lambda: here.process._clock.now() > deadline)
+                    await here.until(lambda: here.process._time.clock.now() > deadline)
                     await _ticks(here, 100)
-                    assert here.process._writer._thread._work_queue.qsize() < 10
+                    assert vars(here.process._writer._thread)["_work_queue"].qsize() < 10
                 assert (await quick.task()).version == 1
                 assert _deadlines(here) == 1
 
