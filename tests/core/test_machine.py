@@ -727,3 +727,18 @@ def test_an_adaptive_period_follows_the_typical_exchange_not_the_latest():
     for delay in (0.0, 3.0, 0.0):
         hand_in(world, "b", delay, time=1.0)
     assert world.controller.protocol.synchronization_period == 6.0
+
+
+def test_an_endless_period_without_grace_has_no_deadline() -> None:
+    """A claim of 1e308 seconds a batch makes it endless; nothing times infinity is not a moment."""
+    world = Federation(POLICIES["semisync-static"])
+    for name, examples in (("b", 1), ("a", 2)):
+        world.books[name] = Book(examples, 1)
+        world.handle(LearnerJoined(name, examples, 1))
+    first = world.books["a"].task
+    assert first is not None
+    world.now = 3.0
+    world.handle(TaskFailed("a", first.number, "out of memory"))
+    assert world.books["a"].task is not None
+    hand_in(world, "a", 0.0, 1e308)
+    assert world.controller.deadline == math.inf

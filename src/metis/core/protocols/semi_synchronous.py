@@ -113,7 +113,7 @@ class SemiSynchronous(BaseProtocol):
         if self.floor is not None and self.synchronization_period is None and length < math.inf:
             slack = max(slack, length)  # an exchange takes time, and how much is not known yet
         self._ends = moment.seconds + length
-        self._barrier.deadline = self._ends + length * self.grace + slack
+        self._barrier.deadline = moment.seconds + length * (1 + self.grace) + slack
         return {record.learner: self._budget_of(record) for record in who}
 
     def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
