@@ -142,7 +142,7 @@ def _measured(here: Served) -> list[Evaluated]:
 
 
 def test_one_site_neither_ends_the_federation_nor_decides_what_is_best(tmp_path: Path) -> None:
-    """It declared 1 example and reports over 1e9; before, the federation ended at community model 0."""
+    """C1 row 31: it declared 1 example and reports over 1e9; before, the federation ended at community model 0."""
 
     async def scene() -> None:
         target = Target("accuracy", 0.95)
@@ -164,13 +164,16 @@ def test_one_site_neither_ends_the_federation_nor_decides_what_is_best(tmp_path:
                                         (("l1", 0.5), ("l2", 0.6), ("liar", 0.97))}  # fmt: skip
             assert not here.process.finished
             assert from_line(to_line(1.0, event)) == (1.0, event)
-            json.dumps(await here.process.status(), allow_nan=False)
+            status = await here.process.status()
+            json.dumps(status, allow_nan=False)
+            shown = {row["name"]: row["report"] for row in status["learners"]}
+            assert shown["liar"] == {"version": 0, "accuracy": 0.97}
 
     play(scene())
 
 
 def test_the_reports_of_too_few_do_not_end_the_federation(tmp_path: Path) -> None:
-    """Two of five members agree, which is shown and may be the best; half of the members must, to end it."""
+    """C1 row 31: two of five members agree, which is shown and may be the best; half of the members must, to end it."""
 
     async def scene(share: float) -> None:
         members = [f"l{index}" for index in range(5)]
@@ -199,7 +202,7 @@ def test_the_reports_of_too_few_do_not_end_the_federation(tmp_path: Path) -> Non
 
 
 def test_the_report_of_one_among_several_is_shown_but_is_not_the_federations(tmp_path: Path) -> None:
-    """One site of two alone: its value is kept under its name, and there is no federated one."""
+    """C1 row 31: one site of two alone: its value is kept under its name, and there is no federated one."""
 
     async def scene() -> None:
         async with federation(tmp_path, expected=2, settings=AT_LEARNERS) as here, AsyncExitStack() as stack:
@@ -218,7 +221,7 @@ def test_the_report_of_one_among_several_is_shown_but_is_not_the_federations(tmp
 
 
 def test_lies_about_an_evaluation_are_refused_and_the_others_count(tmp_path: Path) -> None:
-    """1e99 was accepted and fixed the best model for ever; now its sender reads why, and is not waited for."""
+    """C1 row 31: 1e99 fixed the best model for ever; now its sender reads why, and is not waited for."""
 
     async def scene() -> None:
         async with federation(tmp_path, expected=3, settings=AT_LEARNERS) as here, AsyncExitStack() as stack:
@@ -245,7 +248,7 @@ def test_lies_about_an_evaluation_are_refused_and_the_others_count(tmp_path: Pat
 
 
 def test_sites_that_are_set_aside_are_not_waited_for(tmp_path: Path) -> None:
-    """Three that were, though connected, blocked every evaluation: 74 models, 1 evaluated."""
+    """C1 row 31: three that were, though connected, blocked every evaluation: 74 models, 1 evaluated."""
 
     async def scene() -> None:
         async with (
@@ -273,7 +276,7 @@ def test_sites_that_are_set_aside_are_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_model_that_is_delivered_is_measured(tmp_path: Path) -> None:
-    """Also where only sites can measure it: they are asked for it before they are sent home."""
+    """C1 row 31: also where only sites can measure it: they are asked for it before they are sent home."""
 
     async def scene() -> None:
         policy = policies.sync_fedavg(1)
@@ -289,7 +292,7 @@ def test_the_model_that_is_delivered_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_site_that_does_not_measure_the_last_model_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """It is waited for as long as is stated; one that leaves is not waited for at all."""
+    """C1 row 31: it is waited for as long as is stated; one that leaves is not waited for at all."""
 
     async def scene(wait: float, leaves: bool) -> None:
         folder = tmp_path / str(leaves)

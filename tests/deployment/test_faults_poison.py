@@ -53,7 +53,7 @@ def _updates(here: Served) -> list[UpdateRequest]:
 
 @pytest.mark.parametrize("guard", ["clip", "refuse", "report"])
 def test_a_step_far_beyond_those_of_others_is_clipped_refused_or_reported(guard: str, tmp_path: Path) -> None:
-    """Every number 9e9, where the others went 1 per number. A restart gives the same bits; the receipt is true."""
+    """C1 row 31: every number 9e9, where the others went 1. A restart gives the same bits; the receipt is true."""
     settings = {"step_guard": guard}
     policy = policies.sync_fedavg(1)
 
@@ -101,7 +101,7 @@ def test_a_step_far_beyond_those_of_others_is_clipped_refused_or_reported(guard:
 
 
 def test_in_the_first_round_the_model_itself_is_the_measure(tmp_path: Path) -> None:
-    """Before anybody was accepted: the first to hand in may go twice the length of the model, not 9e9 times."""
+    """C1 row 31: the first to hand in may go twice the length of the model, not 9e9 times."""
 
     async def scene() -> None:
         settings = {"step_guard": "clip"}
@@ -120,7 +120,7 @@ def test_in_the_first_round_the_model_itself_is_the_measure(tmp_path: Path) -> N
 
 
 def test_tiny_steps_of_one_site_do_not_shut_the_others_out(tmp_path: Path) -> None:
-    """A liar that hardly moves, and is always first, does not make honest steps unusual."""
+    """C1 row 31: a liar that hardly moves, and is always first, does not make honest steps unusual."""
 
     async def scene() -> None:
         settings = {"step_guard": "refuse"}
@@ -141,7 +141,7 @@ def test_tiny_steps_of_one_site_do_not_shut_the_others_out(tmp_path: Path) -> No
 
 
 def test_whoever_sends_poison_again_and_again_is_set_aside(tmp_path: Path) -> None:
-    """A refused step is a refused update; the others go on."""
+    """C1 row 31: a refused step is a refused update; the others go on."""
 
     async def scene() -> None:
         settings = {"step_guard": "refuse"}
@@ -192,7 +192,7 @@ def test_the_parts_of_a_model_are_measured_and_clipped_apart(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("claim", [{"examples": 101}, {"examples": 10**9}, {"evaluation_examples": 101}])
 def test_a_site_that_claims_more_than_the_file_allows_it_does_not_join(claim: dict[str, int], tmp_path: Path) -> None:
-    """The cap is its own; the sentence names it, and the others are not concerned."""
+    """C1 row 31: the cap is its own; the sentence names it, and the others are not concerned."""
 
     async def scene() -> None:
         async with federation(tmp_path, max_examples={"liar": 100}) as here, AsyncExitStack() as stack:

@@ -91,6 +91,7 @@ ROWS = [
     Row("40", mistakes.row_40, 2),
     Row("41", wires.row_of(41), 1),
     Row("42", wires.row_of(42), 1),
+    Row("43", wires.row_of(43), 2),
 ]
 
 

@@ -58,7 +58,7 @@ WIRE = {
     ),
     29: ("messages of an earlier round, start or run again", "no second effect", "replays"),
     31: (
-        "a learner lies about examples, steps, seconds, metrics",
+        "a learner lies about examples, steps, seconds, metrics, and sends poison",
         "what cannot be is refused, the rest bounded by what was seen; rounds go on",
         "lies",
     ),
@@ -71,6 +71,11 @@ WIRE = {
         "an HTTP proxy with a password, which alone knows the controller's name",
         "preflight and learner go through it by CONNECT",
         "ways through",
+    ),
+    43: (
+        "the federation is rolled back to an earlier community model while learners train",
+        "its bits under a new number; open tasks are void; what is not kept is refused with the list of what is",
+        "rollbacks",
     ),
 }
 

@@ -196,8 +196,15 @@ def _learner(
         "silent_seconds": monotonic() - heard if math.isfinite(heard) else None,
         "updates": spent.update_requests if spent else 0,
         "compression_error": fold.compression_errors.get(row.learner),
+        "report": _report(fold, row.learner),
         "refused": spent.refused if spent else 0,
         "active": spent.active if spent else 0.0,
         "idle": spent.idle if spent else 0.0,
         "transfer": spent.transfer if spent else 0.0,
     }
+
+
+def _report(fold: RunFold, learner: LearnerId) -> dict[str, float] | None:
+    """What the learner has reported last of a community model; None if it never did."""
+    found = fold.by_learner.get(learner)
+    return None if found is None else {"version": found[0], **found[1]}
