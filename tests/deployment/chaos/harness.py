@@ -27,6 +27,7 @@ import numpy as np
 from deployment.scripted_learner import HonestLearner
 from metis.core.events import (
     CommunityPublished,
+    RolledBack,
     SendTask,
     UpdateCommitted,
     UpdateRefused,
@@ -288,6 +289,7 @@ class Federation:
             f"batch_size = {batch_size}\ntime_per_batch = 0.1\n[training]\nlearning_rate = 0.0001\n"
             f"[policy]\n{POLICIES[policy]}\n[stop]\nrounds = {rounds}\n[deployment]\n"
             f'listen = "{self.address}"\nhttp = "127.0.0.1:{self.http_port}"\nminimum = 1\nlinger = 10\n'
+            'step_guard = "report"\n'  # light learners go farther than a network would; what they sent must stay
             + (deployment or "lease = 20\nheartbeat = 0.5\n")
         )
         self.starts: list[float] = []  # seconds from the start of each process until it listened
@@ -436,6 +438,11 @@ class Crowd:
                 future.result(HANG)
         self._running.clear()
 
+    def come_back(self, name: str) -> None:
+        """One that was sent away is started again."""
+        self._running.pop(name).result(HANG)
+        self.come()
+
     def join(self) -> None:
         """Wait until all have heard that the federation has ended."""
         for future in self._running.values():
@@ -495,7 +502,8 @@ def recompute(federation: Federation, crowd: Crowd) -> Truth:
         initial = read_model(state.blob_path(facts["initial"]), layout)
         initial = Model(layout, np.array(initial.vector), np.array(initial.counters))
     config = load_config(federation.file, [f"stop.rounds={federation.rounds}"])
-    controller = make_plan(config, initial, facts["metric"], facts["higher_is_better"]).make(initial, MemoryStore())
+    plan = make_plan(config, initial, facts["metric"], facts["higher_is_better"], begun=facts["experiment"])
+    controller = plan.make(initial, MemoryStore())
     trainers = {learner.name: learner.train for learner in crowd.learners}
     versions, tasks, trace = {0: initial}, {}, []
     commits: Counter[int] = Counter()
@@ -515,6 +523,8 @@ def recompute(federation: Federation, crowd: Crowd) -> Truth:
             if payload_sha256(local) != entry.blob:
                 wrong(f"the local model of task {event.task} in the journal is not what was trained")
             event = replace(event, local_model=local)
+        elif isinstance(event, RolledBack):
+            event = replace(event, community_model=versions[event.version])
         try:
             actions = controller.handle(event, entry.at)
         except LearnerError:

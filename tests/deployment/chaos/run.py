@@ -24,6 +24,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))
 
 from deployment.chaos import (
+    administration,
     clocks,
     crowds,
     disks,
@@ -92,6 +93,11 @@ ROWS = [
     Row("41", wires.row_of(41), 1),
     Row("42", wires.row_of(42), 1),
     Row("43", wires.row_of(43), 2),
+    Row("44", administration.row_44, 4),
+    Row("45", administration.row_45, 4),
+    Row("46", administration.row_46, 2),
+    Row("47", administration.row_47, 4),
+    Row("48", administration.row_48, 12),
 ]
 
 
