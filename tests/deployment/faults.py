@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from deployment.federations import Served, served
-from deployment.scripted_learner import HonestLearner, move_towards
+from deployment.scripted_learner import HonestLearner, ScriptedLearner, move_towards
 from metis.core import policies
 from metis.core.events import Action, Event
 from metis.core.policy import Policy
@@ -133,6 +133,18 @@ async def status_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError as problem:
         return problem.code(), problem.details() or ""
     raise AssertionError(f"the call was answered: {answer}")
+
+
+async def refusal(learner: ScriptedLearner, *messages: pb.UploadPart) -> tuple[grpc.StatusCode, str]:
+    """How an upload of these messages is refused, however busy the machine is.
+
+    gRPC itself says INTERNAL where a message was being written when the answer came; then there are longer pauses.
+    """
+    for attempt in range(40):
+        code, reason = await status_of(learner.upload(in_order(*messages, pause=0.01 * attempt)))
+        if code != grpc.StatusCode.INTERNAL:
+            break
+    return code, reason
 
 
 async def in_order(*messages: pb.UploadPart, pause: float = 0.0) -> AsyncIterator[pb.UploadPart]:

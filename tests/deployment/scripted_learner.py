@@ -189,7 +189,21 @@ class ScriptedLearner:
         return await self.upload(parts(self.header(task, **claims), local_model() if data is None else data))
 
     async def upload(self, messages: AsyncIterable[pb.UploadPart]) -> pb.Receipt:
-        return await receipt_of(self.stub.upload(messages, metadata=self.metadata))
+        """As a learner does it: the answer to its header comes before the rest, so no write hides a refusal."""
+        call, first = self.stub.upload(metadata=self.metadata), True
+        try:
+            async for message in messages:
+                await call.write(message)
+                if first and (answer := await call.read()) is not grpc.aio.EOF and answer.HasField("receipt"):
+                    return answer.receipt
+                first = False
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # it was answered before its end
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return await receipt_of(call)
 
 
 def move_towards(goal: float) -> Train:

@@ -45,7 +45,7 @@ def test_every_row_is_there() -> None:
     assert {int(row.name.rstrip("ab")) for row in run.ROWS} == MATRIX
     assert len({row.name for row in run.ROWS}) == len(run.ROWS)
     assert all(row.fault for row in run.ROWS)
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_faults_*.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     named = set().union(*(rows_of(line.strip().strip('"')) for line in tests.splitlines() if "C1 row" in line))
     assert set(wires.WIRE) <= named
 

@@ -28,6 +28,7 @@ from deployment.faults import (
     in_order,
     journaled,
     play,
+    refusal,
     status_of,
     traced,
     tried,
@@ -124,9 +125,7 @@ def test_an_upload_without_its_end_never_was(tmp_path: Path) -> None:
             for count in range(17):
                 tried()
                 pieces = [chunk(offset, model[offset : offset + PIECE]) for offset in range(0, count * PIECE, PIECE)]
-                code, reason = await status_of(
-                    learner.upload(in_order(pb.UploadPart(header=learner.header(task.number)), *pieces))
-                )
+                code, reason = await refusal(learner, pb.UploadPart(header=learner.header(task.number)), *pieces)
                 assert code == _CODE.ABORTED
                 assert f"after {count * PIECE} of {len(model)} bytes" in reason
             await _nothing_came(here, before)
@@ -387,9 +386,7 @@ def test_a_chunk_out_of_order_names_the_byte_that_was_expected(tmp_path: Path) -
             pieces = [chunk(offset, model[offset : offset + PIECE]) for offset in range(0, len(model), PIECE)]
             for order, expected, came in (([1, 0], 0, 1), ([0, 2], 1, 2), ([0, 0], 1, 0), ([0, 1, 2, 1], 3, 1)):
                 tried()
-                code, reason = await status_of(
-                    learner.upload(in_order(header, *(pieces[which] for which in order), end(model)))
-                )
+                code, reason = await refusal(learner, header, *(pieces[which] for which in order), end(model))
                 assert code == _CODE.OUT_OF_RANGE
                 assert reason.endswith(f"byte {came * PIECE} came where byte {expected * PIECE} was expected")
             await _nothing_came(here, before)
