@@ -135,7 +135,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     def no_space(*args: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("metis.runs.storage.save_file", no_space)
+    monkeypatch.setattr("safetensors.numpy.save_file", no_space)
     with pytest.raises(OSError, match="no space"):
         save_arrays(path, {"w": np.ones(3)}, {"events": "2"})
 

@@ -41,7 +41,7 @@ class Office:
             raise Diverged(f"task {task} diverged")
         return learner, task, float(community.vector[0]), os.getpid()
 
-    def evaluate(self, community: Model) -> dict[str, float]:
+    def evaluate(self, community: Model, memories: Any = None) -> dict[str, float]:
         return {"loss": float(community.vector[0])}
 
 
