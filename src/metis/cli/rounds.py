@@ -93,8 +93,9 @@ def site_table(learners: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _metric_of(learner: Mapping[str, Any]) -> str:
-    values = learner.get("metrics") or {}
-    return ", ".join(f"{printable(name)} {number(value)}" for name, value in values.items()) or "–"
+    report = learner.get("report") or {}
+    values = [f"{printable(name)} {number(value)}" for name, value in report.items() if name != "version"]
+    return f"{', '.join(values)} (model {report['version']})" if values else "–"
 
 
 _HISTORY: dict[str, Callable[[Mapping[str, Any]], str]] = {
