@@ -62,6 +62,8 @@ def test_a_step_far_beyond_those_of_others_is_clipped_refused_or_reported(guard:
             federation(tmp_path, policy=policy, expected=4, settings=settings) as here,
             AsyncExitStack() as stack,
         ):
+            notified: list[str] = []
+            here.process._requests.notify = lambda kind, text, **facts: notified.append(f"{kind} {facts}")
             learners = await _attend(stack, here, "a", "b", "c", "liar")
             receipts = await _round(learners, 2.0, 2.0, 2.0, 2.0)
             assert all(receipt.verdict == pb.Receipt.COMMITTED for receipt in receipts)
@@ -84,6 +86,7 @@ def test_a_step_far_beyond_those_of_others_is_clipped_refused_or_reported(guard:
                 assert any("'liar'" in text and "is unusual" in text for text in warnings)
                 again = await learners[-1].hand_in(tasks[-1].number, POISON)
                 assert again.verdict == pb.Receipt.ALREADY
+            assert notified == ["update_held {'learner': 'liar'}"]
             for learner, task in zip(learners[:-1], tasks[:-1], strict=True):
                 await learner.hand_in(task.number, local_model(3.0))
             await here.until(lambda: here.process._view.standing.version == 2)

@@ -114,7 +114,7 @@ class ControllerProcess:
             self._writer, self._view, state, self.layout, guard, report, self._time.held_for
         )  # fmt: skip
         self._surroundings = Surroundings(plan, state, report, certificates)
-        self.notify = self._surroundings.notifier.notify
+        self.notify = self._requests.notify = self._surroundings.notifier.notify
         self._audit = AuditLog(state.folder / AUDIT)
         self._service = Service(
             state,

@@ -43,6 +43,7 @@ class LearnerRequests:
         held_for: Callable[[], float],  # in the writer: seconds of a pause that are not journaled yet
     ) -> None:
         self._guard, self._held_for = guard, held_for
+        self.notify: Callable[..., object] = lambda kind, text, **facts: None
         self._writer, self._view, self._state, self._layout, self._report = writer, view, state, layout, report
         self.uploads = 0  # updates that wait for the writer
         self.stopping = False
@@ -183,14 +184,19 @@ class LearnerRequests:
         if self._guard.guard != "off" and blob is not None:
             measured = measured or self._guard.measure(writer.durable.hashes[task.based_on.version], blob)
             verdict = self._guard.judge(writer.controller.roster, event, blob, measured)
+            if verdict.problem is not None:
+                done = "; it is refused" if verdict.refused else "; it is clipped" if verdict.blob != blob else ""
+                text = f"the update of '{learner}' to task {header.task} is unusual: {verdict.problem}{done}"
+                writer.in_loop(self._unusual, learner, text, verdict.refused)
             if verdict.refused and verdict.problem is not None:
                 return self._refuse(event, verdict.problem, now)
-            if verdict.problem is not None:
-                clipped = "; it is clipped" if verdict.blob != blob else ""
-                text = f"the update of '{learner}' to task {header.task} is unusual: {verdict.problem}{clipped}"
-                writer.in_loop(self._report, "warning", text)
             event, blob = verdict.event, verdict.blob
         return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, blob).seq)
+
+    def _unusual(self, learner: LearnerId, text: str, refused: bool) -> None:
+        if not refused:  # a refusal is reported by itself
+            self._report("warning", text)
+        self.notify("update_held", text, learner=learner)
 
     def _refuse(self, event: UpdateRequest, problem: str, now: float) -> pb.Receipt:
         """In the writer."""
