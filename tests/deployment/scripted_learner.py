@@ -190,7 +190,8 @@ class ScriptedLearner:
 
     async def upload(self, messages: AsyncIterable[pb.UploadPart]) -> pb.Receipt:
         """As a learner does it: the answer to its header comes before the rest, so no write hides a refusal."""
-        call, first = self.stub.upload(metadata=self.metadata), True
+        call: Any = self.stub.upload(metadata=self.metadata)
+        first = True
         try:
             async for message in messages:
                 await call.write(message)
