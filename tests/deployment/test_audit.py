@@ -148,6 +148,8 @@ def test_the_command_filters_and_escapes(tmp_path: Path) -> None:
     document = json.loads(run.stdout)
     assert [line["command"] for line in document["lines"]] == ["pause"] and document["count"] == 2
     assert json.loads(CliRunner().invoke(app, ["audit", str(path), "--since", "2999", "--json"]).stdout)["lines"] == []
+    refused = CliRunner().invoke(app, ["audit", str(path), "--since", "yesterday"])
+    assert (refused.exit_code, "give a date as 2026-03-01" in refused.stderr) == (2, True)
     table = CliRunner().invoke(app, ["audit", str(path)]).stdout
     assert "\x1b[2J" not in table and "2 lines, the chain is whole" in table
     missing = CliRunner().invoke(app, ["audit", str(tmp_path / "nowhere")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,8 @@ def audit(
     file = path / "audit.jsonl" if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(f"there is no audit log {file}; a controller writes one into its state folder")
+    if since is not None:
+        _check_date(since)
     code = show_audit(file, as_json=as_json, who=who, since=since, head=head)
     if code:
         raise typer.Exit(code)
@@ -96,3 +99,8 @@ def _cells(record: dict[str, Any]) -> tuple[str, str, str, str]:
 def _value(value: Any) -> str:
     text = str(value)
     return f"{text[:12]}..." if len(text) == 64 and text.isalnum() else text
+
+
+def _check_date(text: str) -> None:
+    if not re.fullmatch(r"\d{4}(-\d\d(-\d\d(T\d\d(:\d\d(:\d\d)?)?Z?)?)?)?", text):
+        raise ConfigError(f"--since is {text!r}; give a date as 2026-03-01, or a time as 2026-03-01T14:00:00")

@@ -349,8 +349,11 @@ class Administration:
             reason = rule.spent(stamp.version, controller.update_requests, steps)
             if rule.out_of_time(self._writer.now()):
                 reason = f"{rule.seconds:g} seconds have passed"
-            if reason is not None and controller.finished:
-                raise ConfigError(f"by that rule there is nothing left to do: {reason}; raise that limit as well")
+            if reason is not None:
+                more = (
+                    "raise that limit as well" if controller.finished else "limits count from the beginning; see stop"
+                )
+                raise ConfigError(f"by that rule there is nothing left to do: {reason}; {more}")
             return rule
 
         rule = await self._writer.ask(check)
