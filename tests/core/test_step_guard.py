@@ -41,9 +41,15 @@ def test_one_site_neither_raises_nor_lowers_it() -> None:
 
 
 def test_many_batches_go_further() -> None:
-    """With a hundred times the batches a site may go a hundred times as far; with one batch as far as usual."""
-    assert step_excess(USUAL, 1000, Lengths(2000.0), MODEL, 10).parameters == pytest.approx(1.0)
+    """With twenty times the batches a site may go twenty times as far; with one batch as far as usual."""
+    assert step_excess(USUAL, 200, Lengths(400.0), MODEL, 10).parameters == pytest.approx(1.0)
     assert step_excess(USUAL, 1, Lengths(20.0), MODEL, 10).parameters == pytest.approx(1.0)
+
+
+def test_a_claim_of_batches_does_not_lift_it_without_end() -> None:
+    """A site that claims a nanosecond a batch gets a task of a billion; twenty times the usual is all that counts."""
+    assert step_excess(USUAL, 10**9, Lengths(400.0), MODEL, 10).parameters == pytest.approx(1.0)
+    assert step_excess(USUAL[:1], 10**9, Lengths(9e9), MODEL, 10).parameters > 1e6
 
 
 def test_until_three_sites_were_accepted_the_model_itself_is_the_measure() -> None:

@@ -18,6 +18,7 @@ from metis.core.roster import LearnerRecord
 
 _ENOUGH = 3  # sites with accepted steps, before their median says anything
 _FIRST = 2.0  # until then: times the length of the model itself
+_MAX_BATCHES = 20  # times those of the others: more do not make a longer step usual
 _SMALL = 1e-3  # times the length of the model itself: a step that is never judged
 
 
@@ -35,6 +36,9 @@ def step_excess(records: Iterable[LearnerRecord], steps: int, step: Lengths, mod
     `model` is the length of the community model that it started from.
     """
     histories = [record.step_lengths for record in records if record.step_lengths]
+    if histories:  # the number of batches is the site's claim, which must not lift what it is allowed without end
+        usual_batches = _median(_median(done for done, _ in history) for history in histories)
+        steps = min(steps, math.ceil(_MAX_BATCHES * usual_batches))
     parts = []
     for part, (length, own) in enumerate(zip(step, model, strict=True)):
         raw = [_median(lengths[part] for _, lengths in history) for history in histories]

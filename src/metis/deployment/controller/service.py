@@ -33,6 +33,7 @@ from metis.system import monotonic
 
 _T = TypeVar("_T")
 
+_MAX_HEADER = 4096  # bytes of an upload's header
 _MAX_UPLOADS = 32  # at the same time; the others wait for their turn
 _MAX_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MAX_TEXT = 2000
@@ -144,6 +145,8 @@ class Service:
             learner = self._identify(context)
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
             first = await first_message(requests)
+            if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER:
+                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
             async with self._turns[learner], self._uploads:
                 received = await self._receiver.receive(learner, first, requests, context)
                 return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
