@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
+import metis.deployment.controller.blobs as blobs_module
 from deployment import killed_controller
 from deployment.faults import (
     HANG,
@@ -192,7 +193,7 @@ def test_an_upload_that_is_called_off_while_it_is_written(tmp_path: Path, monkey
         async with federation(tmp_path) as here, here.scripted() as learner:
             task = await (await learner.join()).task()
             monkeypatch.setattr(Blobs, "adopt", slowly)
-            monkeypatch.setattr("metis.deployment.controller.blobs.end_process", failed)  # would end this process
+            monkeypatch.setattr(blobs_module, "end_process", failed)  # would end this process
             for delay in (0.02, 0.05, 0.08):
                 tried()
                 call = learner.stub.upload(parts(learner.header(task.number), local_model()), metadata=learner.metadata)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import metis.deployment.controller.clock as clock_module
 from metis.deployment.controller.clock import RunClock, read_tick, write_tick
 
 
@@ -21,7 +22,7 @@ class Wall:
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     wall = Wall()
-    monkeypatch.setattr("metis.deployment.controller.clock.monotonic", wall.monotonic)
+    monkeypatch.setattr(clock_module, "monotonic", wall.monotonic)
     return wall
 
 

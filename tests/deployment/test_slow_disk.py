@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import metis.deployment.controller.disk as disk_module
 from deployment.faults import busy_writer, federation, play
 from deployment.federations import Served
 from metis.core import policies
@@ -149,7 +150,7 @@ def test_a_beginning_whose_sync_failed_is_not_continued(tmp_path: Path, monkeypa
         raise OSError(errno.EIO, "Input/output error")
 
     with State.open(tmp_path / "state") as state:
-        monkeypatch.setattr("metis.deployment.controller.disk.end_process", end)
+        monkeypatch.setattr(disk_module, "end_process", end)
         with pytest.raises(Ended), state.incoming(3, sha256) as incoming:
             incoming.write(content)
             monkeypatch.setattr(os, "fsync", broken)

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import metis.deployment.controller.blobs as blobs_module
 from metis.deployment.controller.blobs import BlobMismatch
 from metis.deployment.controller.state import Entry, State
 from metis.errors import DataError, DuplicateUpdate, StateError
@@ -429,7 +430,7 @@ def test_what_was_received_is_not_collected(state: State, monkeypatch: pytest.Mo
         incoming.write(b"invalid")
         incoming.commit(incoming.bytes, incoming.sha256)
     state.collect([])
-    monkeypatch.setattr("metis.deployment.controller.blobs._HOLD_SECONDS", 0)
+    monkeypatch.setattr(blobs_module, "_HOLD_SECONDS", 0)
     assert state.collect([]) == 1
     assert blobs(state.folder) == {name}
 
