@@ -284,3 +284,29 @@ def test_the_controller_waits_until_the_final_model_was_fetched(tmp_path: Path) 
             assert await here.serving
 
     play(scene())
+
+
+def test_the_controller_waits_at_the_end_for_a_learner_whose_lease_had_ended(tmp_path: Path) -> None:
+    """It took part and does not have the final model; one that said that it leaves is not waited for."""
+
+    async def scene() -> None:
+        async with federation(tmp_path, rounds=1, expected=3, linger=600) as here:
+            async with here.scripted("l0") as stays, here.scripted("l1") as silent, here.scripted("l2") as leaves:
+                for learner in (stays, silent, leaves):
+                    await learner.join()
+                number = (await stays.task()).number
+                await leaves.send(leaving=pb.Leaving())
+                await silent.vanish()
+                here.process._time.release("l1")  # as a lease that ends does
+                await leaves.vanish()
+                await stays.hand_in(number)
+                await stays.expect("farewell")
+                await stays.vanish()
+                await here.until(lambda: here.process._presence.owed == {"l1"})
+                assert not here.serving.done()
+                await silent.greet()
+                await silent.expect("farewell")
+                await silent.vanish()
+                assert await here.serving
+
+    play(scene())

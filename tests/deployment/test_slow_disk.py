@@ -11,17 +11,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import metis.deployment.controller.disk as disk_module
-from deployment.faults import busy_writer, federation, play
-from deployment.federations import Served
+from deployment.faults import busy_writer, federation, journaled, play
+from deployment.federations import Served, served
 from metis.core import policies
-from metis.core.events import CommunityPublished, DeadlinePassed
-from metis.deployment.controller.state import State
+from metis.core.events import Action, CommunityPublished, DeadlinePassed
+from metis.core.stop import StopRule
+from metis.deployment.controller.settings import DeploymentSettings
+from metis.deployment.controller.state import Entry, State
 from metis.deployment.learner.work import WorkFolder
-from metis.errors import ConfigError, DiskFull
+from metis.deployment.wire import wire_pb2 as pb
+from metis.errors import ConfigError, DiskFull, StateError
 from metis.runs.trace import read_trace
+
+TWO = DeploymentSettings(expected=2, lease=20, heartbeat=0.2, linger=0.2)
 
 # --- deadlines --------------------------------------------------------------------------------------
 
@@ -112,6 +118,42 @@ def test_a_slow_journal_does_not_fill_itself_with_deadlines(tmp_path: Path, monk
                 posted = len([item for _, item in read_trace(tmp_path / "run" / "events.jsonl")
                               if isinstance(item, DeadlinePassed)])  # fmt: skip
                 assert rounds == 8 and posted <= 2 * rounds
+
+    play(scene())
+
+
+# --- a failure ----------------------------------------------------------------------------------------
+
+
+def test_nothing_follows_an_event_that_is_half_applied(tmp_path: Path) -> None:
+    """The writer fails in the middle of an update: whatever comes behind it is refused, and nothing more is applied."""
+
+    async def scene() -> None:
+        async with served(tmp_path, policies.async_fedavg(1), StopRule(rounds=1000), terms=TWO) as here:
+            writer, applied = here.process._writer, list[int]()
+
+            def broken(entry: Entry) -> list[Action]:
+                applied.append(entry.seq)
+                raise RuntimeError("broken in the middle")
+
+            async with here.scripted("l0") as first, here.scripted("l1") as second:
+                await first.join()
+                await second.join()
+                one, two = await first.task(), await second.task()
+                with busy_writer(here):
+                    writer.durable.apply = broken  # type: ignore[method-assign]
+                    handing_in = asyncio.create_task(first.hand_in(one.number))
+                    await here.until(lambda: here.process._requests.uploads == 1)
+                assert (await handing_in).verdict == pb.Receipt.COMMITTED
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    while True:
+                        await second.hand_in(two.number)
+                assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+                with pytest.raises(RuntimeError, match="broken in the middle"):
+                    await here.serving
+                assert len(applied) == 1 and journaled(here)[0] == one.number
+                with pytest.raises(StateError, match="has failed and stops"):
+                    writer._unless_failed(lambda: None)
 
     play(scene())
 

@@ -557,7 +557,7 @@ class _Rows:
     def fetchall(self) -> list[Any]:
         try:
             return list(self._cursor)
-        except apsw.Error as problem:
+        except (apsw.Error, UnicodeDecodeError) as problem:
             raise self._connection.translated(problem) from problem
 
     def fetchone(self) -> Any:
@@ -582,9 +582,11 @@ class _Connection:
             raise self.translated(problem) from problem
         boot.world.loop.kept.append(self._database)  # stays until the simulation is over
 
-    def translated(self, problem: apsw.Error) -> sqlite3.Error:
+    def translated(self, problem: apsw.Error | UnicodeDecodeError) -> sqlite3.Error:
         if self._boot.dead or self._boot.world.over:
             raise Crashed
+        if isinstance(problem, UnicodeDecodeError):
+            return sqlite3.OperationalError("Could not decode to UTF-8 column")
         kind, text = _TEXTS.get(type(problem), (sqlite3.OperationalError, str(problem)))
         return kind(text)
 
@@ -595,7 +597,7 @@ class _Connection:
             self._boot.world.worker.maybe_pause()
         try:
             return _Rows(self, self._database.execute(statement, values))
-        except apsw.Error as problem:
+        except (apsw.Error, UnicodeDecodeError) as problem:
             raise self.translated(problem) from problem
 
     @property

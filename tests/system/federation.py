@@ -69,9 +69,11 @@ SOMETIMES = (  # what a thousand seeds reach
     "exit 74", "c ended by its disk", "l ended by its disk", "a liar takes part", "a rotten file was refused",
     "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
 )  # fmt: skip
+# Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
+SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=10.0)
 POLICIES: dict[str, Policy] = {
-    "semisync": semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0),
-    "semisync int8": semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0).with_layers(Compression("int8")),
+    "semisync": SEMISYNC,
+    "semisync int8": SEMISYNC.with_layers(Compression("int8")),
     "sync": sync_fedavg(local_epochs=1.0),
     "sync FedAvgM": sync_fedavg(local_epochs=1.0).with_layers(FedAvgM()),
     "async": async_fedavg(local_epochs=1.0),

@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from metis.deployment.controller.disk import EXHAUSTED
-from metis.errors import DataError
+from metis.deployment.controller.disk import writing
+from metis.errors import DataError, DiskFull
 from metis.files import sync
 from metis.system import disk, one_thread
 
@@ -111,14 +111,13 @@ class AuditLog:
                     return
             data = b"".join(line + b"\n" for line in lines)
             try:
-                written = 0
-                while written < len(data):
-                    written += disk().pwrite(self._file, data[written:], self._end + written)
-                if self._durable:
-                    disk().fsync(self._file)
-            except OSError as problem:
-                if problem.errno not in EXHAUSTED:
-                    raise
+                with writing(self._path):
+                    written = 0
+                    while written < len(data):
+                        written += disk().pwrite(self._file, data[written:], self._end + written)
+                    if self._durable:
+                        disk().fsync(self._file)
+            except DiskFull:
                 with suppress(OSError):
                     os.ftruncate(self._file, self._end)
                 return

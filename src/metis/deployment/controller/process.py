@@ -96,7 +96,8 @@ class ControllerProcess:
             plan.began_with,
         )
         present = [learner for learner, is_present in recovered.learners.items() if is_present]
-        self._presence = Presence(present, recovered.standing.started, self._settings.lease)
+        joined = [learner for learner in recovered.learners if recovered.member_changes.get(learner) is not False]
+        self._presence = Presence(present, joined, recovered.standing.started, self._settings.lease)
         self._time = Timekeeper(
             state, recovered.seconds, self._writer, self._view, self._presence, self._settings, report
         )  # fmt: skip
@@ -264,7 +265,7 @@ class ControllerProcess:
             await asyncio.sleep(0.1)
 
     def _everybody_gone(self) -> bool:
-        return not (self._sessions.open or self._requests.uploads or self._presence.heard)
+        return not (self._sessions.open or self._requests.uploads or self._presence.owed)
 
     async def status(self) -> dict[str, Any]:
         """The status document; the writer and the event loop both have to answer for it.
@@ -316,7 +317,7 @@ class ControllerProcess:
         self._members.changed(learner, added)
         self._audit.note("member_added" if added else "member_removed", learner=learner)
         if not added:
-            self._presence.heard.pop(learner, None)
+            self._presence.gone(learner)
             self._sessions.remove(learner)
 
     def disk_full(self, reason: str) -> None:
@@ -376,6 +377,7 @@ class ControllerProcess:
                 self._evaluations.reported(session, message.evaluation)
             case "leaving":
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
+                self._presence.owed.discard(session.learner)
                 if session.learner in self._presence:
                     self._time.release(session.learner)
             case _:

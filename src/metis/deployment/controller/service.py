@@ -28,7 +28,7 @@ from metis.deployment.wire.chunks import Piece, chunk_bytes
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
-from metis.errors import DiskFull
+from metis.errors import DiskFull, StateError
 from metis.system import monotonic
 
 _T = TypeVar("_T")
@@ -203,6 +203,9 @@ class Service:
             reason = "the disk of the controller is full; keep the update and send it again later"
             self._disk_full(str(problem))
             await self.refuse(context, Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
+        except StateError:
+            reason = "the controller has failed and stops; keep the update and come back"
+            await self.refuse(context, Refused(grpc.StatusCode.UNAVAILABLE, reason))
         except DecodeError:
             await self.refuse(context, Refused(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
         raise AssertionError("abort raises")

@@ -27,8 +27,11 @@ _MAX_SKEW = 60.0  # seconds between two machines' clocks that nobody is warned o
 class Presence:
     """When each learner on the roster was last heard, and for whom the run's clock waits after a restart."""
 
-    def __init__(self, present: Collection[LearnerId], started: bool, lease: float) -> None:
+    def __init__(
+        self, present: Collection[LearnerId], joined: Collection[LearnerId], started: bool, lease: float
+    ) -> None:
         self._began, self._lease = monotonic(), lease
+        self.owed = set(joined)  # who takes part, present or not, and does not have the final model yet
         self.heard = dict.fromkeys(present, self._began)  # after a restart everybody has a whole lease to come back
         # The clock waits for those who were there when the last process ended: they cannot know that it is back.
         self._awaited = set(present) if started else set()
@@ -42,11 +45,17 @@ class Presence:
     def here(self, learner: LearnerId) -> None:
         """It has joined, or is still on the roster though it was about to leave."""
         self.heard[learner] = monotonic()
+        self.owed.add(learner)
 
     def back(self, learner: LearnerId) -> None:
         """It has reconnected."""
         self.here(learner)
         self._awaited.discard(learner)
+
+    def gone(self, learner: LearnerId) -> None:
+        """It takes no part any more: it was removed, or the federation has ended and it has the final model."""
+        self.heard.pop(learner, None)
+        self.owed.discard(learner)
 
     def last_heard(self, learner: LearnerId, session: Session | None) -> float:
         """On the monotonic clock; minus infinity for a learner that is neither present nor connected."""
@@ -186,7 +195,7 @@ class Sessions:
         if learner in heard:
             heard[learner] = session.last_heard
         if self._view.standing.finished:
-            heard.pop(learner, None)
+            self._presence.gone(learner)
 
     def check_ready(self, session: Session, ready: pb.Ready) -> None:
         """Refuse a learner whose network or numbers do not fit."""

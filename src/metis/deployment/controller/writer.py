@@ -16,16 +16,17 @@ from typing import Protocol, TypeVar
 
 from metis.core.controller import Controller
 from metis.core.events import Action, Event, LearnerId, LocalTask, SendTask
-from metis.deployment.controller.disk import EXHAUSTED
+from metis.deployment.controller.disk import writing
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
-from metis.errors import ConfigError, DataError, DiskFull
+from metis.errors import ConfigError, DataError, DiskFull, StateError
 from metis.runs.trace import to_line
 from metis.system import one_thread, sleep
 
 _T = TypeVar("_T")
 Recorded = tuple[float, Event | Action]  # one line of the trace
+_FAILED = "the controller has failed and stops"
 _DISK_FULL_PAUSE = 0.2  # seconds until the next job tries the full disk again
 
 
@@ -99,13 +100,9 @@ class TraceFile:
             self.flush()
 
     def flush(self) -> None:
-        try:
+        with writing(self._path):
             while self._unwritten:
                 del self._unwritten[: self._file.write(self._unwritten)]
-        except OSError as problem:
-            if problem.errno not in EXHAUSTED:
-                raise
-            raise DiskFull(f"no room to write {self._path}: {problem.strerror}") from problem
 
     def close(self) -> None:
         self._file.close()
@@ -122,6 +119,7 @@ class Writer:
         self._recorded: list[Recorded] = []
         self._unapplied: deque[tuple[Entry, asyncio.Future[Entry] | None]] = deque()
         self._thread = one_thread("metis-writer")
+        self._failure: BaseException | None = None  # an event may be half applied: nothing may follow it
 
     def recover(self, plan: FederationPlan) -> Recovered:
         """Be again what the journal says; before anything else."""
@@ -190,12 +188,12 @@ class Writer:
                 self._loop.call_soon_threadsafe(_answer, done, problem)
                 raise
 
-        self.submit(job)
+        self.submit(job, lambda: _answer(done, StateError(_FAILED)))
         return await done
 
     async def ask(self, question: Callable[[], _T]) -> _T:
         """The answer to a question that only the writer can answer, behind the jobs that were submitted before."""
-        return await asyncio.wrap_future(self._thread.submit(question))
+        return await asyncio.wrap_future(self._thread.submit(self._unless_failed, question))
 
     async def snapshot(self) -> None:
         with contextlib.suppress(DiskFull):  # then a restart replays more
@@ -238,16 +236,28 @@ class Writer:
         self.submit(self._apply_first)
         return entry
 
+    def _unless_failed(self, job: Callable[[], _T]) -> _T:
+        if self._failure is not None:
+            raise StateError(_FAILED)
+        return job()
+
     def _guard(self, job: Callable[[], object], or_else: Callable[[], object] | None) -> None:
         try:
-            job()
+            self._unless_failed(job)
         except DiskFull as problem:
             self.in_loop(self._listener.disk_full, str(problem))
             if or_else is not None:
                 self.in_loop(or_else)
             sleep(_DISK_FULL_PAUSE)
         except BaseException as problem:  # nobody waits for this job, so nobody else would learn of it
-            self.in_loop(self._listener.failed, problem)
+            if self._failure is None:
+                self._failure = problem
+                self.in_loop(self._listener.failed, problem)
+                for _, done in self._unapplied:
+                    if done is not None:
+                        self.in_loop(_answer, done, problem)
+            elif or_else is not None:
+                self.in_loop(or_else)
 
     def _apply_first(self) -> None:
         entry, done = self._unapplied[0]
@@ -256,10 +266,6 @@ class Writer:
         except DiskFull:
             with contextlib.suppress(RuntimeError):  # the process is ending: the next one applies it
                 self.submit(self._apply_first)
-            raise
-        except BaseException as problem:
-            if done is not None:
-                self.in_loop(_answer, done, problem)
             raise
         self._unapplied.popleft()
         concerned = {action.learner for action in actions if isinstance(action, SendTask)}
