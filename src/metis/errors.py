@@ -11,6 +11,7 @@ MetisError
 ├── DiskFull               the disk's: nothing has changed, and the same call works when there is space again
 ├── LearnerError           a learner's: the federation goes on without its update
 │   ├── DuplicateUpdate    a task that was answered already
+│   ├── Refused            a message of the secure sum that breaks its rules; nothing has changed
 │   ├── UnexpectedEvent    an event that cannot happen now, such as an answer to no open task; it changed nothing
 │   ├── Diverged           local training left the finite numbers
 │   │   └── NotFinite      because its examples have NaN or infinity
@@ -86,6 +87,10 @@ class DuplicateUpdate(LearnerError):
     def __init__(self, entry: Any) -> None:
         super().__init__(f"task {entry.update} was already answered by entry {entry.seq} of the journal")
         self.entry = entry
+
+
+class Refused(LearnerError):
+    """A message of the secure sum breaks its rules, or the member that should act on it must not; nothing changed."""
 
 
 class UnexpectedEvent(LearnerError):

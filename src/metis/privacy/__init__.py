@@ -1,0 +1,6 @@
+"""What leaves a silo: the secure sum's keys and masks at learners and controller, and homomorphic encryption.
+
+`metis.core.secure_sum` describes the messages and their order, `metis.core.ring` the numbers. A learner has a `Member`
+(`member.py`) and a controller an `Opener` (`opener.py`) for each context; neither sends anything itself. The protocol
+recombines published parts (Bonawitz et al. 2017, Flamingo 2023) and has not been reviewed by anybody outside.
+"""
