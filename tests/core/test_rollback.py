@@ -18,7 +18,7 @@ from metis.core.events import (
     StopRequested,
     UpdateCommitted,
 )
-from metis.core.layers import AdaptivePeriod, FedNova, Sample
+from metis.core.layers import AdaptivePeriod, FedNova, Median, NormBound, Sample
 from metis.core.layers.server_optimizers import FedAvgM, FedYogi
 from metis.core.model import Model
 from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
@@ -36,6 +36,8 @@ POLICIES = {
     "fedbuff": fedbuff(1, buffer_size=2),
     "semisync-adaptive": semisync_fedavg(timings="smoothed").with_layers(AdaptivePeriod()),
     "sync-nova-yogi": sync_fedavg(1).with_layers(FedNova(), FedYogi()),
+    "semisync-norm-bound": semisync_fedavg(2).with_layers(NormBound()),
+    "fedbuff-median": fedbuff(1, buffer_size=2).with_layers(Median()),
     "fedasync-momentum": fedasync(1).with_layers(FedAvgM()),
     "sync-scaffold": sync_fedavg(1).for_solver(Scaffold(0.1))[0],
     "async-scaffold": async_fedavg(1).for_solver(Scaffold(0.1))[0],

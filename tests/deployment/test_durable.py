@@ -25,7 +25,7 @@ from metis.core.events import (
     TaskFailed,
     UpdateRequest,
 )
-from metis.core.layers import AdaptivePeriod, FedNova, ScheduledRate
+from metis.core.layers import AdaptivePeriod, FedNova, Median, NormBound, ScheduledRate
 from metis.core.layers.sample import Sample
 from metis.core.layers.server_optimizers import FedAvgM, FedYogi
 from metis.core.mixing import ModelStore
@@ -59,6 +59,8 @@ POLICIES = {
     .with_layers(FedNova())
     .with_layers(FedYogi(rate=RATE))
     .with_layers(ScheduledRate(RATE)),
+    "sync-norm-bound": policies.sync_fedavg(1).with_layers(NormBound()),
+    "fedbuff-median": policies.fedbuff(1, buffer_size=3).with_layers(Median()),
     "fedasync-server": policies.fedasync(1).with_layers(FedAvgM()),
     "sync-sample-scaffold": policies.sync_fedavg(1).with_layers(Sample(learners=2)).for_solver(Scaffold(0.1))[0],
     "async-scaffold": policies.async_fedavg(1, rebuild_every=7).for_solver(Scaffold(0.1))[0],

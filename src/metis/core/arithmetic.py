@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 128 * 1024  # numbers; 1 MiB of float64
+_PIECE = 16 * 1024  # numbers of each model where all models are looked at together
 
 
 class Row(Protocol):
@@ -95,3 +96,36 @@ def squared_distance(to: Row, start: Row | None, size: int) -> float:
             delta -= start[part]
         total += float(np.add.reduce(np.square(delta, out=delta)))
     return total
+
+
+def elementwise(
+    size: int, rows: Sequence[Row], combine: Callable[[NDArray[np.float32]], NDArray[np.float64]]
+) -> NDArray[np.float32]:
+    """What `combine` makes of the numbers of all rows (models x elements), element by element, a piece at a time."""
+    result = _chosen.empty(size)
+
+    def work(start: int, end: int) -> None:
+        for begin in range(start, end, _PIECE):
+            part = slice(begin, min(begin + _PIECE, end))
+            result[part] = combine(np.stack([row[part] for row in rows]))
+
+    _chosen.each_block(size, len(rows), work)
+    return result
+
+
+def inner_products(rows: Sequence[Row], start: Row | None, parts: Iterable[slice]) -> NDArray[np.float64]:
+    """The sums over these parts of (row_i - start) (row_j - start), for all i and j.
+
+    Each row is read once. A piece has a fixed length and they are added up in order, so that the bits depend neither
+    on threads nor, as those of a matrix product would, on the processor.
+    """
+    total = np.zeros((len(rows), len(rows)))
+    for whole in parts:
+        for begin in range(whole.start, whole.stop, _PIECE):
+            part = slice(begin, min(begin + _PIECE, whole.stop))
+            deltas = np.stack([row[part] for row in rows]).astype(np.float64)
+            if start is not None:
+                deltas -= start[part]
+            for i in range(len(rows)):
+                total[i, : i + 1] += np.add.reduce(deltas[i] * deltas[: i + 1], axis=1)
+    return np.asarray(np.tril(total) + np.tril(total, -1).T)

@@ -12,7 +12,7 @@ from metis.core.contribution import ContributionValue
 from metis.core.events import Budget, LearnerId
 from metis.core.layers.base import LAYERS, Layer, Need
 from metis.core.mixing import Community, Mixing, ModelStore
-from metis.core.mixing.community import averages_rounds, weighs_learners
+from metis.core.mixing.community import averages_rounds, mixes_cohorts, weighs_learners
 from metis.core.model import Layout, Model
 from metis.core.protocols.protocol import CommunicationProtocol
 from metis.core.roster import LearnerRecord, Roster
@@ -72,6 +72,7 @@ class Policy:
             "period": self.protocol.has_period,
             "bound": self.protocol.has_period,
             "average": averages_rounds(self.mixing),
+            "cohort": mixes_cohorts(self.mixing),
             "shares": weighs_learners(self.mixing),
             "models": True,
             "wire": True,

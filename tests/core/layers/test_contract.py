@@ -16,6 +16,7 @@ from metis.core.layers import (
     LAYERS,
     AdaptivePeriod,
     Cap,
+    CentredClipping,
     Compression,
     ControlVariates,
     FedAdagrad,
@@ -23,15 +24,20 @@ from metis.core.layers import (
     FedAvgM,
     FedNova,
     FedYogi,
+    GeometricMedian,
     LargestShare,
     Layer,
+    Median,
     Memory,
+    MultiKrum,
+    NormBound,
     Outgoing,
     ProximalPull,
     Sample,
     ScheduledLambda,
     ScheduledRate,
     ShortestPeriod,
+    TrimmedMean,
     Work,
 )
 from metis.core.mixing import MemoryStore
@@ -49,6 +55,12 @@ EXAMPLES: tuple[Layer, ...] = (
     Cap(0.5),
     Sample(learners=2),
     FedNova(2.0),
+    Median(),
+    TrimmedMean(0.3),
+    GeometricMedian(iterations=5),
+    MultiKrum(0.3),
+    CentredClipping(radius=2.0),
+    NormBound(multiple=2.0),
     AdaptivePeriod(gain=2.0),
     ShortestPeriod(exchanges=2.0),
     FedAvgM(momentum=0.5),
@@ -144,6 +156,11 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             "nova mixes rounds by a normalised average, and {} does not average rounds; "
             "sync_fedavg and semisync_fedavg do",
             asynchronous,
+        ),
+        "robust": (
+            "robust compares the models that are mixed at a time, and {} takes them in one by one; sync_fedavg, "
+            "semisync_fedavg and fedbuff mix several",
+            ["async_fedavg", "fedrec", "fedasync"],
         ),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",

@@ -8,6 +8,15 @@ from metis.core.layers.control_variates import ControlVariates
 from metis.core.layers.fednova import FedNova
 from metis.core.layers.proximal import ProximalPull
 from metis.core.layers.rate import ScheduledRate
+from metis.core.layers.robust import (
+    CentredClipping,
+    GeometricMedian,
+    Median,
+    MultiKrum,
+    NormBound,
+    RobustRule,
+    TrimmedMean,
+)
 from metis.core.layers.sample import Sample
 from metis.core.layers.scheduled_lambda import ScheduledLambda
 from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
@@ -19,6 +28,7 @@ __all__ = [
     "LAYERS",
     "AdaptivePeriod",
     "Cap",
+    "CentredClipping",
     "Compression",
     "ControlVariates",
     "FedAdagrad",
@@ -26,18 +36,24 @@ __all__ = [
     "FedAvgM",
     "FedNova",
     "FedYogi",
+    "GeometricMedian",
     "LargestShare",
     "Layer",
     "LayerKind",
+    "Median",
     "Memory",
+    "MultiKrum",
     "Need",
+    "NormBound",
     "Outgoing",
     "ProximalPull",
+    "RobustRule",
     "Sample",
     "ScheduledLambda",
     "ScheduledRate",
     "ServerOptimizer",
     "ShortestPeriod",
+    "TrimmedMean",
     "Work",
     "Wrapper",
 ]

@@ -32,8 +32,8 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 #   bound    its rounds can be made longer
 #   average  rounds are mixed by a plain average models  the controller sees each local model
 #   shares   each learner's model has a weight    wire    how an update is encoded
-#   layout   which tensors a model has
-Need: TypeAlias = Literal["rounds", "period", "bound", "average", "shares", "models", "wire", "layout"]
+#   layout   which tensors a model has           cohort  several local models are mixed at a time
+Need: TypeAlias = Literal["rounds", "period", "bound", "average", "cohort", "shares", "models", "wire", "layout"]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class FedNova(
         "semisync_fedavg do",
         "models": "scales each local model, which nobody can under {other}",
     },
-    takes={"average"},
+    takes={"average", "cohort"},
 ):
     """Normalised averaging: a learner that did more steps does not pull more; beyond the paper."""
 

@@ -110,12 +110,18 @@ def weighs_learners(mixing: Mixing) -> bool:
     return bool(getattr(getattr(mixing, "func", mixing), "weighs_learners", False))
 
 
+def mixes_cohorts(mixing: Mixing) -> bool:
+    """Whether the communities that this makes mix several local models at a time."""
+    return bool(getattr(getattr(mixing, "func", mixing), "mixes_cohorts", False))
+
+
 class Published:
     """What every mixing rule has: a published model, its stamp, and the step counter."""
 
     uses_base = False
     averages_rounds = False
     weighs_learners = False
+    mixes_cohorts = False
     largest_share = 1.0  # of one learner, where `weighs_learners`
     measure: RoundMeasure | None = None
 

@@ -21,6 +21,7 @@ class Buffered(Published):
     """FedBuff (Nguyen et al. 2022): K weighted differences make one step of the community model."""
 
     uses_base = True
+    mixes_cohorts = True
 
     def __init__(
         self, initial_model: Model, store: ModelStore, buffer_size: int = 3, server_learning_rate: float = 1.0

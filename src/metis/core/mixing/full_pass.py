@@ -18,6 +18,7 @@ class FullPass(Published):
 
     averages_rounds = True
     weighs_learners = True
+    mixes_cohorts = True
 
     def __init__(self, initial_model: Model, store: ModelStore) -> None:
         super().__init__(initial_model)
