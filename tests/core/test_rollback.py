@@ -103,6 +103,7 @@ def test_a_rollback_is_not_a_round_of_the_stop_rule() -> None:
     """Five rounds are five mixtures; the number that the old model gets is not counted."""
     play = Play(POLICIES["sync"], *THREE, stop=StopRule(rounds=5)).run_until(community_version=4)
     assert not any(isinstance(action, Finish) for action in play.handle(RolledBack(0, model())))
+    assert play.controller.latest_rollback == 5
     play.run()
     assert (play.version, play.finish_reason()) == (6, "5 rounds are done")
 

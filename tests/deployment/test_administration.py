@@ -50,7 +50,7 @@ async def ask(address: str, question: Callable[[RemoteController], _T], identity
     """What an administrator on another machine would be answered."""
 
     def call() -> _T:
-        with RemoteController(address, identity) as remote:
+        with RemoteController.dial(address, identity) as remote:
             return question(remote)
 
     return await asyncio.to_thread(call)
@@ -401,12 +401,12 @@ async def test_the_dashboard_of_a_remote_federation(tmp_path: Path) -> None:
     copy, rule = tmp_path / "copy", StopRule(rounds=10**6)
     copy.mkdir()
     async with served(tmp_path / "state", sync_fedavg(1), rule, terms=PROMPT) as here:
-        first = await asyncio.to_thread(RemoteController, here.address, None)
+        first = await asyncio.to_thread(RemoteController.dial, here.address, None)
         mirror = await asyncio.to_thread(Mirror, first, copy)
         await _mirrored(here, mirror, copy)
         await command(here, "resume")
     first.__exit__()
     async with served(tmp_path / "state", sync_fedavg(1), rule, terms=PROMPT) as here:
-        with await asyncio.to_thread(RemoteController, here.address, None) as second:
+        with await asyncio.to_thread(RemoteController.dial, here.address, None) as second:
             mirror._remote = second  # the same address, but for the port, which a test cannot keep
             await _mirrored(here, mirror, copy)

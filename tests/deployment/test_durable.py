@@ -208,6 +208,8 @@ def test_a_rollback_leads_back_to_every_model_that_is_kept(name: str, tmp_path: 
         assert (community.stamp.version, twin.durable.hashes[latest + 1]) == (latest + 1, blob)
         assert b"".join(model_parts(community.model)) == twin.state.blob_path(blob).read_bytes()
         assert all(task.based_on == community.stamp for task in _open_tasks(twin))
+        with pytest.raises(ConfigError, match=f"rolled back since community model {latest}, as .* {latest + 1}"):
+            twin.durable.rollback(0, latest)  # the same once more, because its answer was lost
     gone = next(version for version in range(1, 100) if version not in twin.durable.kept())
     kept = ", ".join(str(version) for version in sorted(twin.durable.kept(), reverse=True))
     with pytest.raises(ConfigError, match=f"community model {gone} is not kept; those that are, .*: {kept}"):

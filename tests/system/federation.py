@@ -15,21 +15,26 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import apsw
+import grpc
 import numpy as np
 
 from metis.core.controller import Controller
 from metis.core.costs import Power
-from metis.core.events import CommunityPublished, UpdateCommitted, UpdateRequest
+from metis.core.events import CommunityPublished, RolledBack, UpdateCommitted, UpdateRequest
 from metis.core.layers import Compression, FedAvgM
 from metis.core.mixing import MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
+from metis.deployment.controller.audit import AUDIT
+from metis.deployment.controller.callers import administrator_by_name
 from metis.deployment.controller.process import ControllerProcess
+from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import State
 from metis.deployment.learner.process import LearnerProcess
@@ -41,6 +46,7 @@ from metis.errors import LearnerError, MetisError, StateError
 from metis.runs.setting import Setting
 from metis.runs.trace import from_record
 from metis.system import SYSTEM, Chance, Clock, System, Threads
+from system.administrator import ADMIN, COMMANDS, NEWCOMER, Office, Order
 from system.disk import DiskPath, Machine, VirtualDisk
 from system.liar import LIAR, lie
 from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
@@ -68,6 +74,8 @@ SOMETIMES = (  # what a thousand seeds reach
     "a full disk", "a thread waited for a lock", "already committed", "committed", "an upload went on where it was",
     "exit 74", "c ended by its disk", "l ended by its disk", "a liar takes part", "a rotten file was refused",
     "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
+    *(f"{command} was answered" for command in COMMANDS), "a command was not answered",
+    "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
 )  # fmt: skip
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
 SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=10.0)
@@ -138,7 +146,19 @@ def drawn_faults(seed: int) -> list[Fault]:
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or ["kill controller"]
     count = rng.choice((1, 1, 2, 3, 5, 8))
     faults = (Fault(rng.uniform(0.5, FAULT_SECONDS), rng.choice(kinds), rng.randrange(1 << 30)) for _ in range(count))
-    return sorted(faults, key=lambda fault: fault.at)
+    return sorted([*faults, *_drawn_commands(seed)], key=lambda fault: fault.at)
+
+
+def _drawn_commands(seed: int) -> list[Fault]:
+    """What administrators ask for in a third of all seeds, at any time and as if nothing were wrong."""
+    rng = random.Random(f"commands {seed}")
+    if rng.random() > 0.35:
+        return []
+    enabled = [command for command in COMMANDS if rng.random() < 0.5] or ["rollback"]
+    return [
+        Fault(rng.uniform(1.0, rng.choice((12.0, 30.0))), f"command {rng.choice(enabled)}", rng.randrange(1 << 30))
+        for _ in range(rng.choice((1, 2, 4, 6)))
+    ]
 
 
 class Federation(World):
@@ -157,15 +177,22 @@ class Federation(World):
         self.faults = drawn_faults(seed) if faults is None else list(faults)
         self.network = Network(self)
         self.network.written, self.network.sent = self._written, self._sent
+        self._administered = any(fault.kind.startswith("command") for fault in self.faults)
         self._lied_to = self.rng.random() < 0.3
-        self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in (CONTROLLER, *LEARNERS, LIAR)}
+        more = (NEWCOMER, ADMIN) if self._administered else ()
+        names = (CONTROLLER, *LEARNERS, LIAR, *more)
+        self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in names}
         self._spawn = {
             name: spawner(
                 self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, self._trained
             )
             for name in LEARNERS
         }  # fmt: skip
-        self.boots: dict[str, Boot | None] = dict.fromkeys((CONTROLLER, *LEARNERS, LIAR))
+        self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, self._trained)
+        self.boots: dict[str, Boot | None] = dict.fromkeys(names)
+        self.process: ControllerProcess | None = None  # of the controller's latest start
+        limit = ("rounds", ROUNDS) if by_round else ("update_requests", REQUESTS)
+        self.office = Office(self, LEARNERS, limit)
         self._starts: Counter[str] = Counter()
         self._codes: dict[str, int] = {}
         self._finished = False
@@ -182,13 +209,15 @@ class Federation(World):
         self._epochs: dict[int, int] = {}  # of which start
         self._highest_epoch = 0
         self._entries: list[Any] = []
-        self._uploads: dict[Call, tuple[int, str]] = {}
+        self._uploads: dict[Call, tuple[int, str, float]] = {}  # task, SHA-256, when it began
 
     # --- faults -----------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault) -> None:
         rng, kind = random.Random(fault.number), fault.kind
         name = rng.choice(LEARNERS)
+        if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
+            name = ADMIN
         self.note("fault", kind if kind.endswith("controller") or kind == "EIO" else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
         whose = CONTROLLER if kind.endswith("controller") else name
@@ -222,6 +251,12 @@ class Federation(World):
                     self.kill(boot, power=False)
                     self._rotten = machine.rot(rng, "state")
                     self.note("rot", str(self._rotten))
+            case "command" if kind == "command revoke":
+                self.office.revoke("l1")
+            case "command":
+                self.office.order(Order(kind.split()[1], fault.number))
+                if kind == "command add":
+                    self._start(NEWCOMER)
             case "clock":
                 for each in self.boots.values():
                     if each is not None and rng.random() < 0.5:
@@ -234,6 +269,17 @@ class Federation(World):
     def _calm(self) -> None:
         for machine in self.machines.values():
             machine.full, machine.strike_at = False, None
+        self.office.settle()
+
+    def _revive(self) -> None:
+        """Learners end with the federation; if it is extended after that, their operators start them again."""
+        process, running = self.process, self.boots[CONTROLLER] is not None
+        if process is not None and running and not process.finished:
+            for name in [name for name, code in self._codes.items() if code == 0]:
+                self.sometimes("a finished federation was extended")
+                del self._codes[name]
+                self._start(name)
+        self.loop.call_later(3.0, self._revive)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -267,7 +313,8 @@ class Federation(World):
 
     def _launch(self, boot: Boot) -> None:
         self.note("start", self.policy_name if boot.name == CONTROLLER else "")
-        work: Any = {CONTROLLER: self._controller, LIAR: self._liar}.get(boot.name, self._learner)
+        others: Any = {CONTROLLER: self._controller, LIAR: self._liar, ADMIN: self._administrator}
+        work = others.get(boot.name, self._learner)
         task = self.loop.create_task(work(boot))
         task.add_done_callback(lambda done: self._ended(boot, done), context=boot.context.copy())
 
@@ -297,12 +344,19 @@ class Federation(World):
             self._codes[boot.name] = task.result()
             if task.result() != 0:
                 self.sometimes(f"a learner's exit code {task.result()}")
-                self._start_later(boot.name, 1.0)
+                out = self.office.out(boot.name)
+                self.reached["a removed learner was refused"] += out
+                self._start_later(boot.name, 5.0 if out else 1.0)
         if self.boots[CONTROLLER] is None and not self._done.done():
-            if self._finished and all(self._codes.get(name) == 0 for name in LEARNERS):
+            if self._finished and all(self._is_through(name) for name in LEARNERS):
                 self._done.set_result(None)
             elif boot.name == CONTROLLER:
                 self._start_later(CONTROLLER, 0.5)  # somebody does not have the final model yet
+
+    def _is_through(self, name: str) -> bool:
+        """Whether it has the final model, or was told that it does not belong to the federation."""
+        code = self._codes.get(name)
+        return code == 0 or (code == 2 and self.office.out(name))
 
     def _is_of_the_disk(self, problem: BaseException) -> bool:
         """A process may end when its disk is full or fails, if it says so."""
@@ -320,10 +374,16 @@ class Federation(World):
         self._check_journal(state)
         setting = Setting.of(self.policy, INITIAL, (), seed=1, metric="accuracy")
         members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
-        plan = FederationPlan(self._make, INITIAL, "{}", setting, members, SETTINGS, self.policy.wire)
-        process = ControllerProcess(
-            plan, state, DiskPath(f"{root}/run"), evaluator=None, identify=_by_name, report=self._reporter(boot)
-        )
+        plan = FederationPlan(
+            self._make, INITIAL, "{}", setting, members, SETTINGS, self.policy.wire, began_with=self._stop,
+            settings_of_added=lambda learner: "{}",
+        )  # fmt: skip
+        process = self.process = ControllerProcess(
+            plan, state, DiskPath(f"{root}/run"), evaluator=None, identify=self._identify,
+            report=self._reporter(boot), administrators=administrator_by_name,
+        )  # fmt: skip
+        self._finished = False
+        self.office.check_start(process)
         for version, sha256 in process._writer.durable.hashes.items():
             self._is_version(version, sha256)
         ended = await process.serve(LISTEN, None)
@@ -344,6 +404,16 @@ class Federation(World):
         self.sometimes("a liar takes part")
         return await lie(LISTEN, LAYOUT, boot.rng, self._done)
 
+    async def _administrator(self, boot: Boot) -> int:
+        return await self.office.work(LISTEN)
+
+    def _identify(self, context: Any) -> str:
+        """By certificate, as far as that matters here: asked at every call."""
+        name = str(dict(context.invocation_metadata())["metis-learner"])
+        if name in self.office.revoked:
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of '{name}' was revoked")
+        return name
+
     def _reporter(self, boot: Boot) -> Any:
         return lambda kind, text: self.note("says", self._without_paths(f"{kind}: {text}"))
 
@@ -351,10 +421,12 @@ class Federation(World):
 
     def _written(self, call: Call, message: Any) -> None:
         if isinstance(message, pb.UploadPart) and message.HasField("header"):
-            self._uploads[call] = (message.header.task, message.header.sha256)
+            self._uploads[call] = (message.header.task, message.header.sha256, self.loop.now)
 
     def _receipt(self, call: Call, receipt: pb.Receipt) -> None:
-        (task, sha256), who = self._uploads[call], dict(call.metadata)["metis-learner"]
+        (task, sha256, begun), who = self._uploads[call], dict(call.metadata)["metis-learner"]
+        if receipt.verdict == pb.Receipt.COMMITTED:
+            self.office.committed(who, begun)
         if receipt.verdict != pb.Receipt.REFUSED and self._tasks[task][0] != who:
             self.violated(f"I16: the update of {who} is accepted for task {task} of {self._tasks[task][0]}")
         if who == LIAR:
@@ -380,16 +452,18 @@ class Federation(World):
             return
         if not isinstance(message, pb.ToLearner):
             return
-        boot = BOOT.get()
+        boot, name = BOOT.get(), dict(call.metadata)["metis-learner"]
         assert boot is not None
         match message.WhichOneof("message"):
             case "welcome":
+                self.office.welcomed(name)
                 epoch = message.welcome.epoch
                 if epoch < self._highest_epoch or self._epochs.setdefault(epoch, boot.number) != boot.number:
                     self.violated(f"I6: epoch {epoch} of start {boot.number}, after epoch {self._highest_epoch}")
                 self._highest_epoch = max(epoch, self._highest_epoch)
             case "task":
-                task, name = message.task, dict(call.metadata)["metis-learner"]
+                task = message.task
+                self.office.task_sent(name, task.number)
                 self._is_version(task.version, task.sha256)
                 if self._tasks.setdefault(task.number, (name, task.version)) != (name, task.version):
                     self.violated(f"I15: task {task.number} was {self._tasks[task.number]}, is {(name, task.version)}")
@@ -419,6 +493,7 @@ class Federation(World):
         """I4, I8, I9: the journal folded by the core alone gives every version that anybody has seen."""
         twin: Controller = self._make(INITIAL, MemoryStore())
         current, counted = 0, set[str]()
+        communities = {payload_sha256(INITIAL): INITIAL}
         for entry in self._entries:
             if "published" in entry.record:
                 self._is_version(entry.record["published"], entry.record["sha256"])
@@ -426,13 +501,17 @@ class Federation(World):
             event: Any = from_record(entry.record)[1]
             if isinstance(event, UpdateRequest):
                 event = replace(event, local_model=self._model(entry.blob))
+            elif isinstance(event, RolledBack):
+                event = replace(event, community_model=communities[entry.blob])
             try:
                 actions = twin.handle(event, entry.at)
             except LearnerError:
                 continue
             for action in actions:
                 if isinstance(action, CommunityPublished):
-                    self._is_version(action.stamp.version, payload_sha256(action.community_model))
+                    sha256 = payload_sha256(action.community_model)
+                    communities[sha256] = action.community_model
+                    self._is_version(action.stamp.version, sha256)
                     current, counted = action.stamp.version, set()
                 elif isinstance(action, UpdateCommitted) and self.policy.protocol.has_rounds:
                     if action.learner in counted:
@@ -443,8 +522,11 @@ class Federation(World):
                         self.violated(f"I9: task {action.task} is based on {based_on} and counts in {current}")
         if not twin.finished:
             self.violated("I4: the journal does not lead to the end that everybody has seen")
+        audit = Path(self.machines[CONTROLLER].root, "state", AUDIT)
+        if self._rotten is None:
+            self.office.check_end([entry.record for entry in self._entries], self._versions, audit)
         for (name, task), where in self.spooled.items():
-            if where == "kept" and task not in self.acknowledged and self._codes.get(name) != 0:
+            if where == "kept" and task not in self.acknowledged and not self._is_through(name):
                 self.violated(f"L3: task {task} was kept by {name} and never answered")
 
     def _model(self, sha256: str) -> Model:
@@ -467,6 +549,9 @@ class Federation(World):
             self._start_later(name, self.rng.random() * 2)
         for fault in self.faults:
             self.loop.call_later(fault.at, self._strike, fault)
+        if self._administered:
+            self._start(ADMIN)
+            self._revive()
         self.loop.call_later(FAULT_SECONDS + 45, self._calm)
         done, _ = await asyncio.wait(
             [self._done, self.problem], timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -530,10 +615,6 @@ class _WatchedFolder(WorkFolder):
 
 def _quicken(line: Any) -> None:
     line.latency, line.jitter = 0.005, 0.01
-
-
-def _by_name(context: Any) -> str:
-    return str(dict(context.invocation_metadata())["metis-learner"])
 
 
 def play(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+_FOUND = Path(__file__).parent / "bugs-found.json"
 _BATCH = 25  # seeds in one process: what they leave behind in the interpreter goes with it
 
 
@@ -42,12 +46,8 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
     return 1
 
 
-def _batch(first: int, last: int, folder: str, out: int, bug: str | None) -> None:
-    """Play seeds in this process and write what was found; with a bug, until it is found."""
-    if bug is not None:
-        from system.bugs import plant
-
-        plant(bug)
+def _batch(first: int, last: int, folder: str, until_found: bool) -> dict[str, Any]:
+    """Play seeds in this process; what was found and what was reached."""
     from system.federation import play
 
     reached: Counter[str] = Counter()
@@ -58,55 +58,104 @@ def _batch(first: int, last: int, folder: str, out: int, bug: str | None) -> Non
         reached["steps"] += federation.loop.steps
         if problem is not None:
             found[seed] = str(problem)
-            if bug is not None:
+            if until_found:
                 break
-    os.write(out, json.dumps({"reached": reached, "found": found}).encode() + b"\n")
+    return {"reached": reached, "found": found}
 
 
-def farm(first: int, last: int, jobs: int, folder: str, bug: str | None) -> tuple[dict[int, str], Counter[str]]:
-    """Play many seeds in several processes."""
-    if bug is None:
-        import system.federation  # noqa: F401  # once, for all that are forked
+def _begin(work: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
+    """Start a process for this work; its number, and where its answer comes from."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(read)
+        os.write(write, json.dumps(work(*arguments)).encode())
+        os._exit(0)  # SQLite's simulated files must not be closed in the order of the interpreter's end
+    os.close(write)
+    return pid, read
+
+
+def _answer(read: int, status: int) -> Any:
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    if status or not text:
+        raise SystemExit(f"a process that played seeds ended with status {status}")
+    return json.loads(text)
+
+
+def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Do it in a process of its own, which has its own modules."""
+    pid, read = _begin(work, *arguments)
+    return _answer(read, os.waitpid(pid, 0)[1])
+
+
+def farm(
+    first: int, last: int, jobs: int, folder: str, *, until_found: bool = False
+) -> tuple[dict[int, str], Counter[str]]:
+    """Play many seeds in several processes; perhaps until the first one that fails."""
+    import system.federation  # noqa: F401  # once, for all that are forked
+
     batches = [(start, min(start + _BATCH, last)) for start in range(first, last, _BATCH)]
     running: dict[int, int] = {}
     found: dict[int, str] = {}
     reached: Counter[str] = Counter()
     while batches or running:
         while batches and len(running) < jobs:
-            start, end = batches.pop(0)
-            read, write = os.pipe()
-            if (pid := os.fork()) == 0:
-                os.close(read)
-                _batch(start, end, folder, write, bug)
-                os._exit(0)  # SQLite's simulated files must not be closed in the order of the interpreter's end
-            os.close(write)
+            pid, read = _begin(_batch, *batches.pop(0), folder, until_found)
             running[pid] = read
         pid, status = os.wait()
-        with os.fdopen(running.pop(pid)) as pipe:
-            text = pipe.read()
-        if status or not text:
-            raise SystemExit(f"a process that played seeds ended with status {status}")
-        answer = json.loads(text)
+        answer = _answer(running.pop(pid), status)
         found.update({int(seed): problem for seed, problem in answer["found"].items()})
         reached.update(answer["reached"])
-        if bug is not None and found:
+        if until_found and found:
             batches = []
     return found, reached
 
 
-def hunt(names: list[str], most: int, jobs: int, folder: str) -> int:
-    """How many seeds it takes to find each planted bug."""
+def _search(bug: str, first: int, most: int, jobs: int, folder: str) -> tuple[int, str] | None:
+    """The first seed that fails with this bug."""
+    from system.bugs import plant
+
+    plant(bug)
+    found, _ = farm(first, most, jobs, folder, until_found=True)
+    return min(found.items()) if found else None
+
+
+def _problem(seed: int, folder: str) -> str | None:
+    from system.federation import play
+
+    problem = play(seed, folder)[1]
+    return None if problem is None else str(problem)
+
+
+def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path) -> int:
+    """How many seeds it takes to find each planted bug; a seed that fails without it does not count."""
+    from system.bugs import BUGS
+
+    results: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     survivors = 0
     for name in names:
-        found, _ = farm(0, most, jobs, folder, name)
-        if found:
-            seed = min(found)
-            print(f"| {name} | {seed + 1} | {found[seed][:110]} |", flush=True)
-        else:
-            survivors += 1
-            print(f"| {name} | **not in {most}** | |", flush=True)
+        seed = 0
+        while (found := _alone(_search, name, seed, most, jobs, folder)) is not None:
+            seed = found[0]
+            if _alone(_problem, seed, folder) is None:
+                break
+            seed += 1
+        survivors += found is None
+        played, said = (most, "") if found is None else (seed + 1, found[1])
+        print(f"{name}: {f'not in {most} seeds' if found is None else f'seed {seed}: {said[:110]}'}", flush=True)
+        results[name] = {"found": found is not None, "seeds": played, "checker": _checker(said)}
+        kept = {bug: results[bug] for bug in BUGS if bug in results}
+        out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"{len(names) - survivors} of {len(names)} found")
     return bool(survivors)
+
+
+def _checker(said: str) -> str:
+    """Which of the checkers spoke."""
+    head = said.partition(":")[0]
+    if head[:1].isupper() and head[1:].isdigit():
+        return head
+    return re.sub(r"/\S*|[0-9a-f]{12,}|\d+", "…", said)[:70].strip()
 
 
 def never_reached(reached: Counter[str]) -> list[str]:
@@ -128,20 +177,24 @@ def main() -> int:
     parser.add_argument("--sometimes", action="store_true", help="fail if one of them was never reached")
     parser.add_argument("--bug", action="append", metavar="NAME", help="plant it and play seeds until it is found; all")
     parser.add_argument("--most", type=int, default=10_000, help="seeds for each planted bug")
+    parser.add_argument("--results", type=Path, default=_FOUND, metavar="FILE", help="what was found of each")
+    parser.add_argument("--left", action="store_true", help="only those that this file does not name as found")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         if options.bug is not None:
             from system.bugs import BUGS
 
             names = list(BUGS) if options.bug == ["all"] else options.bug
-            return hunt(names, options.most, options.jobs, folder)
+            known = json.loads(options.results.read_text("utf-8")) if options.left and options.results.exists() else {}
+            names = [name for name in names if not known.get(name, {}).get("found")]
+            return hunt(names, options.most, options.jobs, folder, options.results)
         if options.seed is not None or options.case is not None:
             return show(
                 options.seed or 0, folder, trace=options.trace, picture=options.picture, case=options.case
             )  # fmt: skip
         first, last = (int(part) for part in options.seeds.split(":"))
         began = time.monotonic()
-        found, reached = farm(first, last, options.jobs, folder, None)
+        found, reached = farm(first, last, options.jobs, folder)
     from system.federation import signature
 
     count, minutes = last - first, (time.monotonic() - began) / 60

@@ -15,7 +15,7 @@ from metis.cli.options import JsonOption
 from metis.cli.output import add, deployed, print_json, say, stdout
 from metis.cli.rounds import RoundOption, RoundsOption, SiteOption, show_rounds, site_table
 from metis.cli.status import View, show_view, watch_views
-from metis.errors import ConfigError
+from metis.errors import ConfigError, Unreachable
 from metis.text import printable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def connect(controller: str | None, identity: Path | None, insecure: bool) -> Re
         raise ConfigError("name the controller: --controller HOST:PORT")
     if (identity is None) != insecure:
         raise ConfigError("give your certificate, --identity KIT, or --insecure to a controller on this machine")
-    remote: RemoteController = deployed("metis.deployment.administrator").RemoteController(controller, identity)
+    remote: RemoteController = deployed("metis.deployment.administrator").RemoteController.dial(controller, identity)
     return remote
 
 
@@ -245,17 +245,27 @@ def rollback(
     to: Annotated[
         int | None, typer.Option("--to", metavar="VERSION", min=0, help="Without it: which are kept.")
     ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            "--after", metavar="VERSION", min=0, help="Not if there was a rollback since this one; default: the latest."
+        ),
+    ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on from an earlier community model: it is published again, and what was trained since does not count."""
     with _remote(context) as remote:
+        kept = remote.command("versions")
         if to is None:
-            kept = remote.command("versions")
             if as_json:
                 print_json(kept)
             else:
                 say(f"community model {kept['version']} is the latest; kept are {', '.join(map(str, kept['kept']))}")
             return
         _confirm(f"Go back to community model {to} in all of the federation?", yes)
-        answer(remote.command("rollback", version=to), as_json)
+        after = kept["version"] if after is None else after
+        try:
+            answer(remote.command("rollback", version=to, after=after), as_json)
+        except Unreachable as problem:
+            raise Unreachable(f"{problem}; it may have happened: give --after {after} to try again") from None

@@ -88,6 +88,7 @@ class Controller:
         self._tasks_sent = 0
         self._rounds_begun = 0
         self._rollbacks = 0
+        self.latest_rollback = 0  # the version under which it was published
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
@@ -257,6 +258,7 @@ class Controller:
         steps = self.community.committed_steps
         self.community = self.policy.start_community(event.community_model, self.store)
         self.community.continue_from(CommunityStamp(stamp.version + 1, steps))
+        self.latest_rollback = stamp.version + 1
         return [CommunityPublished(self.community.stamp, 0, event.community_model)]
 
     def _speed_alarm(self, record: LearnerRecord, before: float | None) -> list[Action]:

@@ -24,6 +24,9 @@ from metis.runs.storage import save_model
 from metis.text import printable
 
 Document = dict[str, Any]
+Metadata = tuple[tuple[str, str], ...]
+
+BY_NAME: Metadata = (("metis-role", "admin"),)  # instead of a certificate
 
 _COMMAND_SECONDS = 120.0  # a controller may be busy mixing
 _ROLES = ("admin", "viewer")
@@ -34,11 +37,21 @@ class StartedAgain(Exception):
 
 
 class RemoteController:
-    """A controller somewhere else; without a kit in plain text, on this machine only."""
+    """A controller somewhere else."""
 
-    def __init__(self, address: str, identity: Path | None) -> None:
+    def __init__(self, address: str, channel: grpc.Channel, metadata: Metadata = ()) -> None:
+        self.address, self._channel, self._metadata = address, channel, metadata
+        self._command = channel.unary_unary(
+            f"/{ADMINISTRATION}/Command", pb.AdminRequest.SerializeToString, pb.AdminAnswer.FromString
+        )
+        self._read = channel.unary_stream(
+            f"/{ADMINISTRATION}/Read", pb.AdminRequest.SerializeToString, pb.Chunk.FromString
+        )
+
+    @classmethod
+    def dial(cls, address: str, identity: Path | None) -> RemoteController:
+        """With the certificate of a kit; without one in plain text, on this machine only."""
         host, port = host_and_port(address, "federation.example.org:7443")
-        self.address = address
         kit: Kit | None = None
         if identity is not None:
             kit = load_kit(identity)
@@ -51,17 +64,8 @@ class RemoteController:
         preflight(route, kit)
         target, options = route.channel()
         if kit is None:
-            self._channel = grpc.insecure_channel(target, [*CHANNEL_OPTIONS, *options])
-            self._metadata: tuple[tuple[str, str], ...] = (("metis-role", "admin"),)
-        else:
-            self._channel = grpc.secure_channel(target, channel_credentials(kit), [*CHANNEL_OPTIONS, *options])
-            self._metadata = ()
-        self._command = self._channel.unary_unary(
-            f"/{ADMINISTRATION}/Command", pb.AdminRequest.SerializeToString, pb.AdminAnswer.FromString
-        )
-        self._read = self._channel.unary_stream(
-            f"/{ADMINISTRATION}/Read", pb.AdminRequest.SerializeToString, pb.Chunk.FromString
-        )
+            return cls(address, grpc.insecure_channel(target, [*CHANNEL_OPTIONS, *options]), BY_NAME)
+        return cls(address, grpc.secure_channel(target, channel_credentials(kit), [*CHANNEL_OPTIONS, *options]))
 
     def __enter__(self) -> RemoteController:
         return self

@@ -54,6 +54,7 @@ Document = dict[str, Any]
 _CODE = grpc.StatusCode
 _MAX_ARGUMENTS = 4096  # characters of JSON
 _MAX_WAITING = 8  # commands that wait for their turn; more are refused
+_CLOSE_SECONDS = 5.0  # that commands under way have to end when the process ends
 _BURST, _PER_SECOND = 60.0, 10.0  # calls of one administrator
 _PIECE = 1 << 18  # bytes of a file sent at once
 _MAX_READ = 64 << 20  # bytes in one call; what is left is asked for again
@@ -67,7 +68,7 @@ class Administered(Protocol):
 
     async def status(self) -> Document: ...
 
-    async def rollback(self, version: int) -> int: ...
+    async def rollback(self, version: int, after: int | None = None) -> int: ...
 
     async def kept_versions(self) -> list[int]: ...
 
@@ -100,7 +101,8 @@ class Administration:
         self._process, self._plan, self._state, self._folder = process, plan, state, folder
         self._writer, self._view, self._members, self._time = writer, view, members, timekeeper
         self._audit, self._identify, self._refuse, self._report = audit, identify, refuse, report
-        self._turn, self._waiting = asyncio.Lock(), 0
+        self._turn = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Document]] = set()
         self._allowance: dict[str, tuple[float, float]] = {}  # by name: calls that are left, and as of when
         self._looked: set[tuple[str, str]] = set()  # who has read what since the start
         self._commands = {
@@ -134,18 +136,36 @@ class Administration:
             if command is None:
                 raise Refused(_CODE.UNIMPLEMENTED, f"{name[:40]!r} is not a command; use {listed([*self._commands])}")
             self._check_role(caller, command.role, name)
-            if self._waiting >= _MAX_WAITING:
+            if len(self._under_way) > _MAX_WAITING:
                 raise Refused(_CODE.RESOURCE_EXHAUSTED, "too many commands are waiting for their turn; try again")
-            self._waiting += 1
-            try:
-                async with self._turn:
-                    document = await self._run(caller, name, command, arguments, context)
-            finally:
-                self._waiting -= 1
+            # It runs to its end though its caller is gone: what is half done must not meet the next command.
+            work = asyncio.create_task(self._in_turn(caller, name, command, arguments, address_of(context)))
+            self._under_way.add(work)
+            work.add_done_callback(self._ended)
+            document = await asyncio.shield(work)
             return pb.AdminAnswer(document=json_text(document, indent=None, default=plain_number))
         except Refused as refused:
             await self._refuse(context, refused)
         raise AssertionError("abort raises")
+
+    async def close(self) -> None:
+        """Let the commands end that are under way, or give them up."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=_CLOSE_SECONDS)
+        for work in self._under_way:
+            work.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _ended(self, work: asyncio.Task[Document]) -> None:
+        self._under_way.discard(work)
+        if not work.cancelled():
+            work.exception()  # for its caller, who may be gone
+
+    async def _in_turn(
+        self, caller: Administrator, name: str, command: _Command, arguments: Document, address: str
+    ) -> Document:
+        async with self._turn:
+            return await self._run(caller, name, command, arguments, address)
 
     async def read(self, content: bytes, context: Context) -> AsyncIterator[pb.Chunk]:
         try:
@@ -158,7 +178,7 @@ class Administration:
             path = await find(arguments)
             if offset == 0:
                 about = {"version": arguments.get("version")} if name == "model" else {}
-                self._note_read(caller, f"read {name}", context, **about)
+                self._note_read(caller, f"read {name}", address_of(context), **about)
             file = disk().open(path, os.O_RDONLY)
         except Refused as refused:
             await self._refuse(context, refused)
@@ -207,10 +227,10 @@ class Administration:
             raise Refused(_CODE.PERMISSION_DENIED, f"{caller} may only read; '{name[:40]}' needs the role admin")
 
     async def _run(
-        self, caller: Administrator, name: str, command: _Command, arguments: Document, context: Context
+        self, caller: Administrator, name: str, command: _Command, arguments: Document, address: str
     ) -> Document:
         if not command.changes:
-            self._note_read(caller, name, context)
+            self._note_read(caller, name, address)
         result = "failed"
         try:
             document = await command.run(caller, arguments)
@@ -228,23 +248,23 @@ class Administration:
             ) from problem
         finally:
             if command.changes:
-                self._note(caller, name, context, arguments=arguments, result=result)
+                self._note(caller, name, address, arguments=arguments, result=result)
                 await self._audit.flushed()
         if command.changes:
             self._report("info", f"{caller}: {result}")
         return document
 
-    def _note(self, caller: Administrator, command: str, context: Context, **facts: Any) -> None:
+    def _note(self, caller: Administrator, command: str, address: str, **facts: Any) -> None:
         self._audit.note(
-            "command", who=caller.name, role=caller.role, serial=caller.serial, address=address_of(context),
-            command=command, **facts,
+            "command", who=caller.name, role=caller.role, serial=caller.serial, address=address, command=command,
+            **facts,
         )  # fmt: skip
 
-    def _note_read(self, caller: Administrator, command: str, context: Context, **facts: Any) -> None:
+    def _note_read(self, caller: Administrator, command: str, address: str, **facts: Any) -> None:
         """Once for each reader since the start; a dashboard asks every second. A model each time."""
         if (caller.name, command) not in self._looked or facts:
             self._looked.add((caller.name, command))
-            self._note(caller, command, context, **facts)
+            self._note(caller, command, address, **facts)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -358,6 +378,8 @@ class Administration:
 
         rule = await self._writer.ask(check)
         ended = self._view.standing.finished
+        if not ended and rule == await self._writer.ask(lambda: self._writer.controller.stop):
+            return {"text": f"the federation runs until {rule_in_words(rule)} already"}
         await self._writer.perform(StopRuleChanged(rule, caller.name))
         how = "goes on" if ended else "runs"
         return {"text": f"the federation {how} until {rule_in_words(rule)}"}
@@ -369,7 +391,7 @@ class Administration:
         version = _number(arguments, "version")
         if version is None:
             raise ConfigError("say to which community model: one of those that are kept")
-        now = await self._process.rollback(version)
+        now = await self._process.rollback(version, _number(arguments, "after"))
         return {"text": f"rolled back: community model {now} is community model {version} again", "version": now}
 
     async def _add(self, caller: Administrator, arguments: Document) -> Document:

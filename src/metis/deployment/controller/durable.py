@@ -135,11 +135,19 @@ class DurableController:
         seq = self.state.append(now, entry_record, update=update, blob=blob)
         return Entry(seq, now, entry_record, update, blob)
 
-    def rollback(self, version: int) -> tuple[RolledBack, str]:
-        """The event that leads back to a community model that is kept, and its blob; a ConfigError if none can."""
+    def rollback(self, version: int, after: int | None = None) -> tuple[RolledBack, str]:
+        """The event that leads back to a community model that is kept, and its blob; a ConfigError if none can.
+
+        `after` is the latest version that the caller knows: if there was a rollback since, this one is not made.
+        """
         kept = self.kept()
         if self.controller.finished:
             raise ConfigError("the federation has ended; there is nothing to roll back")
+        if after is not None and (latest := self.controller.latest_rollback) > after:
+            raise ConfigError(
+                f"the federation was rolled back since community model {after}, as community model {latest}; nothing "
+                "was changed now"
+            )
         if version not in kept or not self.state.verify_blob(kept[version]):
             known = ", ".join(map(str, sorted(kept.keys() - {version}, reverse=True)))
             raise ConfigError(f"community model {version} is not kept; those that are, the newest first: {known}")

@@ -188,6 +188,8 @@ class ControllerProcess:
             for task in self._background:
                 task.cancel()
             await server.stop(grace=2.0)
+            if self._administration is not None:
+                await self._administration.close()
             await self._surroundings.close()
             self._writer.close()
             failed = None if self.failure is None else type(self.failure).__name__
@@ -205,9 +207,9 @@ class ControllerProcess:
         """End the federation for good, mixing what was committed to the open round."""
         self._writer.post(StopRequested(reason, publish=True))
 
-    async def rollback(self, version: int) -> int:
+    async def rollback(self, version: int, after: int | None = None) -> int:
         """Go on from an earlier community model, under a new number, which is returned; a ConfigError says why not."""
-        now = await self._writer.rollback(version)
+        now = await self._writer.rollback(version, after)
         text = f"rolled back: community model {now} is community model {version} again"
         self._report("warning", text)
         self.notify("rollback", text, version=now)

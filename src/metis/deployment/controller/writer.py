@@ -166,10 +166,10 @@ class Writer:
         """Journal and apply an event, and wait for both."""
         return await self._perform(lambda: (event, None))
 
-    async def rollback(self, version: int) -> int:
+    async def rollback(self, version: int, after: int | None = None) -> int:
         """Go on from an earlier community model; returns the version that it has now, or raises a ConfigError."""
         latest = await self.ask(lambda: max(self.durable.hashes))
-        blob = (await self._perform(lambda: self.durable.rollback(version))).blob
+        blob = (await self._perform(lambda: self.durable.rollback(version, after))).blob
         now = await self.ask(lambda: max(known for known, name in self.durable.hashes.items() if name == blob))
         if now <= latest:
             raise ConfigError("the federation has ended; there is nothing to roll back")
