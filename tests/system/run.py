@@ -16,7 +16,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-_FOUND = Path(__file__).parent / "bugs-found.json"
 _BATCH = 25  # seeds in one process: what they leave behind in the interpreter goes with it
 
 
@@ -127,11 +126,11 @@ def _problem(seed: int, folder: str) -> str | None:
     return None if problem is None else str(problem)
 
 
-def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path) -> int:
+def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path | None) -> int:
     """How many seeds it takes to find each planted bug; a seed that fails without it does not count."""
     from system.bugs import BUGS
 
-    results: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    results: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
     survivors = 0
     for name in names:
         seed = 0
@@ -145,7 +144,8 @@ def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path) -> int:
         print(f"{name}: {f'not in {most} seeds' if found is None else f'seed {seed}: {said[:110]}'}", flush=True)
         results[name] = {"found": found is not None, "seeds": played, "checker": _checker(said)}
         kept = {bug: results[bug] for bug in BUGS if bug in results}
-        out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        if out is not None:
+            out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"{len(names) - survivors} of {len(names)} found")
     return bool(survivors)
 
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--sometimes", action="store_true", help="fail if one of them was never reached")
     parser.add_argument("--bug", action="append", metavar="NAME", help="plant it and play seeds until it is found; all")
     parser.add_argument("--most", type=int, default=10_000, help="seeds for each planted bug")
-    parser.add_argument("--results", type=Path, default=_FOUND, metavar="FILE", help="what was found of each")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keep there what was found of each")
     parser.add_argument("--left", action="store_true", help="only those that this file does not name as found")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
@@ -185,7 +185,7 @@ def main() -> int:
             from system.bugs import BUGS
 
             names = list(BUGS) if options.bug == ["all"] else options.bug
-            known = json.loads(options.results.read_text("utf-8")) if options.left and options.results.exists() else {}
+            known = json.loads(options.results.read_text("utf-8")) if options.left else {}
             names = [name for name in names if not known.get(name, {}).get("found")]
             return hunt(names, options.most, options.jobs, folder, options.results)
         if options.seed is not None or options.case is not None:
