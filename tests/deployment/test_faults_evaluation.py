@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from deployment.faults import federation, play, traced, tried
-from deployment.federations import Served
+from deployment.federations import Served, served
 from deployment.scripted_learner import HonestLearner, ScriptedLearner
 from metis.core import policies
 from metis.core.events import Evaluated, LearnerSetAside
-from metis.core.stop import Target
+from metis.core.stop import Patience, StopRule, Target
+from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.site_reports import RANGES, SiteReports, federated_value, report_problem
 from metis.deployment.wire import wire_pb2 as pb
+from metis.runs.run import Run
 from metis.runs.trace import from_line, to_line
 
 AT_LEARNERS: dict[str, Any] = {"evaluate_at_learners": True, "evaluation_wait": 600.0}
@@ -310,3 +312,38 @@ def test_a_site_that_does_not_measure_the_last_model_does_not_hold_up_the_end(tm
 
     play(scene(0.5, leaves=False))
     play(scene(600.0, leaves=True))
+
+
+class _Stagnating:
+    """A controller's evaluator: accuracy on the test examples goes up, on the validation examples down."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def evaluate(self, model: Path) -> dict[str, float]:
+        self.calls += 1
+        return {"accuracy": 0.1 * self.calls, "validation_accuracy": 1.0 / self.calls}
+
+
+def test_a_federation_ends_early_and_keeps_the_best_model_by_validation(tmp_path: Path) -> None:
+    """What was measured is journaled, so a controller that starts again knows that it has ended and why."""
+    stop = StopRule(rounds=1000, patience=Patience("validation_accuracy", 3))
+
+    async def scene(ended: bool) -> None:
+        evaluator = _Stagnating()
+        terms = DeploymentSettings(expected=1, minimum=1, lease=20, heartbeat=0.2, linger=0.2)
+        async with served(tmp_path, policies.sync_fedavg(1), stop, terms=terms, evaluator=evaluator) as here:
+            if ended:
+                assert here.process.finished
+                return
+            (learner,) = here.learners(1)
+            await asyncio.gather(here.serving, learner.run())
+            assert here.process._view.fold.finish_reason == "validation_accuracy has not improved in 3 evaluations"
+            counted = [point for point in here.process._view.fold.history if point.version]
+            assert len(counted) >= 4, "the first and three that are not better; the last may be measured at the end"
+            assert here.process._view.best_version == here.process._view.fold.history[0].version
+
+    play(scene(ended=False))
+    best = Run.load(tmp_path / "run")
+    assert best.best_model is not None and best.best_version == best.history[0].version
+    play(scene(ended=True))

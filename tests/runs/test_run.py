@@ -44,7 +44,7 @@ def test_the_summary_keeps_its_contract(saved: tuple[Run, Path]) -> None:
     assert summary == run.summary()
     assert summary.keys() >= CONTRACT
     assert summary["energy"].keys() == {"equation", "active", "idle_charged"}
-    assert summary["metric"].keys() == {"name", "final", "best"}
+    assert summary["metric"].keys() == {"name", "final", "best", "best_version"}
     assert summary["target"].keys() >= {"value", "reached", "parallel_time", "update_requests", "steps"}
     assert summary["policy"] == "fedrec"
     assert summary["steps"] == sum(summary["steps_by_learner"].values())
@@ -77,7 +77,7 @@ def test_saved_again_it_is_the_same(saved: tuple[Run, Path], tmp_path: Path) -> 
 
 def test_a_run_directory_holds_what_it_should(saved: tuple[Run, Path]) -> None:
     """No checkpoint and no half-written file is left."""
-    held = {"setting.json", "events.jsonl", "summary.json", "community.safetensors"}
+    held = {"setting.json", "events.jsonl", "summary.json", "community.safetensors", "best.safetensors"}
     assert {path.name for path in saved[1].iterdir()} == held
 
 
@@ -132,7 +132,7 @@ def test_a_metric_that_is_no_number_leaves_the_summary_json(tmp_path: Path) -> N
         pytest.fail(f"{name} is not JSON")
 
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=no_constants)
-    assert summary["metric"] == {"name": "mae", "final": None, "best": None}
+    assert summary["metric"] == {"name": "mae", "final": None, "best": None, "best_version": None}
     assert Run.load(tmp_path).summary() == summary
 
 

@@ -132,7 +132,7 @@ def test_without_held_out_examples_nothing_is_evaluated() -> None:
 
     assert evaluations(run) == []
     assert run.final_metric is None
-    assert run.summary()["metric"] == {"name": "accuracy", "final": None, "best": None}
+    assert run.summary()["metric"] == {"name": "accuracy", "final": None, "best": None, "best_version": None}
 
 
 # --- the end ----------------------------------------------------------------------------------------

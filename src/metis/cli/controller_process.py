@@ -188,8 +188,9 @@ async def _serve(
         layout = Layout.from_json(facts["layout"])
         initial = initial_model(state, facts["initial"], layout)
         plan = make_plan(
-            config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()), facts["experiment"]
-        )
+            config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()), facts["experiment"],
+            bool(facts.get("validation_examples")),
+        )  # fmt: skip
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)
         head = f"# Resolved by metis {__version__}; every default is written out.\n\n"
@@ -269,6 +270,7 @@ async def _begin(
         "metrics": prepared["metrics"],
         "higher_is_better": prepared["higher_is_better"],
         "evaluation_examples": prepared["evaluation_examples"],
+        "validation_examples": prepared.get("validation_examples", 0),
     }
     state.begin(facts)
     return facts

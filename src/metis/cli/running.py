@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 EVENTS, CHECKPOINT, CONFIG = "events.jsonl", "checkpoint.safetensors", "config.toml"
 _RUN_FILES = (
-    EVENTS, "summary.json", "community.safetensors", CHECKPOINT, CONFIG, "setting.json", "trackers.json",
+    EVENTS, "summary.json", "community.safetensors", "best.safetensors", CHECKPOINT, CONFIG, "setting.json",
+    "trackers.json",
 )  # fmt: skip
 
 
@@ -180,6 +181,7 @@ def execute(
             policy,
             stop,
             target=config.evaluation.target,
+            patience=config.stop.patience,
             solver=build_solver(job.policy.training),
             evaluate_every=config.evaluation.every_seconds,
             workers=config.run.workers,

@@ -284,6 +284,8 @@ def _end_line(document: Mapping[str, Any]) -> list[Text]:
         limits.append(f"{lasting(stop['seconds'])} of the run ({lasting(left['seconds'])} left)")
     if stop["target"] is not None:
         limits.append(f"{printable(stop['target']['metric'])} {stop['target']['value']:g}")
+    if (patience := stop.get("patience")) is not None:
+        limits.append(f"{patience['evaluations']} evaluations without a better {printable(patience['metric'])}")
     about = f"; about {lasting(left['about_seconds'])} more" if "about_seconds" in left else ""
     return [Text(f"ends at {' or '.join(limits) or 'nothing: somebody must stop it'}{about}")]
 

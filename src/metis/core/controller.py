@@ -47,7 +47,7 @@ from metis.core.model import Model, mixable_problem
 from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
-from metis.core.stop import StopRule
+from metis.core.stop import Stagnation, StopRule
 from metis.core.timing import MAX_STEPS, SHORTEST_BATCH, TOLERANCE, steps_within
 from metis.errors import DefinitionError, UnexpectedEvent
 
@@ -89,6 +89,7 @@ class Controller:
         self._rounds_begun = 0
         self._rollbacks = 0
         self.latest_rollback = 0  # the version under which it was published
+        self._stagnation = Stagnation()
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
@@ -125,9 +126,8 @@ class Controller:
             case UpdateRequest() | TaskFailed():
                 actions += self._close_task(event, now)
             case Evaluated():
-                target = self.stop.target
-                if target is not None and event.conclusive and target.reached_by(event.metrics):
-                    return self._finish(f"{target.metric} reached {target.value:g}")
+                if (reason := self._measured(event)) is not None:
+                    return self._finish(reason)
             case LearnersExpected():
                 self.learners_expected = event.learners
             case ControllerAway():
@@ -145,7 +145,7 @@ class Controller:
             case Resumed():
                 self.on_hold = False
             case StopRuleChanged():
-                self.stop = event.rule
+                self.stop, self._stagnation = event.rule, Stagnation()
                 if self.finished:
                     self.finished = False
                     if (reason := self._spent(now)) is not None:
@@ -243,6 +243,17 @@ class Controller:
         self.community.commit(event.learner, event.local_model, value, event.steps, base, record.examples)
         return [UpdateCommitted(event.learner, task.number, value), *alarm]
 
+    def _measured(self, event: Evaluated) -> str | None:
+        """Why this evaluation ends the federation; None if it does not."""
+        target, patience = self.stop.target, self.stop.patience
+        if not event.conclusive or self.finished:
+            return None
+        if target is not None and target.reached_by(event.metrics):
+            return f"{target.metric} reached {target.value:g}"
+        if patience is not None and self._stagnation.note(event.version, event.metrics, patience):
+            return f"{patience.metric} has not improved in {patience.evaluations} evaluations"
+        return None
+
     def _roll_back(self, event: RolledBack) -> list[Action]:
         """Begin again from an earlier model: nothing that was committed, sent or remembered for mixing is left."""
         stamp = self.community.stamp
@@ -251,6 +262,7 @@ class Controller:
         if not 0 <= event.version <= stamp.version:
             raise UnexpectedEvent(f"there is no community model {event.version} yet; the latest is {stamp.version}")
         self._rollbacks += 1
+        self._stagnation = Stagnation(version=stamp.version)
         self.roster.void_tasks()
         for record in self.roster:
             self.store.remove(record.learner)

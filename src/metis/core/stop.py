@@ -22,6 +22,40 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How many newer community models may be measured without one that is better by this metric."""
+
+    metric: str
+    evaluations: int
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.evaluations) is not int or self.evaluations < 1:
+            raise ArgumentError(f"patience is {self.evaluations}; it must be a whole number, 1 or more", "patience")
+
+
+@dataclass(slots=True)
+class Stagnation:
+    """Since when a metric has not improved: a fold over evaluations."""
+
+    best: float = math.nan
+    evaluations: int = 0  # since the best one
+    version: int = 0  # the newest that was counted; the initial model is not
+
+    def note(self, version: int, metrics: dict[str, float], patience: Patience) -> bool:
+        """Take an evaluation; whether patience has run out. An older model, or another metric, changes nothing."""
+        if version <= self.version or patience.metric not in metrics:
+            return False
+        self.version, value = version, metrics[patience.metric]
+        better = value > self.best if patience.higher_is_better else value < self.best
+        if better or (math.isnan(self.best) and not math.isnan(value)):
+            self.best, self.evaluations = value, 0
+        else:
+            self.evaluations += 1
+        return self.evaluations >= patience.evaluations
+
+
+@dataclass(frozen=True, slots=True)
 class StopRule:
     """The federation ends at whichever comes first, between two rounds unless time is up; None for never."""
 
@@ -30,6 +64,7 @@ class StopRule:
     update_requests: int | None = None
     target: Target | None = None
     steps: int | None = None  # committed local steps of all learners: a budget of computing
+    patience: Patience | None = None  # early stopping
 
     def __post_init__(self) -> None:
         for name in ("rounds", "seconds", "update_requests", "steps"):

@@ -68,6 +68,7 @@ def build_federation(
         engine=setup.engine(config),
         train=setup.train,
         test=setup.test,
+        validation=setup.validation,
         learners=learners,
         solver=solver if solver is not None else build_solver(config.policy[0].training),
         task=setup.task,
@@ -89,7 +90,7 @@ def build_policies(config: ExperimentConfig) -> list[tuple[Policy, Solver]]:
 
 
 def build_stop(config: ExperimentConfig) -> StopRule:
-    """When the run ends."""
+    """When the run ends; patience is for the federation, which knows what it measures."""
     stop, evaluation = config.stop, config.evaluation
     target = None
     if stop.at_target and evaluation.target is not None and evaluation.metric is not None:

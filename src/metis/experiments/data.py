@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from metis.data import partition as divisions
 from metis.data.datasets import DATASETS, Dataset, load_dataset
 from metis.errors import ConfigError, DataError
+from metis.experiments.config.checks import kept_for_training
 from metis.experiments.config.load import ExperimentConfig, LearnerGroup
 from metis.experiments.learners import check_traces
 
 # Random streams, so that asking for fewer examples does not change how the rest is divided.
-_SUBSET, _PARTITION = 11, 12
+_SUBSET, _PARTITION, _VALIDATION = 11, 12, 13
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Division:
 
     dataset: Dataset
     assignments: tuple[Assignment, ...]
+    validation: tuple[NDArray[Any], NDArray[Any]] | None = None  # inputs and targets, which no learner holds
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -73,6 +75,7 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
         y_test=dataset.y_test[test],
         silos=dataset.silos[train] if len(dataset.silos) else dataset.silos,
     )
+    dataset, validation = _without_validation(config, dataset)
     try:
         if config.partition.sizes == "natural":
             assignments = _natural_assignments(config, dataset)
@@ -81,7 +84,26 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
     check_traces([(assignment.name, assignment.group) for assignment in assignments])
-    return Division(dataset, assignments)
+    return Division(dataset, assignments, validation)
+
+
+def _without_validation(
+    config: ExperimentConfig, dataset: Dataset
+) -> tuple[Dataset, tuple[NDArray[Any], NDArray[Any]] | None]:
+    """What learners divide among them, and what is held out of it."""
+    examples = len(dataset.y_train)
+    kept = kept_for_training(config, examples)
+    if kept == examples:
+        return dataset, None
+    order = np.random.default_rng([config.seed, _VALIDATION]).permutation(examples)
+    train, held = np.sort(order[:kept]), np.sort(order[kept:])
+    rest = replace(
+        dataset,
+        x_train=dataset.x_train[train],
+        y_train=dataset.y_train[train],
+        silos=dataset.silos[train] if len(dataset.silos) else dataset.silos,
+    )
+    return rest, (dataset.x_train[held], dataset.y_train[held])
 
 
 def _subset(available: int, wanted: int | None, rng: np.random.Generator) -> NDArray[np.int64] | slice:
@@ -156,7 +178,7 @@ def dry_assignments(config: ExperimentConfig) -> tuple[Assignment, ...]:
     if config.partition.sizes == "natural" or config.partition.classes == "class_dirichlet":
         return divide(config).assignments  # the sizes depend on the data
     examples = DATASETS[config.data.dataset].train
-    sizes = learner_sizes(config, min(examples, config.data.train_examples or examples))
+    sizes = learner_sizes(config, kept_for_training(config, min(examples, config.data.train_examples or examples)))
     ends = np.cumsum(sizes)
     return assign(config, [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
 

@@ -10,7 +10,7 @@ from typing import Any
 from metis.core.layers import ShortestPeriod
 from metis.core.model import Model
 from metis.core.policies import POLICIES
-from metis.core.stop import StopRule, Target
+from metis.core.stop import Patience, StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, NotifySettings, make_core
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
@@ -22,6 +22,7 @@ from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.config.schema import StopConfig
 from metis.experiments.config.tables import layer_table
 from metis.experiments.learners import build_power
+from metis.runs.folds import VALIDATION
 from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.storage import initial_fact
 
@@ -147,6 +148,7 @@ def make_plan(
     higher_is_better: bool,
     metrics: Iterable[str] = (),
     begun: Mapping[str, Any] | None = None,
+    validated: bool = False,  # the controller has validation examples
 ) -> FederationPlan:
     """Everything that the controller needs to run; `config` has one policy, `begun` is the file as it was at first."""
     (chosen,) = config.policy
@@ -154,8 +156,10 @@ def make_plan(
     target = None if evaluation.target is None else Target(metric, evaluation.target, higher_is_better)
 
     def stop_rule(stop: StopConfig) -> StopRule:
-        aim = target if stop.at_target else None
-        return StopRule(stop.rounds, stop.seconds, stop.update_requests, aim, stop.steps)
+        aim, patience = target if stop.at_target else None, None
+        if stop.patience is not None:
+            patience = Patience(VALIDATION + metric if validated else metric, stop.patience, higher_is_better)
+        return StopRule(stop.rounds, stop.seconds, stop.update_requests, aim, stop.steps, patience)
 
     rule = stop_rule(config.stop)
     began_with = rule if begun is None else stop_rule(StopConfig.model_validate(_renamed(begun.get("stop", {}))))

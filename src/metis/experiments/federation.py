@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from metis.core.layers import Layer
 from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.solvers import Solver
-from metis.core.stop import StopRule, Target
+from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
 from metis.experiments.at_learners import AtLearners, at_learners
 from metis.experiments.baselines import Baseline
@@ -30,7 +30,7 @@ from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import METRICS, measured, trainable_of
 from metis.runs import display
-from metis.runs.folds import RunFold
+from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.storage import initial_fact, warm_start
@@ -123,7 +123,8 @@ class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
     `network` makes a torch module; `train` and `test` are pairs of arrays, map-style datasets of torch, or
-    `Examples`; `collate` makes a batch of a list of items. `learners` say who holds which of the training examples.
+    `Examples`, and so is `validation`, by which the best model is chosen; `collate` makes a batch of a list of items.
+    `learners` say who holds which of the training examples.
     `loss(outputs, targets)` or `step(module, batch)` replace the loss of the task. `metrics` are names, or functions by
     name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
     of a step's gradient, `accumulate` the batches of a step. `parameters` says which are `federated`, `local` or
@@ -137,6 +138,7 @@ class Federation:
         network: Callable[[], Any] | None = None,
         train: Any,
         test: Any = None,
+        validation: Any = None,
         learners: Sequence[SimulatedLearner],
         solver: Solver,
         task: Literal["classification", "regression"] = "classification",
@@ -178,6 +180,9 @@ class Federation:
         self.engine = _torch_engine(own, task, threads, metric) if engine is None else _only_engine(engine, own)
         self.train = as_examples(train, collate)
         self.test = None if test is None else as_examples(test, collate)
+        self.validation = None if validation is None else as_examples(validation, collate)
+        if self.test is None:  # whatever is held out is what models are measured on
+            self.test, self.validation = self.validation, None
         self.threads = threads
         self.learners = tuple(learners)
         self.solver = solver
@@ -225,6 +230,7 @@ class Federation:
         update_requests: int | None = None,
         steps: int | None = None,
         target: float | None = None,
+        patience: int | None = None,
         solver: Solver | None = None,
         evaluate_every: float = 0.0,
         workers: int = 0,
@@ -246,6 +252,7 @@ class Federation:
         - `policy`: what is run, such as `metis.semisync_fedavg(slowest_learner_epochs=2)`.
         - `stop`, or `rounds`, `seconds`, `update_requests`, `steps` by name: the run ends at whichever comes first.
         - `target`: the value of the metric until which costs are reported; to stop there, put it in the stop rule.
+        - `patience`: end after so many evaluations without a better metric; of validation examples, if there are any.
         - `solver`: instead of the federation's.
         - `evaluate_every`: seconds of virtual time between two evaluations; 0 evaluates every community model.
         - `workers`: processes that train; 0 trains in this one. `pool="ray"` trains on a Ray cluster, with 0 workers
@@ -262,9 +269,9 @@ class Federation:
         """
         session = self.session(
             policy, stop, rounds=rounds, seconds=seconds, update_requests=update_requests, steps=steps, target=target,
-            solver=solver, evaluate_every=evaluate_every, workers=workers, pool=pool, ray_address=ray_address,
-            gpus_per_learner=gpus_per_learner, batched=batched, store=store, refusals_allowed=refusals_allowed,
-            out=out, checkpoint_every=checkpoint_every,
+            patience=patience, solver=solver, evaluate_every=evaluate_every, workers=workers, pool=pool,
+            ray_address=ray_address, gpus_per_learner=gpus_per_learner, batched=batched, store=store,
+            refusals_allowed=refusals_allowed, out=out, checkpoint_every=checkpoint_every,
         )  # fmt: skip
         if out is not None and not resume and not overwrite and (Path(out) / EVENTS).exists():
             raise ConfigError(
@@ -287,6 +294,7 @@ class Federation:
         update_requests: int | None = None,
         steps: int | None = None,
         target: float | None = None,
+        patience: int | None = None,
         solver: Solver | None = None,
         evaluate_every: float = 0.0,
         workers: int = 0,
@@ -325,6 +333,11 @@ class Federation:
             goal = Target(self.metric, target, self.higher_is_better)
         if goal is not None and self.test is None:
             raise ConfigError("a target needs held-out examples to be measured on: give test=...")
+        if patience is not None:
+            if self.test is None:
+                raise ConfigError("patience needs held-out examples to be measured on: give validation=... or test=...")
+            judged = self.metric if self.validation is None else VALIDATION + self.metric
+            stop = replace(stop, patience=Patience(judged, patience, self.higher_is_better))
         policy, solver = policy.for_solver(solver or self.solver)
         _check_solver(self.engine, policy, solver)
         return Session(
@@ -339,6 +352,7 @@ class Federation:
                 self.test,
                 policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
                 _test_of_each(self),
+                self.validation,
             ),
             pool_settings=pool_settings,
             disk=store == "disk",
@@ -387,6 +401,7 @@ class Federation:
         seed: int = 1990,
         train_examples: int | None = None,
         test_examples: int | None = None,
+        validation: float | None = None,
     ) -> Federation:
         """A data set by name, divided over learners, with a network: everything but the policy.
 
@@ -402,6 +417,7 @@ class Federation:
         - `solver`: how learners train; without it `metis.MomentumSGD(learning_rate=0.05, momentum=0.75)`.
         - `seed`: of all chance, also of the division; `compare(seeds=...)` divides again for each seed.
         - `train_examples`, `test_examples`: use only so many, drawn at random.
+        - `validation`: the share of the training examples that is held out to choose the best model by.
         """
         given = {name: value for name, value in locals().items() if name not in ("cls", "dataset")}
         federation = named_federation(dataset, **given)

@@ -29,6 +29,7 @@ def named_federation(
     seed: int,
     train_examples: int | None,
     test_examples: int | None,
+    validation: float | None,
     **partition: Any,
 ) -> Federation:
     """The federation; the arguments are those of `Federation.from_dataset`."""
@@ -47,7 +48,12 @@ def named_federation(
         raise ArgumentError("network_options are for a network by name, but network is a function", "network_options")
     content = {
         "seed": seed,
-        "data": {"dataset": dataset, "train_examples": train_examples, "test_examples": test_examples},
+        "data": {
+            "dataset": dataset,
+            "train_examples": train_examples,
+            "test_examples": test_examples,
+            "validation": validation,
+        },
         "partition": {"sizes": "explicit" if listed else sizes, "explicit": listed, **partition},
         "learners": _groups(learners, list(speeds), batch_size, named=sizes != "natural"),
         "network": {"name": network, **(network_options or {})} if named else {"name": "logistic"},

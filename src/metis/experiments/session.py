@@ -25,7 +25,7 @@ from metis.kernels import use_all_processors
 from metis.learning.engine import trainable_of
 from metis.runs.checkpoint import CHECKPOINT, Checkpoint
 from metis.runs.folds import RunFold
-from metis.runs.run import COMMUNITY, SUMMARY, Run
+from metis.runs.run import BEST, COMMUNITY, SUMMARY, Run
 from metis.runs.storage import DiskStore
 from metis.runs.trace import EVENTS, measures_of, to_line, without_weights
 from metis.simulation.interrupt import Interrupts
@@ -79,7 +79,7 @@ class Session:
     def run(self) -> Run:
         if self._out is not None:
             self._out.mkdir(parents=True, exist_ok=True)
-            for name in (CHECKPOINT, SUMMARY, COMMUNITY):  # what an earlier run left would not fit these events
+            for name in (CHECKPOINT, SUMMARY, COMMUNITY, BEST):  # what an earlier run left would not fit these events
                 (self._out / name).unlink(missing_ok=True)
             self._setting.save(self._out)
             self._file = (self._out / EVENTS).open("w", encoding="utf-8", buffering=1)
@@ -145,7 +145,10 @@ class Session:
             "augmentation": federation.augment,
             "way of training (batched)": self._pool_settings.batched > 1,
             "division of the data or other learners": learners,
-            "way of evaluating": (self._evaluate_every, None if federation.test is None else len(federation.test)),
+            "way of evaluating": (
+                self._evaluate_every,
+                *(None if held is None else len(held) for held in (federation.test, federation.validation)),
+            ),
         }
         # The address of an object in memory is not part of what it is.
         return {
@@ -198,6 +201,7 @@ class Session:
             update_bytes=self._setting.update_bytes,
             versions=DiskStore(self._out / "versions") if self._disk and self._out is not None else None,
             personal=bool(self._workplace.test_of_each),
+            best_version=lambda: None if self._fold.best is None else self._fold.best.version,
         )
 
     def _record(self, now: float, item: Event | Action) -> None:
@@ -225,7 +229,8 @@ class Session:
                 if self._file is not None:
                     self._file.close()
             model = simulator.controller.community.model.network
-            run = Run(self._setting, self._events, model, self._wall(), folded=self._fold)
+            best = None if simulator.best_model is None else simulator.best_model.network
+            run = Run(self._setting, self._events, model, self._wall(), best=best, folded=self._fold)
             if self._out is not None:
                 run.save(self._out)
                 if run.finish_reason != "interrupted":

@@ -28,6 +28,7 @@ class TrainingSetup:
     test: Examples | None
     assignments: Sequence[Assignment]
     metric: str | None
+    validation: Examples | None = None  # by which the best model is chosen
     network: Callable[[], Any] | None = None  # of a site; else one of the engine's by name
     network_name: str = ""
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +117,8 @@ def build_training_setup(
 
     train = ArrayExamples(dataset.x_train, targets(dataset.y_train), **kind)
     test = ArrayExamples(dataset.x_test, targets(dataset.y_test), transform=transform, **kind)
+    held = division.validation
+    validation = None if held is None else ArrayExamples(held[0], targets(held[1]), transform=transform, **kind)
     outputs = 1 if regression else dataset.classes
     return TrainingSetup(
         network_name=config.network.name,
@@ -125,6 +128,7 @@ def build_training_setup(
         task=task_of(config),
         train=train,
         test=test,
+        validation=validation,
         assignments=division.assignments,
         metric=config.evaluation.metric,
         augment=augment,
@@ -135,6 +139,7 @@ def build_training_setup(
             "of_the_data": dataset.note,
             "train_examples": len(dataset.y_train),
             "test_examples": len(dataset.y_test),
+            **({} if validation is None else {"validation_examples": len(validation)}),
             "partition": partition_in_words(config),
             "network": config.network.name,
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ class TrainingSilo:
     policy: Policy
     learner: Learner | None
     evaluation: Examples | None
+    validation: Examples | None  # of the controller, to choose the best model by
     metric: str
     higher_is_better: bool
     seed: int
@@ -113,7 +114,7 @@ def learner_silo(
         setup.augment,
         layers=chosen.learner_layers,
     )
-    return _silo(config, setup, chosen, learner, evaluation, device)
+    return _silo(config, setup, chosen, learner, evaluation, None, device)
 
 
 def build_controller_side(
@@ -127,9 +128,12 @@ def build_controller_side(
     else:
         site = load_site(site_file)
         config = settled(config, site)
-        setup = site_setup(config, site, train=None, test=optional_examples(site, "test_data"), assignments=())
+        held = {name: optional_examples(site, f"{name}_data") for name in ("test", "validation")}
+        setup = site_setup(config, site, train=None, assignments=(), **held)
     chosen, _ = policy_and_solver(config.policy[policy])
-    return _silo(config, setup, chosen, None, setup.test, device)
+    if setup.test is None:  # whatever is held out is what models are measured on
+        setup = replace(setup, test=setup.validation, validation=None)
+    return _silo(config, setup, chosen, None, setup.test, setup.validation, device)
 
 
 def _silo(
@@ -138,6 +142,7 @@ def _silo(
     policy: Policy,
     learner: Learner | None,
     evaluation: Examples | None,
+    validation: Examples | None,
     device: str | None,
 ) -> TrainingSilo:
     metric, higher = config.evaluation.metric, config.evaluation.higher_is_better
@@ -147,7 +152,7 @@ def _silo(
     engine = setup.engine(config, device)
     if learner is not None and hasattr(engine, "check_solver"):
         engine.check_solver(learner.solver)
-    return TrainingSilo(engine, policy, learner, evaluation, metric, higher, config.seed)
+    return TrainingSilo(engine, policy, learner, evaluation, validation, metric, higher, config.seed)
 
 
 def _refuse_without_site(config: ExperimentConfig) -> None:

@@ -7,6 +7,7 @@ can serve all sites, in a deployment and in a rehearsal by `metis simulate`.
     def training_data(site: str)      a pair of arrays (inputs, targets), a map-style dataset of torch, or Examples
     def evaluation_data(site: str)    likewise, or None: what the site measures community models on
     def test_data()                   likewise: held-out data of the controller
+    def validation_data()             likewise: by which the controller chooses the best model and ends early
     task = "classification"           or "regression"
     def loss(outputs, targets)        instead of cross-entropy or mean squared error; a mean over the batch
     def step(module, batch)           instead of a forward pass and the loss: returns the loss
@@ -49,6 +50,7 @@ _FUNCTIONS = {
     "training_data": 1,
     "evaluation_data": 1,
     "test_data": 0,
+    "validation_data": 0,
     "loss": 2,
     "step": 2,
     "collate": 1,
@@ -69,6 +71,7 @@ class Site:
     training_data: Callable[[str], Any]
     evaluation_data: Callable[[str], Any] | None = None
     test_data: Callable[[], Any] | None = None
+    validation_data: Callable[[], Any] | None = None
     task: Literal["classification", "regression"] | None = None
     loss: Callable[..., Any] | None = None
     step: Callable[..., Any] | None = None
@@ -346,6 +349,7 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
         site,
         train=train,
         test=test,
+        validation=optional_examples(site, "validation_data"),
         assignments=assignments,
         class_counts=counts,
         class_names=() if counts is None else [str(label) for label in range(counts.shape[1])],

@@ -61,8 +61,8 @@ def compare_policies(
         return _run(federation, plan, Path(out), workers, options)
     with tempfile.TemporaryDirectory(prefix="metis-") as folder:
         runs = _run(federation, plan, Path(folder), workers, options)
-    for run in runs:
-        run.folder = None
+        for run in runs:
+            _, run.folder = run.best_model, None  # which is read while its file is there
     return runs
 
 

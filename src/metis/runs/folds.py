@@ -29,6 +29,7 @@ from metis.core.events import (
 )
 from metis.runs.setting import Setting
 
+VALIDATION = "validation_"  # before the name of a metric: on the validation examples
 _UNEVALUATED = 100  # published models whose costs are remembered until they are evaluated, at most
 _REMEMBERED = 2000  # of all learners together: fewer models where there are many learners
 
@@ -77,6 +78,7 @@ class RunFold:
         self.by_learner: dict[LearnerId, tuple[int, dict[str, float]]] = {}  # version and metrics of its latest report
         self.evaluations = 0  # more than points of the history where a model is evaluated in two places
         self.costs_at_target: Costs | None = None
+        self._best: int | None = None  # index in the history
         self.refused: list[tuple[float, UpdateRefused]] = []
         self.set_aside: list[tuple[float, LearnerSetAside]] = []
         self.finish_reason: str | None = None
@@ -129,11 +131,11 @@ class RunFold:
         moment, target = self._published[version], self.setting.target
         recent = [point.version for point in self.history[-_UNEVALUATED:]]
         if item.version in recent:  # at the controller and at the learners, say
-            index = recent.index(item.version) - len(recent)
+            index = len(self.history) - len(recent) + recent.index(item.version)
             point = self.history[index]
             self.history[index] = replace(point, metrics={**point.metrics, **item.metrics})
         else:
-            costs = self._ledger.totals(moment)
+            index, costs = len(self.history), self._ledger.totals(moment)
             self.history.append(
                 HistoryPoint(
                     costs.parallel_time,
@@ -148,10 +150,27 @@ class RunFold:
                     item.metrics,
                 )
             )
+        self._compare(index, item.metrics)
         self.evaluations += 1
         reached = item.conclusive and target is not None and target.reached_by(item.metrics)
         if self.costs_at_target is None and reached:
             self.costs_at_target = self._ledger.costs(moment)
+
+    def _compare(self, index: int, metrics: dict[str, float]) -> None:
+        """Whether this point of the history is the best: by validation examples, where models are measured on any."""
+        metric, sign = self.setting.metric, 1 if self.setting.higher_is_better else -1
+        validated = VALIDATION + metric in metrics
+        name = VALIDATION + metric if validated else metric
+        value, before = metrics.get(name, math.nan), self.best
+        if not math.isfinite(value) or (before is not None and not validated and VALIDATION + metric in before.metrics):
+            return
+        if before is None or not sign * value <= sign * before.metrics.get(name, math.nan):
+            self._best = index
+
+    @property
+    def best(self) -> HistoryPoint | None:
+        """The first point with the best value so far."""
+        return None if self._best is None else self.history[self._best]
 
     @property
     def compression_error(self) -> float | None:

@@ -19,6 +19,7 @@ from metis.runs.storage import load_model, save_model
 from metis.runs.trace import EVENTS, read_trace, write_json
 
 SUMMARY, COMMUNITY, CONFIG = "summary.json", "community.safetensors", "config.toml"
+BEST = "best.safetensors"
 
 
 def is_finished(folder: Path) -> bool:
@@ -48,9 +49,11 @@ class Run:
     community_model: Model
     wall_seconds: float
     folder: Path | None = None
+    best: InitVar[Model | None] = None  # the model of `best_version`; else it is read from the folder
     folded: InitVar[RunFold | None] = None  # the fold of these events, if it exists already
 
-    def __post_init__(self, folded: RunFold | None) -> None:
+    def __post_init__(self, best: Model | None, folded: RunFold | None) -> None:
+        self._best = best
         fold = folded
         if fold is None:
             fold = RunFold(self.setting)
@@ -112,10 +115,21 @@ class Run:
 
     @property
     def best_metric(self) -> float | None:
-        finite = [value for value in self.metric_values if math.isfinite(value)]
-        if not finite:
-            return None
-        return max(finite) if self.setting.higher_is_better else min(finite)
+        """The metric of the best model: by the validation examples if there are any, else by the metric itself."""
+        value = math.nan if self._fold.best is None else self._fold.best.metrics.get(self.setting.metric, math.nan)
+        return value if math.isfinite(value) else None
+
+    @property
+    def best_version(self) -> int | None:
+        """Which community model is the best."""
+        return None if self._fold.best is None else self._fold.best.version
+
+    @property
+    def best_model(self) -> Model | None:
+        """The community model of `best_version`; None if nothing was measured, or it was not kept."""
+        if self._best is None and self.folder is not None and (self.folder / BEST).is_file():
+            self._best = load_model(self.folder / BEST)
+        return self._best
 
     def spans(self) -> list[Span]:
         """What every learner did when, without gaps from joining to the end."""
@@ -140,6 +154,7 @@ class Run:
                 # JSON has no infinity: where predictions overflow, there is no metric.
                 "final": self.final_metric if math.isfinite(self.final_metric or 0.0) else None,
                 "best": self.best_metric,
+                "best_version": self.best_version,
             },
             "target": {
                 "metric": self.setting.metric,
@@ -225,8 +240,10 @@ class Run:
     # --- directories ----------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write the summary and the community model; the events were written as they came."""
+        """Write the summary and the community models, final and best; the events were written as they came."""
         save_model(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
+        if self._best is not None:
+            save_model(folder / BEST, self._best, {"policy": self.setting.policy, "version": str(self.best_version)})
         write_json(folder / SUMMARY, self.summary())
         self.folder = folder
 

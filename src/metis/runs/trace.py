@@ -43,7 +43,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.core.model import Model
-from metis.core.stop import StopRule, Target
+from metis.core.stop import Patience, StopRule, Target
 from metis.errors import DataError
 from metis.files import write_text
 
@@ -171,8 +171,12 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
 
 def stop_rule(record: dict[str, Any]) -> StopRule:
     """A stop rule from its fields, as a record has them."""
-    target = record.get("target")
-    return StopRule(**{**record, "target": None if target is None else Target(**target)})
+    target, patience = record.get("target"), record.get("patience")
+    nested = {
+        "target": None if target is None else Target(**target),
+        "patience": None if patience is None else Patience(**patience),
+    }
+    return StopRule(**{**record, **nested})
 
 
 def _metrics(record: dict[str, Any]) -> dict[str, float]:

@@ -76,6 +76,7 @@ class _Arrival:
 @dataclass(slots=True)
 class _Measurement:
     version: int
+    model: Model
     ticket: Ticket[dict[str, float]]
 
 
@@ -117,6 +118,7 @@ class Simulator:
         update_bytes: int | None = None,  # of what learners hand in, if that is not whole models
         versions: ModelStore | None = None,
         personal: bool = False,  # models are measured at each learner, with what it keeps for itself
+        best_version: Callable[[], int | None] = lambda: None,  # of what was recorded so far
     ) -> None:
         self.controller = controller
         self.now = 0.0
@@ -138,6 +140,8 @@ class Simulator:
         self._versions = versions  # where to keep those models, if not in memory
         self._memories: dict[int, Memory] = {}
         self._personal = personal
+        self._best_version = best_version
+        self.best_model: Model | None = None
         self._absences: list[Iterator[tuple[float, float]]] = []
         self._started = False
 
@@ -218,6 +222,7 @@ class Simulator:
             case _Measurement():
                 self._last_evaluated = occurrence.version
                 self._handle(Evaluated(occurrence.version, result))
+                self._keep_best(occurrence.version, occurrence.model)
             case _Departure():
                 self._leave(occurrence)
             case _Return():
@@ -294,7 +299,7 @@ class Simulator:
     def _published(self, action: CommunityPublished) -> None:
         if self._evaluate and not self.finished and self._cadence.due(self.now):
             ticket = self._pool.evaluate(self.now, action.community_model, self._kept())
-            self._push(self.now, _Measurement(action.stamp.version, ticket), _EVALUATION)
+            self._push(self.now, _Measurement(action.stamp.version, action.community_model, ticket), _EVALUATION)
 
     def _kept(self) -> dict[int, Memory] | None:
         """What each learner keeps for itself, where models are measured with it."""
@@ -306,6 +311,12 @@ class Simulator:
         self._last_evaluated = community.stamp.version
         metrics = self._pool.evaluate(self.now, community.model, self._kept()).result()
         self._record(self.now, Evaluated(community.stamp.version, metrics))
+        self._keep_best(community.stamp.version, community.model)
+
+    def _keep_best(self, version: int, model: Model) -> None:
+        """The best model so far is kept when it has been measured."""
+        if self._best_version() == version:
+            self.best_model = model
 
     def _push(self, at: float, occurrence: object, rank: int = _OCCURRENCE) -> None:
         self._agenda.add(at, occurrence, rank)
@@ -341,6 +352,8 @@ class Simulator:
             **{f"community/{name}": array for name, array in community.arrays().items()},
             **{f"base/{version}": np.array(fetch().vector) for version, fetch in self._base_models.items()},
         }
+        if self.best_model is not None:
+            arrays["best"] = self.best_model.vector
         for index, memory in self._memories.items():
             arrays |= {f"memory/{index}/{name}": array for name, array in memory.items()}
         return arrays
@@ -359,6 +372,7 @@ class Simulator:
         self._pool = pool
         self.controller.store = store
         self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
+        self.best_model = model(arrays["best"]) if "best" in arrays else None
         bases = {int(version): model(vector) for version, vector in below("base/").items()}
         self._base_models = {version: self._keep(version, base) for version, base in bases.items()}
         for index in range(len(self._machines)):
@@ -379,4 +393,5 @@ class Simulator:
             )
         for at, occurrence in self._agenda:
             if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
-                occurrence.ticket = pool.evaluate(at, self.controller.community.model, self._kept())
+                occurrence.model = self.controller.community.model
+                occurrence.ticket = pool.evaluate(at, occurrence.model, self._kept())

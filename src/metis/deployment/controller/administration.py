@@ -357,7 +357,7 @@ class Administration:
             raise ConfigError(f"seconds is {str(seconds)[:40]}; it must be a number greater than 0")
         given = {name: limit for name, limit in {**limits, "seconds": seconds}.items() if limit is not None}
         if arguments.get("no_target") is True:
-            given["target"] = None
+            given |= {"target": None, "patience": None}
         if not given:
             raise ConfigError("say until when: rounds, seconds, update_requests or steps")
 
@@ -438,6 +438,9 @@ def rule_in_words(rule: StopRule) -> str:
         None if rule.update_requests is None else plural(rule.update_requests, "update request") + " were made",
         None if rule.steps is None else plural(rule.steps, "step") + " were made",
         None if rule.target is None else f"{rule.target.metric} has reached {rule.target.value:g}",
+        None
+        if rule.patience is None
+        else f"{rule.patience.metric} has not improved in {rule.patience.evaluations} evaluations",
     ]
     return " or ".join(limit for limit in limits if limit) or "somebody stops it"
 

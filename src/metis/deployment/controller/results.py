@@ -16,10 +16,7 @@ from metis.deployment.controller.writer import Writer
 from metis.deployment.wire.models import read_model
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo
-from metis.runs.storage import save_model
 from metis.runs.trace import EVENTS, read_trace
-
-BEST = "best.safetensors"
 
 
 async def save_results(writer: Writer, view: View, plan: FederationPlan, folder: Path) -> Run:
@@ -57,8 +54,10 @@ def _save(
         )
         for row in core.roster
     )
-    run = Run(replace(plan.setting, learners=learners), list(read_trace(folder / EVENTS)), model, seconds)
-    run.save(folder)
+    kept = None
     if best is not None and best in paths:
-        save_model(folder / BEST, read_model(paths[best], plan.initial_model.layout), {"version": str(best)})
+        kept = read_model(paths[best], plan.initial_model.layout).network
+    setting = replace(plan.setting, learners=learners)
+    run = Run(setting, list(read_trace(folder / EVENTS)), model, seconds, best=kept)
+    run.save(folder)
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from metis.core.events import Action, Event, LearnerId
@@ -50,14 +49,6 @@ class View:
 
     @property
     def best_version(self) -> int | None:
-        """The first community model with the best value of the metric so far; None before any was measured."""
-        setting = self.fold.setting
-        measured = [
-            (point.metrics[setting.metric], point.version)
-            for point in self.fold.history
-            if math.isfinite(point.metrics.get(setting.metric, math.nan))
-        ]
-        if not measured:
-            return None
-        value = (max if setting.higher_is_better else min)(value for value, _ in measured)
-        return next(version for found, version in measured if found == value)
+        """The best community model so far; None before any was measured."""
+        best = self.fold.best
+        return None if best is None else best.version

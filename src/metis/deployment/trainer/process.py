@@ -25,6 +25,7 @@ from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
 from metis.errors import ChildFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
+from metis.runs.folds import VALIDATION
 from metis.runs.storage import save_model
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Silo(Protocol):
 
     @property
     def evaluation(self) -> Examples | None: ...
+
+    @property
+    def validation(self) -> Examples | None: ...
 
     @property
     def metric(self) -> str: ...
@@ -173,6 +177,7 @@ class _Trainer:
             "examples": 0 if learner is None else len(learner.indices),
             "batch_size": 0 if learner is None else learner.batch_size,
             "evaluation_examples": 0 if silo.evaluation is None else len(silo.evaluation),
+            "validation_examples": 0 if silo.validation is None else len(silo.validation),
             "fingerprint": layout.fingerprint,
             "layout": layout.to_json(),
             "metric": silo.metric,
@@ -256,6 +261,9 @@ class _Trainer:
             raise ConfigError("there are no examples to evaluate on")
         model = _read(command["model"], silo.layout)
         metrics = silo.engine.evaluate(model.network, silo.evaluation, self._memories.latest())
+        if silo.validation is not None:
+            found = silo.engine.evaluate(model.network, silo.validation)
+            metrics |= {VALIDATION + name: value for name, value in found.items()}
         unclear = [name for name, value in metrics.items() if not math.isfinite(value)]
         if unclear:
             raise DataError(f"the community model's {' and '.join(unclear)} here is not a finite number")

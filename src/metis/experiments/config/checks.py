@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,12 +98,17 @@ def _check_pool(config: ExperimentConfig, errors: ConfigErrors) -> None:
         errors.add(["run"], str(problem))
 
 
+def kept_for_training(config: ExperimentConfig, examples: int) -> int:
+    """How many of these training examples learners get; the others are for validation."""
+    return examples - math.ceil(examples * (config.data.validation or 0.0))
+
+
 def _check_examples(config: ExperimentConfig, train: int, test: int, errors: ConfigErrors) -> None:
     for key, there_are in (("train_examples", train), ("test_examples", test)):
         wanted = getattr(config.data, key)
         if wanted is not None and wanted > there_are:
             errors.add(["data", key], f"is {wanted}, but {config.data.dataset} has {there_are:,}")
-    examples = min(train, config.data.train_examples or train)
+    examples = kept_for_training(config, min(train, config.data.train_examples or train))
     if config.learner_count > examples:
         errors.add(
             ["learners"],
@@ -218,7 +224,8 @@ def _check_notify(notify: NotifyConfig | None, errors: ConfigErrors) -> None:
 def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
     stop, evaluation = config.stop, config.evaluation
     if (stop.rounds, stop.seconds, stop.update_requests, stop.steps) == (None,) * 4:
-        alone = "at_target alone may never come true; " if stop.at_target else ""
+        key = "at_target" if stop.at_target else "patience" if stop.patience is not None else ""
+        alone = f"{key} alone may never come true; " if key else ""
         errors.add(["stop"], f"{alone}the run would not end; give rounds, seconds, update_requests or steps")
     if stop.at_target and evaluation.target is None:
         errors.add(["evaluation", "target"], "missing; stop.at_target needs it")

@@ -73,6 +73,10 @@ class DataConfig(Table):
     test_examples: Count | None = Field(
         default=None, description="evaluate on this many test examples, drawn at random"
     )
+    validation: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="share of the training examples, drawn at random, that is held out to choose the best model by",
+    )
     smallest_site: Count | None = Field(
         default=None, description="merge sites of fewer people, for the sets that come from several sites"
     )
@@ -270,6 +274,10 @@ class StopConfig(Table):
     update_requests: Count | None = Field(default=None, description="local models handed in")
     steps: Count | None = Field(default=None, description="local steps of all learners together")
     at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
+    patience: Count | None = Field(
+        default=None,
+        description="stop after so many evaluations without a better metric; of validation examples if there are any",
+    )
 
 
 class EvaluationConfig(Table):

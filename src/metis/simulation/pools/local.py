@@ -28,6 +28,7 @@ from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Trained, train_batched
+from metis.runs.folds import VALIDATION
 from metis.simulation.pools.settings import PoolSettings
 
 Memories: TypeAlias = Mapping[int, Memory]
@@ -44,6 +45,7 @@ class Workplace:
     test: Examples | None
     layout: Layout | None = None  # of what travels, if it is not the engine's
     test_of_each: Sequence[NDArray[np.int64]] = ()  # of each learner, where the engine keeps parts for itself
+    validation: Examples | None = None
 
     def train_batched(
         self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
@@ -81,21 +83,30 @@ class Workplace:
 
     def evaluate(self, model: Model, memories: Memories | None = None) -> dict[str, float]:
         """On the held-out examples; those of each learner with what it keeps for itself, if memories are given."""
+        held = {"test": self.test, "validation": self.validation}
         if self.test is None:
             raise InternalError("there are no held-out examples to evaluate on")
-        try:
-            if memories is None:
-                return self.engine.evaluate(model.network, self.test)
-            silos = [(indices, memories.get(index, {})) for index, indices in enumerate(self.test_of_each)]
-            values: dict[str, float] = cast("Any", self.engine).evaluate_silos(model.network, self.test, silos)
-            return values
-        except MetisError:
-            raise
-        except Exception as problem:
-            raise ConfigError(
-                f"the community model cannot be evaluated on the {len(self.test)} test examples: "
-                f"{type(problem).__name__}: {problem}"
-            ) from problem
+        found: dict[str, float] = {}
+        for kind, examples in held.items():
+            if examples is None:
+                continue
+            try:
+                if memories is None:
+                    values = self.engine.evaluate(model.network, examples)
+                else:
+                    everything = np.arange(len(examples))
+                    of_each = self.test_of_each if kind == "test" else [everything] * len(self.learners)
+                    silos = [(indices, memories.get(index, {})) for index, indices in enumerate(of_each)]
+                    values = cast("Any", self.engine).evaluate_silos(model.network, examples, silos)
+            except MetisError:
+                raise
+            except Exception as problem:
+                raise ConfigError(
+                    f"the community model cannot be evaluated on the {len(examples)} {kind} examples: "
+                    f"{type(problem).__name__}: {problem}"
+                ) from problem
+            found |= values if kind == "test" else {VALIDATION + name: value for name, value in values.items()}
+        return found
 
 
 def outcome_of(workplace: Workplace, work: str, arguments: Sequence[Any]) -> Any:
