@@ -119,6 +119,31 @@ def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
         raise ConfigError("nova takes a batch for a step, which it is not with clip_norm or accumulate")
 
 
+def _setting_of(federation: Federation, policy: Policy, target: Target | None, travels: Model) -> Setting:
+    learners = [
+        LearnerInfo(
+            setup.name,
+            len(setup.indices),
+            setup.batch_size,
+            setup.speed.time_per_batch,
+            setup.power,
+            () if federation.class_counts is None else tuple(int(n) for n in federation.class_counts[index]),
+        )
+        for index, setup in enumerate(federation.learners)
+    ]
+    return Setting.of(
+        policy,
+        travels,
+        learners,
+        seed=federation.seed,
+        metric=federation.metric,
+        higher_is_better=federation.higher_is_better,
+        target=target,
+        class_names=federation.class_names,
+        facts=federation.facts | ({} if federation._start is None else initial_fact(federation._start, travels)),
+    )
+
+
 class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
@@ -439,29 +464,7 @@ class Federation:
 
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
         """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""
-        travels = travels or self.initial_model
-        learners = [
-            LearnerInfo(
-                setup.name,
-                len(setup.indices),
-                setup.batch_size,
-                setup.speed.time_per_batch,
-                setup.power,
-                () if self.class_counts is None else tuple(int(n) for n in self.class_counts[index]),
-            )
-            for index, setup in enumerate(self.learners)
-        ]
-        return Setting.of(
-            policy,
-            travels,
-            learners,
-            seed=self.seed,
-            metric=self.metric,
-            higher_is_better=self.higher_is_better,
-            target=target,
-            class_names=self.class_names,
-            facts=self.facts | ({} if self._start is None else initial_fact(self._start, travels)),
-        )
+        return _setting_of(self, policy, target, travels or self.initial_model)
 
     def __repr__(self) -> str:
         data = self.facts.get("dataset", f"{len(self.train):,} training examples")
