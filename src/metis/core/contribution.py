@@ -45,6 +45,13 @@ def version_staleness(
     return float((current.version - based_on.version + 1) ** -0.5)
 
 
+def discounted_size(
+    request: UpdateRequest, learner: LearnerRecord, based_on: CommunityStamp, current: CommunityStamp
+) -> float:
+    """p_k = |D_k| (1 + versions behind)^(-1/2): what comes late counts, but less."""
+    return learner.examples * version_staleness(request, learner, based_on, current)
+
+
 def capped(values: Mapping[LearnerId, float], share: float) -> dict[LearnerId, float]:
     """The values with the largest lowered, so that none is more than this share of their sum; all equal if none can be.
 

@@ -221,6 +221,8 @@ class Controller:
         self.roster.close_task(event.learner)
         if task.based_on == self.community.stamp:
             self._answered.add(event.learner)
+            # The very object, by which a mixing of differences knows what is not late.
+            base = self.community.model if base is not None else None
         if isinstance(event, TaskFailed):
             return self._refuse(record, task, "failed", event.reason)
         self.update_requests += 1
@@ -313,7 +315,9 @@ class Controller:
         moment = self._moment(now)
         measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         who = self.policy.choose(self.roster.waiting, moment)
-        return [*actions, *self._assign(self.protocol.tasks(who, self.roster, moment, measure), moment)]
+        budgets = self.protocol.tasks(who, self.roster, moment, measure)
+        begun = self.protocol.begun()
+        return [*actions, *([] if begun is None else [begun]), *self._assign(budgets, moment)]
 
     def _moment(self, now: float) -> Moment:
         return Moment(self.community.stamp.version, self.community.committed_steps, now, self._rounds_begun)

@@ -219,6 +219,15 @@ class SendTask:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodBegun:
+    """A synchronization period begins, and why it is that long; from protocols that explain themselves."""
+
+    seconds: float  # infinite in a probe, which ends with the answers
+    reason: str
+    not_awaited: tuple[LearnerId, ...] = ()  # learners that do one batch, for which nobody waits
+
+
+@dataclass(frozen=True, slots=True)
 class CommunityPublished:
     """There is a new community model."""
 
@@ -272,5 +281,12 @@ class Finish:
 
 
 Action: TypeAlias = (
-    SendTask | CommunityPublished | UpdateCommitted | UpdateRefused | LearnerSetAside | SpeedChanged | Finish
+    SendTask
+    | PeriodBegun
+    | CommunityPublished
+    | UpdateCommitted
+    | UpdateRefused
+    | LearnerSetAside
+    | SpeedChanged
+    | Finish
 )

@@ -9,12 +9,13 @@ from typing import Annotated, Literal, get_args
 from metis.core.contribution import (
     ContributionValue,
     dataset_size,
+    discounted_size,
     step_recency,
     steps_done,
     version_staleness,
 )
-from metis.core.layers import Cap, ProximalPull
-from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation
+from metis.core.layers import AcceptLate, Cap, FedAvgM, Layer, MeasuredPace, MessageBudget, Probe, ProximalPull
+from metis.core.mixing import Buffered, CachedAverage, DifferenceAverage, FullPass, Interpolation
 from metis.core.policy import POLICIES, Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
 from metis.core.protocols.asynchronous import LocalEpochs
@@ -38,6 +39,7 @@ __all__ = [
     "fedasync",
     "fedbuff",
     "fedrec",
+    "semisync",
     "semisync_fedavg",
     "sync_fedavg",
 ]
@@ -93,6 +95,23 @@ def semisync_fedavg(
     label = f"SemiSync (λ={slowest_learner_epochs:g}){', exchange inside' if exchange == 'inside' else ''}"
     policy = Policy("semisync_fedavg", protocol, _contribution(weighting), FullPass, label=label)
     return policy if max_local_epochs is None else policy.with_layers(Cap(max_local_epochs))
+
+
+@POLICIES.register("semisync")
+def semisync(
+    update_requests_an_hour: Annotated[
+        float | None, Setting("largest number of update requests of one learner; periods become longer", gt=0)
+    ] = None,
+    longest_period: LongestPeriod = math.inf,
+) -> Policy:
+    """SemiSync without lambda: a probe, periods from measured times, the slowest not waited for, server momentum."""
+    protocol = SemiSynchronous(timings="smoothed", longest_period=longest_period, returning="train")
+    layers: tuple[Layer, ...] = (Probe(), MeasuredPace(), AcceptLate(), FedAvgM(momentum=0.5))
+    policy = Policy("semisync", protocol, discounted_size, DifferenceAverage, layers, label="SemiSync")
+    if update_requests_an_hour is None:
+        return policy
+    check_setting("semisync", parameters_of(semisync)["update_requests_an_hour"], update_requests_an_hour)
+    return policy.with_layers(MessageBudget(update_requests_an_hour))
 
 
 @POLICIES.register("async_fedavg")

@@ -30,6 +30,7 @@ from metis.core.events import (
     MemberAdded,
     MemberRemoved,
     Paused,
+    PeriodBegun,
     Resumed,
     RolledBack,
     RoundMeasure,
@@ -68,6 +69,7 @@ _EVENTS: dict[str, type[Any]] = {
 }
 _ACTIONS: dict[str, type[Any]] = {
     "send_task": SendTask,
+    "period_begun": PeriodBegun,
     "community_published": CommunityPublished,
     "update_committed": UpdateCommitted,
     "update_refused": UpdateRefused,
@@ -111,7 +113,7 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record |= {name: number for name, number in value.items() if math.isfinite(number)}
         elif key == "measure":
             continue  # not measured
-        elif key == "lengths":
+        elif key in {"not_awaited", "lengths"}:
             if value:
                 record[key] = list(value)
         elif key == "by_learner":
@@ -163,6 +165,9 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             budget, rate = Budget(rest["steps"], seconds), rest.get("rate", 1.0)
             task = LocalTask(rest["task"], CommunityStamp(*rest["based_on"]), budget, rate)
             return at, SendTask(rest["learner"], task, Model.empty())
+        if name == "period_begun":
+            seconds = math.inf if rest["seconds"] is None else rest["seconds"]
+            return at, PeriodBegun(seconds, rest["reason"], tuple(rest.get("not_awaited", ())))
         if name == "community_published":
             stamp = CommunityStamp(rest["version"], rest["steps"])
             return at, CommunityPublished(stamp, rest["contributors"], Model.empty(), recorded_measure(rest))

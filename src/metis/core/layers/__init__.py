@@ -5,7 +5,12 @@ from metis.core.layers.base import LAYERS, Layer, LayerKind, Memory, Need, Outgo
 from metis.core.layers.cap import Cap
 from metis.core.layers.compression import Compression
 from metis.core.layers.control_variates import ControlVariates
+from metis.core.layers.differences import Differences
 from metis.core.layers.fednova import FedNova
+from metis.core.layers.late import AcceptLate
+from metis.core.layers.messages import MessageBudget
+from metis.core.layers.pace import MeasuredPace
+from metis.core.layers.probe import Probe
 from metis.core.layers.proximal import ProximalPull
 from metis.core.layers.rate import ScheduledRate
 from metis.core.layers.robust import (
@@ -26,11 +31,13 @@ from metis.core.layers.wrapper import Wrapper
 
 __all__ = [
     "LAYERS",
+    "AcceptLate",
     "AdaptivePeriod",
     "Cap",
     "CentredClipping",
     "Compression",
     "ControlVariates",
+    "Differences",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -40,12 +47,15 @@ __all__ = [
     "LargestShare",
     "Layer",
     "LayerKind",
+    "MeasuredPace",
     "Median",
     "Memory",
+    "MessageBudget",
     "MultiKrum",
     "Need",
     "NormBound",
     "Outgoing",
+    "Probe",
     "ProximalPull",
     "RobustRule",
     "Sample",

@@ -6,8 +6,6 @@ the community model. A server-side optimizer's step is not measured: its length 
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +21,7 @@ from metis.core.layers.scheduled_lambda import paced_label
 from metis.core.layers.wrapper import Wrapper
 from metis.core.mixing import Community, Mixing, ModelStore
 from metis.core.model import Model
-from metis.core.protocols.pacing import Pace, TimedLearner
+from metis.core.protocols.pacing import Pace, TimedLearner, of_most
 from metis.core.schedules import Moment
 from metis.registry import Setting
 
@@ -108,15 +106,15 @@ class _Adaptive:
             self._follow(measure)
             return None
 
-        def of_most(seconds: Callable[[TimedLearner], float]) -> float:
-            return _served(learners, seconds, self.settings.served)
+        def served(seconds: Callable[[TimedLearner], float]) -> float:
+            return of_most(learners, seconds, self.settings.served)
 
         batches = _FEWEST if self.settings.batches is None else self.settings.batches
         shortest = max(
-            batches * of_most(lambda learner: learner.time_per_batch),
-            _EXCHANGE * of_most(lambda learner: learner.exchange),
+            batches * served(lambda learner: learner.time_per_batch),
+            _EXCHANGE * served(lambda learner: learner.exchange),
         )
-        longest = max(shortest, self.settings.longest * of_most(lambda learner: learner.epoch_time))
+        longest = max(shortest, self.settings.longest * served(lambda learner: learner.epoch_time))
         # What a bound cut off must not accumulate: hence before and after the change.
         self._bound(longest / shortest)
         self._follow(measure)
@@ -124,7 +122,7 @@ class _Adaptive:
         # Every learner does at least one batch, and it is better to train on than to wait for it.
         longest_batch = max(learner.time_per_batch for learner in learners)
         training = max(self.factor * shortest, min(longest_batch, longest))
-        return training + of_most(lambda learner: learner.inside)
+        return training + served(lambda learner: learner.inside)
 
     def _bound(self, largest: float) -> None:
         self.factor = min(max(1.0, self.factor), largest)
@@ -134,13 +132,6 @@ class _Adaptive:
             agreement = (measure.progress / measure.divergence) ** 2
             change = math.exp(self.settings.gain * (agreement - self.settings.wanted_agreement))
             self.factor *= min(2.0, max(0.5, change))
-
-
-def _served(learners: Sequence[TimedLearner], seconds: Callable[[TimedLearner], float], share: float) -> float:
-    """Long enough for the quickest learners that hold this share of all examples."""
-    quickest = sorted(learners, key=seconds)
-    held = list(itertools.accumulate(learner.examples for learner in quickest))
-    return seconds(quickest[bisect.bisect_left(held, share * held[-1] * (1 - 1e-9))])
 
 
 class Measured(Wrapper):

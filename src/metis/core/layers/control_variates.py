@@ -127,7 +127,7 @@ class ControlledCommunity(Wrapper):
         base: Model | None = None,
         examples: int = 1,
     ) -> None:
-        network = None if base is None else base.network
+        network = self.inside.model if base is self._model else None if base is None else base.network
         self.inside.commit(learner, local_model.network, value, steps, network, examples)
         self._controls.commit(learner, _control_of(local_model), float(examples), steps)
         self._store.put(learner, local_model.vector)

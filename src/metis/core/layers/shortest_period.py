@@ -34,7 +34,7 @@ class ShortestPeriod(
     ] = 4.0
 
     def set_protocol(self, protocol: CommunicationProtocol) -> CommunicationProtocol:
-        return protocol.at_least(self.seconds) if self.exchanges else protocol
+        return protocol.at_least(self.key, self.seconds) if self.exchanges else protocol
 
     def seconds(self, learners: Sequence[TimedLearner]) -> float:
         """How long a period of these learners must be."""

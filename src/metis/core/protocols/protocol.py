@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from metis.core.events import Budget, LearnerId, RoundMeasure
-from metis.core.protocols.pacing import Floor, Pacing
+from metis.core.events import Budget, LearnerId, PeriodBegun, RoundMeasure
+from metis.core.protocols.pacing import Floor, Lateness, Pacing, Probing
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.errors import InternalError
@@ -20,9 +20,13 @@ class CommunicationProtocol(Protocol):
     so that `dataclasses.replace(protocol)` is a fresh one. Subclass `BaseProtocol` for the usual answers.
     """
 
-    accepts_stale: bool  # may an update be based on an older community model than the current one?
     has_rounds: bool  # do learners begin together, so that an idle time between two rounds is a barrier's?
     has_period: bool  # do rounds last as long as a pacing says (`paced`)?
+
+    @property
+    def accepts_stale(self) -> bool:
+        """May an update be based on an older community model than the current one?"""
+        ...
 
     @property
     def reports_speed(self) -> bool:
@@ -49,6 +53,10 @@ class CommunicationProtocol(Protocol):
         """How long each of these learners trains; asked once after `ready`, with the round published and measured."""
         ...
 
+    def begun(self) -> PeriodBegun | None:
+        """What `tasks` has just begun and why, if the protocol explains itself."""
+        ...
+
     def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
         """How long each of these learners, which have no task and are not `ready`, trains in the round that goes on."""
         ...
@@ -57,8 +65,16 @@ class CommunicationProtocol(Protocol):
         """The same protocol with periods that this pacing chooses; only where `has_period`."""
         ...
 
-    def at_least(self, floor: Floor) -> CommunicationProtocol:
-        """The same protocol with periods that are never shorter than this; only where `has_period`."""
+    def at_least(self, setting: str, floor: Floor) -> CommunicationProtocol:
+        """The same protocol with periods never shorter than this, by a setting of this name; if `has_period`."""
+        ...
+
+    def probing(self, probe: Probing) -> CommunicationProtocol:
+        """The same protocol with this probe in place of its cold start; only where `has_period`."""
+        ...
+
+    def accepting_late(self, lateness: Lateness) -> CommunicationProtocol:
+        """The same protocol, which mixes what comes late and does not wait for some; only where `has_period`."""
         ...
 
 
@@ -75,11 +91,20 @@ class BaseProtocol:
     def deadline(self) -> float:
         return math.inf
 
+    def begun(self) -> PeriodBegun | None:
+        return None
+
     def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
         return {}
 
     def paced(self, pacing: Pacing) -> CommunicationProtocol:
         raise InternalError(f"{type(self).__name__} has no periods")
 
-    def at_least(self, floor: Floor) -> CommunicationProtocol:
+    def at_least(self, setting: str, floor: Floor) -> CommunicationProtocol:
+        raise InternalError(f"{type(self).__name__} has no periods")
+
+    def probing(self, probe: Probing) -> CommunicationProtocol:
+        raise InternalError(f"{type(self).__name__} has no cold start")
+
+    def accepting_late(self, lateness: Lateness) -> CommunicationProtocol:
         raise InternalError(f"{type(self).__name__} has no periods")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from metis.core.events import Budget, LearnerId, RoundMeasure
+from metis.core.events import Budget, LearnerId, PeriodBegun, RoundMeasure
 from metis.core.protocols.barrier import Barrier
-from metis.core.protocols.pacing import Floor, Pace, Pacing, TimedLearner
+from metis.core.protocols.pacing import Floor, Lateness, Pace, Pacing, Probing, TimedLearner
 from metis.core.protocols.protocol import BaseProtocol
 from metis.core.protocols.synchronous import Grace
 from metis.core.roster import LearnerRecord, Roster
@@ -58,6 +58,8 @@ class SemiSynchronous(BaseProtocol):
 
     The first round is the cold start: one epoch each, at most `cold_start_limit` seconds, to measure
     t_beta_k. A learner that joins later gets its own cold start inside the current period.
+
+    Layers put other parts in: how long periods are, a probe in place of the cold start, whom nobody waits for.
     """
 
     slowest_learner_epochs: Lambda = 2.0
@@ -69,14 +71,18 @@ class SemiSynchronous(BaseProtocol):
     exchange: Exchange = None
     returning: Returning = None
     pacing: Pacing | None = None  # how long periods are, instead of lambda epochs of the slowest learner
-    floor: Floor | None = field(default=None, repr=False)  # seconds that a period lasts at least; set by a layer
+    floors: tuple[tuple[str, Floor], ...] = field(default=(), repr=False)  # how long a period is at least, by setting
+    probe: Probing | None = None  # what everybody does first, instead of an epoch
+    lateness: Lateness | None = None  # whom a period does not wait for; then what comes late is mixed too
 
-    accepts_stale = False
     has_rounds = True
     has_period = True
     fills_the_period = True
     synchronization_period: float | None = field(default=None, init=False)  # t_max; None in the cold start
     bounded_by: str = field(default="", init=False)  # the setting that made this period longer or shorter; "" for none
+    not_awaited: frozenset[LearnerId] = field(default=frozenset(), init=False)  # in this period
+    _began: float = field(default=-math.inf, init=False, repr=False)
+    _probed: tuple[LearnerId, ...] = field(default=(), init=False, repr=False)  # in the round that goes on
     _ends: float = field(default=math.inf, init=False, repr=False)  # when training in this period does
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
     _pace: Pace | None = field(default=None, init=False, repr=False)
@@ -93,28 +99,69 @@ class SemiSynchronous(BaseProtocol):
     def reports_speed(self) -> bool:  # type: ignore[override]
         return self.timings == "smoothed"
 
+    @property
+    def accepts_stale(self) -> bool:  # type: ignore[override]
+        return self.lateness is not None
+
     def paced(self, pacing: Pacing) -> SemiSynchronous:
         return replace(self, pacing=pacing)
 
-    def at_least(self, floor: Floor) -> SemiSynchronous:
-        return replace(self, floor=floor)
+    def at_least(self, setting: str, floor: Floor) -> SemiSynchronous:
+        return replace(self, floors=(*self.floors, (setting, floor)))
+
+    def probing(self, probe: Probing) -> SemiSynchronous:
+        return replace(self, probe=probe)
+
+    def accepting_late(self, lateness: Lateness) -> SemiSynchronous:
+        return replace(self, lateness=lateness)
 
     def ready(self, roster: Roster, now: float) -> bool:
+        if self.probe is not None and self._probed and self._barrier.deadline == math.inf:
+            asked = [roster[learner] for learner in self._probed if roster[learner].available]
+            answered = sum(record.examples for record in asked if record.task is None)
+            whole = sum(record.examples for record in asked)
+            self._barrier.deadline = self.probe.latest_end(self._began, now, answered, whole)
         return self._barrier.is_open(roster, now) and bool(roster.waiting)
 
     def tasks(
         self, who: Sequence[LearnerRecord], roster: Roster, moment: Moment, measure: RoundMeasure | None
     ) -> dict[LearnerId, Budget]:
         # Late ones included: the period must fit a late learner as well.
-        self.synchronization_period = self._next_period([*who, *roster.training], moment, measure)
-        length = self.cold_start_limit if self.synchronization_period is None else self.synchronization_period
+        learners = self._timed([*who, *roster.training])
+        period = self.synchronization_period = self._next_period(learners, moment, measure)
+        length = self.cold_start_limit if period is None else period
+        if self.lateness is not None:
+            known = () if period is None else self.lateness.not_awaited(learners, period)
+            self.not_awaited = self._barrier.not_awaited = frozenset(known)
+        self._began = moment.seconds
+        self._probed = tuple(record.learner for record in who) if period is None else ()
         # A line that was cut once, for minutes, must not hold up the next round for as long.
-        slack = max((record.typical_overhead + (record.time_per_batch or 0.0) for record in who), default=0.0)
-        if self.floor is not None and self.synchronization_period is None and length < math.inf:
+        slack = max(
+            (
+                record.typical_overhead + (record.time_per_batch or 0.0)
+                for record in who
+                if record.learner not in self.not_awaited
+            ),
+            default=0.0,
+        )
+        if self.floors and period is None and length < math.inf:
             slack = max(slack, length)  # an exchange takes time, and how much is not known yet
         self._ends = moment.seconds + length
         self._barrier.deadline = moment.seconds + length * (1 + self.grace) + slack
         return {record.learner: self._budget_of(record) for record in who}
+
+    def begun(self) -> PeriodBegun | None:
+        period = self.synchronization_period
+        if period is None:
+            if self.probe is None:
+                return None
+            return PeriodBegun(math.inf, f"everybody does {self.probe.batches} batches, by which they are timed")
+        reason = str(getattr(self._pace, "reason", ""))
+        if not reason:
+            return None
+        if self.bounded_by:
+            reason = f"{self.bounded_by} says so"
+        return PeriodBegun(period, reason, tuple(sorted(self.not_awaited)))
 
     def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
         if self.returning != "train" or self._ends == math.inf:
@@ -124,7 +171,7 @@ class SemiSynchronous(BaseProtocol):
             left = self._ends - now - record.typical_overhead
             time_per_batch = self._time_per_batch(record)
             if time_per_batch is None:
-                steps: int | None = record.epoch_steps
+                steps: int | None = self._first_steps(record)
                 left = min(left, self.cold_start_limit)
             else:
                 steps = None if self.budget == "deadline" else steps_within(max(left, 0.0), time_per_batch)
@@ -132,11 +179,9 @@ class SemiSynchronous(BaseProtocol):
                 budgets[record.learner] = Budget(steps, left)
         return budgets
 
-    def _next_period(
-        self, records: Sequence[LearnerRecord], moment: Moment, measure: RoundMeasure | None
-    ) -> float | None:
-        """t_max of a round with these learners; None if none of them was measured yet."""
-        learners = [
+    def _timed(self, records: Sequence[LearnerRecord]) -> list[TimedLearner]:
+        """Those of these learners that were measured."""
+        return [
             TimedLearner(
                 record.examples,
                 record.epoch_steps * time_per_batch,
@@ -144,10 +189,16 @@ class SemiSynchronous(BaseProtocol):
                 self._exchange(record),
                 self._inside(record),
                 record.typical_overhead,
+                record.learner,
             )
             for record in records
             if (time_per_batch := self._time_per_batch(record)) is not None
         ]
+
+    def _next_period(
+        self, learners: Sequence[TimedLearner], moment: Moment, measure: RoundMeasure | None
+    ) -> float | None:
+        """t_max of a round with these learners; None if there are none."""
         if self._pace is not None:
             period = self._pace.period(learners, moment, measure)
         else:
@@ -156,8 +207,9 @@ class SemiSynchronous(BaseProtocol):
         self.bounded_by = ""
         if period is None:
             return None
-        if self.floor is not None and (shortest := self.floor(learners)) > period:
-            self.bounded_by, period = "shortest_period", shortest
+        for setting, floor in self.floors:
+            if (shortest := floor(learners)) > period:
+                self.bounded_by, period = setting, shortest
         if self.longest_period < period:
             self.bounded_by, period = "longest_period", self.longest_period
         return period
@@ -179,11 +231,17 @@ class SemiSynchronous(BaseProtocol):
             case "every_round":
                 return record.time_per_batch
 
+    def _first_steps(self, record: LearnerRecord) -> int:
+        """Batches by which a learner is timed: an epoch, or those of a probe."""
+        return record.epoch_steps if self.probe is None else min(self.probe.batches, record.epoch_steps)
+
     def _budget_of(self, record: LearnerRecord) -> Budget:
         time_per_batch, period = self._time_per_batch(record), self.synchronization_period
         if period is None or time_per_batch is None:
             limit = self.cold_start_limit if period is None else min(self.cold_start_limit, period)
-            return Budget(record.epoch_steps, limit)
+            return Budget(self._first_steps(record), limit)
+        if record.learner in self.not_awaited:
+            return Budget(1, period)
         if self.exchange == "inside":
             period = max(period - self._inside(record), time_per_batch)
         steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)

@@ -1,0 +1,73 @@
+"""HOW LONG periods are without lambda: as long as batches and the exchange of models need, and no longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from metis.core.events import RoundMeasure
+from metis.core.layers.base import Layer
+from metis.core.layers.scheduled_lambda import paced_label
+from metis.core.protocols.pacing import Pace, TimedLearner, of_most
+from metis.core.schedules import Moment
+from metis.registry import Setting
+
+if TYPE_CHECKING:
+    from metis.core.protocols import CommunicationProtocol
+
+
+@dataclass(frozen=True)
+class MeasuredPace(
+    Layer,
+    key="pace",
+    order=20,
+    needs={"period": "chooses the periods of semi-synchronous training; {policy} has none"},
+    takes={"period"},
+):
+    """Periods from measured times alone; beyond the paper.
+
+    A period is the longest of three times: a batch of most learners; a few batches on average, so that a solver's
+    momentum, which restarts in each task, builds up; and the exchange of most learners, so that at most half of the
+    time is spent on the line. "Most" are the quickest that hold `share` of the examples, and the average is that of
+    batches a second, weighted by examples: one learner that is, or becomes, ten times slower changes little.
+    """
+
+    batches: Annotated[float, Setting("batches of a learner in a period, on average over the examples", ge=1)] = 8.0
+    share: Annotated[
+        float, Setting("share of all examples whose holders get at least a batch done in a period", gt=0, le=1)
+    ] = 0.8
+    exchanges: Annotated[float, Setting("a period lasts at least this many times their exchange", ge=0)] = 1.0
+
+    replaces = frozenset({"slowest_learner_epochs"})
+
+    def relabel(self, label: str) -> str:
+        return paced_label(label, "paced") if label.startswith("SemiSync (") else label
+
+    def set_protocol(self, protocol: CommunicationProtocol) -> CommunicationProtocol:
+        return protocol.paced(self)
+
+    def start(self) -> Pace:
+        return _Measured(self)
+
+
+@dataclass
+class _Measured:
+    settings: MeasuredPace
+    reason: str = ""
+
+    def period(self, learners: Sequence[TimedLearner], moment: Moment, measure: RoundMeasure | None) -> float | None:
+        if not learners:
+            return None
+        share, most = self.settings.share, f"learners with {self.settings.share:.0%} of the examples"
+        examples = sum(learner.examples for learner in learners)
+        a_second = math.fsum(learner.examples / examples / learner.time_per_batch for learner in learners)
+        times = {
+            f"{self.settings.batches:g} batches on average take that long": self.settings.batches / a_second,
+            f"{most} need that long for a batch": of_most(learners, lambda one: one.time_per_batch, share),
+            f"the exchange of {most} takes that long": self.settings.exchanges
+            * of_most(learners, lambda one: one.typical_exchange, share),
+        }
+        self.reason = max(times, key=lambda reason: times[reason])
+        return times[self.reason] + of_most(learners, lambda one: one.inside, share)
