@@ -107,7 +107,8 @@ def semisync(
     """SemiSync without lambda: a probe, periods from measured times, the slowest not waited for, server momentum."""
     protocol = SemiSynchronous(timings="smoothed", longest_period=longest_period, returning="train")
     layers: tuple[Layer, ...] = (Probe(), MeasuredPace(), AcceptLate(), FedAvgM(momentum=0.5))
-    policy = Policy("semisync", protocol, discounted_size, DifferenceAverage, layers, label="SemiSync")
+    defaults = frozenset(layer.key for layer in layers)
+    policy = Policy("semisync", protocol, discounted_size, DifferenceAverage, layers, "SemiSync", defaults)
     if update_requests_an_hour is None:
         return policy
     check_setting("semisync", parameters_of(semisync)["update_requests_an_hour"], update_requests_an_hour)

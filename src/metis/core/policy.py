@@ -32,6 +32,7 @@ class Policy:
     mixing: Mixing
     layers: tuple[Layer, ...] = ()
     label: str = ""  # how tables and legends call it
+    defaults: frozenset[str] = frozenset()  # keys of layers that give way to others of the same key
 
     def __post_init__(self) -> None:
         self._check_parts()
@@ -57,13 +58,15 @@ class Policy:
                 raise ArgumentError(f"layers of '{self.name}' has {layer!r}, which is not a layer", "layers")
 
     def with_layers(self, *layers: Layer) -> Policy:
-        """The same policy with these layers on top, and its label extended by theirs."""
+        """The same policy with these layers on top, in place of its defaults, and its label extended by theirs."""
         for layer in layers:
             if not isinstance(layer, Layer):
                 raise ArgumentError(f"with_layers takes layers such as metis.FedNova(), not {layer!r}", "layers")
         added = sorted(layers, key=lambda layer: layer.order)
         label = reduce(lambda so_far, layer: layer.relabel(so_far), added, self.label)
-        return replace(self, layers=(*self.layers, *layers), label=label)
+        given = {layer.key for layer in layers} & self.defaults
+        kept = tuple(layer for layer in self.layers if layer.key not in given)
+        return replace(self, layers=(*kept, *layers), label=label, defaults=self.defaults - given)
 
     def _check(self) -> None:
         """Each layer's needs must be offered by the policy and not be taken by another layer."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from metis.core.layers import ShortestPeriod
+from metis.core.layers import MeasuredPace, ShortestPeriod
 from metis.core.model import Model
 from metis.core.policies import POLICIES
 from metis.core.stop import Patience, StopRule, Target
@@ -39,9 +39,11 @@ def deployed(config: ExperimentConfig, begun: Mapping[str, Any] | None = None) -
         return config
     policies = []
     for policy in config.policy:
-        if POLICIES[policy.name](**policy.parameters).protocol.has_period:
+        made = POLICIES[policy.name](**policy.parameters)
+        if made.protocol.has_period:
             added: dict[str, Any] = {}
-            if ShortestPeriod.key not in policy.layers:
+            keys = {*policy.layers, *(layer.key for layer in made.layers)}
+            if not keys & {ShortestPeriod.key, MeasuredPace.key}:  # a measured pace has room for the exchange already
                 added[ShortestPeriod.key] = layer_table(ShortestPeriod.key, {})
             if policy.parameters.get("returning", "") is None:
                 added["returning"] = "train"

@@ -14,11 +14,13 @@ from metis.core.controller import Controller
 from metis.core.events import Event, UpdateRequest
 from metis.core.layers import (
     LAYERS,
+    AcceptLate,
     AdaptivePeriod,
     Cap,
     CentredClipping,
     Compression,
     ControlVariates,
+    Differences,
     FedAdagrad,
     FedAdam,
     FedAvgM,
@@ -27,11 +29,14 @@ from metis.core.layers import (
     GeometricMedian,
     LargestShare,
     Layer,
+    MeasuredPace,
     Median,
     Memory,
+    MessageBudget,
     MultiKrum,
     NormBound,
     Outgoing,
+    Probe,
     ProximalPull,
     Sample,
     ScheduledLambda,
@@ -63,7 +68,12 @@ EXAMPLES: tuple[Layer, ...] = (
     NormBound(multiple=2.0),
     AdaptivePeriod(gain=2.0),
     ShortestPeriod(exchanges=2.0),
-    FedAvgM(momentum=0.5),
+    Probe(batches=3),
+    MeasuredPace(batches=4),
+    AcceptLate(beyond=2.0),
+    MessageBudget(100),
+    Differences("fedexp"),
+    FedAvgM(momentum=0.6),
     FedAdagrad(),
     FedAdam(),
     FedYogi(rate=Schedule(1, 0.5, 3)),
@@ -155,12 +165,12 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         "nova": (
             "nova mixes rounds by a normalised average, and {} does not average rounds; "
             "sync_fedavg and semisync_fedavg do",
-            asynchronous,
+            ["semisync", *asynchronous],
         ),
         "robust": (
             "robust compares the models that are mixed at a time, and {} takes them in one by one; sync_fedavg, "
             "semisync_fedavg and fedbuff mix several",
-            ["async_fedavg", "fedrec", "fedasync"],
+            ["semisync", "async_fedavg", "fedrec", "fedasync"],
         ),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",
@@ -174,6 +184,27 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             "shortest_period bounds the periods of semi-synchronous training; {} has none",
             ["sync_fedavg", *asynchronous],
         ),
+        "probe": (
+            "probe replaces the cold start of semi-synchronous training; {} has none",
+            ["sync_fedavg", *asynchronous],
+        ),
+        "pace": (
+            "pace chooses the periods of semi-synchronous training; {} has none",
+            ["sync_fedavg", *asynchronous],
+        ),
+        "late": (
+            "late lets semi-synchronous periods end without some learners; {} has no periods",
+            ["sync_fedavg", *asynchronous],
+        ),
+        "messages": (
+            "messages bounds the periods of semi-synchronous training; {} has none",
+            ["sync_fedavg", *asynchronous],
+        ),
+        "differences": (
+            "differences replaces the average of a round, and {} does not average rounds; "
+            "sync_fedavg and semisync_fedavg do",
+            ["semisync", *asynchronous],
+        ),
         "share": (
             "share limits what a learner counts for in an average, and {} adds models up as they come; sync_fedavg, "
             "semisync_fedavg, async_fedavg and fedrec average",
@@ -183,6 +214,10 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
     made = {(layer.key, name): composed(make(), layer) for layer in EXAMPLES for name, make in POLICIES.items()}
     assert {pair: result for pair, result in made.items() if isinstance(result, str)} == {
         ("proximal", "fedasync"): "proximal is given twice; keep one of them",  # it is FedAsync's regularization
+        **{
+            (key, "semisync"): f"{key} is given together with pace; keep one of them"
+            for key in ("adaptive", "schedule")
+        },
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 from core.play import Actor, Play
 from metis.core.events import Budget, LearnerId, RoundMeasure, SendTask
-from metis.core.layers import AdaptivePeriod, ScheduledLambda
+from metis.core.layers import AcceptLate, AdaptivePeriod, Probe, ScheduledLambda
 from metis.core.policies import POLICIES, semisync_fedavg
 from metis.core.policy import Policy
 from metis.core.protocols import CommunicationProtocol
@@ -100,9 +100,15 @@ def test_what_a_protocol_says_of_itself_fits_together(policy: Policy) -> None:
     assert protocol.has_period or not protocol.fills_the_period
     if protocol.has_period:
         assert protocol.paced(AdaptivePeriod()).has_period
-        assert protocol.at_least(lambda learners: 1.0).has_period
+        assert protocol.at_least("mine", lambda learners: 1.0).has_period
+        assert protocol.probing(Probe()).has_period
+        assert protocol.accepting_late(AcceptLate()).accepts_stale
     else:
         with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no periods"):
-            protocol.at_least(lambda learners: 1.0)
+            protocol.at_least("mine", lambda learners: 1.0)
+        with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no cold start"):
+            protocol.probing(Probe())
+        with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no periods"):
+            protocol.accepting_late(AcceptLate())
         with pytest.raises(InternalError, match=f"{type(protocol).__name__} has no periods"):
             protocol.paced(AdaptivePeriod())

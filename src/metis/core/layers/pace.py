@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class MeasuredPace(
     Layer,
     key="pace",
-    order=20,
+    order=21,
     needs={"period": "chooses the periods of semi-synchronous training; {policy} has none"},
     takes={"period"},
 ):

@@ -28,6 +28,7 @@ class DifferenceAverage(FullPass):
     """
 
     averages_rounds = False
+    mixes_cohorts = False  # a late model is compared with others by its difference, not by where it is
     uses_base = True
 
     def __init__(
