@@ -274,18 +274,20 @@ def signature(name: str, method: Any) -> str:
 
 
 def test_the_members_of_a_protocol_are_listed_with_their_defaults() -> None:
-    """Each member of the interface; `paced` and `at_least` stand with `has_period`."""
+    """Each member of the interface; what changes periods stands with `has_period`."""
     rows = {
         member.strip("`"): (meaning, default.strip("`")) for member, meaning, default in rows_of("member of a protocol")
     }
     members = {*CommunicationProtocol.__annotations__, *vars(CommunicationProtocol)}
-    names = {name for name in members if not name.startswith("_")} - {"paced", "at_least"}
+    names = {name for name in members if not name.startswith("_")} - {"paced", "at_least", "probing", "accepting_late"}
     assert {row.partition("(")[0] for row in rows} == names
-    assert "paced(pacing)" in rows["has_period"][0] and "at_least(floor)" in rows["has_period"][0]
+    for member in ("paced(pacing)", "at_least(setting, floor)", "probing(probe)", "accepting_late(lateness)"):
+        assert member in rows["has_period"][0]
     for name in ("ready", "tasks"):
         assert rows[signature(name, getattr(CommunicationProtocol, name))][1] == "required"
     assert rows[signature("joining", CommunicationProtocol.joining)][1] == str(BaseProtocol().joining((), 0.0))
-    for name in names - {"ready", "tasks", "joining"}:
+    assert rows["begun()"][1] == str(BaseProtocol().begun())
+    for name in names - {"ready", "tasks", "joining", "begun"}:
         assert rows[name][1].removeprefix("math.") == str(getattr(BaseProtocol(), name)), name
 
 

@@ -16,13 +16,13 @@ from metis.registry import Setting
 class Differences(
     Layer,
     key="differences",
-    order=12,
+    order=11,
     needs={
         "average": "replaces the average of a round, and {policy} does not average rounds; sync_fedavg and "
         "semisync_fedavg do",
         "models": "measures how far each local model went, which nobody can under {other}",
     },
-    takes={"average"},
+    takes={"average", "cohort"},
 ):
     """Rounds are mixed by the differences from the models that tasks started from; beyond the paper."""
 
