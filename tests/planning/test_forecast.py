@@ -457,3 +457,14 @@ def test_words() -> None:
     """Edges as they are read."""
     assert (rounded_up(0.12821), rounded_down(0.12821), rounded_up(2.0), rounded_up(0.0)) == ("0.13", "0.12", "2", "0")
     assert (rounded_up(123.4), rounded_down(123.4), rounded_down(4.5454)) == ("130", "120", "4.5")
+
+
+def test_a_policy_that_chooses_its_periods_says_why() -> None:
+    """The period, the reason, and who is not waited for."""
+    fast = metis.Link()
+    found = forecast(metis.semisync(), crew([50, 50, 50, 2], [1.0, 1.0, 1.0, 100.0], [fast] * 4))
+    assert found.period is not None
+    assert found.period.reason == "8 batches on average take that long"
+    assert found.period.not_awaited == (found.learners[3].learner,)
+    assert found.learners[3].steps == 1
+    assert forecast(metis.semisync_fedavg(), crew([50, 50], [1.0, 1.0], [fast] * 2)).period is None

@@ -243,6 +243,10 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     if document.get("period") is not None and state == "running":
         bound = f", by {document['period_bounded_by']}" if document.get("period_bounded_by") else ""
         second.append(f"; periods of {lasting(document['period'])}{bound}")
+        if document.get("period_reason"):
+            second.append(f": {printable(document['period_reason'])}")
+        if document.get("not_awaited"):
+            second.append(f"; not waited for: {', '.join(map(printable, document['not_awaited']))}")
     disk = document.get("disk", {})  # missing from an older controller
     lines = [first, second, *_end_line(document), _metric_line(document)]
     if disk.get("sentence"):

@@ -20,12 +20,14 @@ from metis.core.events import (
     CommunityPublished,
     LearnerId,
     LearnerJoined,
+    PeriodBegun,
     SendTask,
     UpdateCommitted,
     UpdateRequest,
 )
 from metis.core.model import Model
 from metis.core.policy import Policy
+from metis.core.protocols import CommunicationProtocol
 from metis.core.stop import StopRule
 from metis.errors import ConfigError
 from metis.simulation.loop import ScheduledEvent, play
@@ -104,6 +106,7 @@ class Forecast:
     first_round: float | None = None  # seconds of the cold start: the first round, if it has tasks of its own
     slowest_learner_epochs: float | None = None  # lambda, of a policy that has one
     bounded_by: str = ""  # the setting that makes periods longer or shorter than lambda says
+    period: PeriodBegun | None = None  # the last one, of a protocol that explains itself
 
     @property
     def kind(self) -> Kind:
@@ -185,7 +188,7 @@ class _Round:
 def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_learner_epochs: float | None) -> Forecast:
     length = None
     for count in _ROUNDS:
-        rounds, cold_start, bounded_by = _played(policy, learners, count)
+        rounds, cold_start, protocol = _played(policy, learners, count)
         if len(rounds) < 2:
             raise ConfigError(f"the costs of {policy.label} cannot be forecast: it ends after {len(rounds)} rounds")
         length = _recurrence(rounds, len(learners))
@@ -225,7 +228,8 @@ def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_lea
         span / len(recurring),
         rounds[0].costs.parallel_time if cold_start else None,
         slowest_learner_epochs,
-        bounded_by,
+        getattr(protocol, "bounded_by", ""),
+        protocol.begun(),
     )
 
 
@@ -233,8 +237,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> tuple[list[_Round], bool, str]:
-    """This many rounds, whether they begin with a cold start (other tasks than the last), and what bounds periods."""
+def _played(
+    policy: Policy, learners: Sequence[PlannedLearner], count: int
+) -> tuple[list[_Round], bool, CommunicationProtocol]:
+    """This many rounds, whether they begin with a cold start (other tasks than the last), and the protocol."""
     by_name = {learner.name: learner for learner in learners}
     ledger = _ledger(policy, learners)
     rounds: list[_Round] = []
@@ -269,7 +275,7 @@ def _played(policy: Policy, learners: Sequence[PlannedLearner], count: int) -> t
                 current = _Round(now, current.costs)
             case _:
                 pass
-    return rounds, first != last, getattr(controller.protocol, "bounded_by", "")
+    return rounds, first != last, controller.protocol
 
 
 def _recurrence(rounds: Sequence[_Round], learners: int) -> int | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
-from metis.core.layers import Cap, ShortestPeriod
+from metis.core.layers import Cap, MeasuredPace, ShortestPeriod
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.data.datasets import DATASETS
@@ -121,6 +121,7 @@ class Outlook:
             "first_round_seconds": found.first_round,
             "round_seconds": found.round,
             "period_bounded_by": found.bounded_by or None,
+            "period": None if found.period is None else asdict(found.period),
             "idle_share": found.idle,
             "transfer_share": found.transfer,
             "mean_local_epochs": found.local_epochs,
@@ -399,7 +400,7 @@ def _bounds(policies: Sequence[PolicyOutlook], learners: Sequence[PlannedLearner
     for found in (policy.forecast for policy in policies):
         if found.bounded_by == ShortestPeriod.key:
             here.append(found)
-        elif not any(isinstance(layer, ShortestPeriod) for layer in found.policy.layers):
+        elif not any(isinstance(layer, (ShortestPeriod, MeasuredPace)) for layer in found.policy.layers):
             bound = forecast(found.policy.with_layers(ShortestPeriod()), learners)
             if bound.bounded_by == ShortestPeriod.key:
                 deployed.append(replace(bound, policy=found.policy))

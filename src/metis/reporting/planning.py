@@ -131,7 +131,16 @@ def _policies(plan: Row, width: int) -> list[RenderableType]:
 
 def _legend(plan: Row) -> str:
     lines = ["Local epochs between two mixings are averaged by the weight of each model in the mixture."]
-    cold = {row["first_round_seconds"] for row in plan["policies"]} - {None}
+    for row in plan["policies"]:
+        if (period := row["period"]) is not None:
+            text = f"{row['label']} chooses periods of {seconds(period['seconds'])}: {period['reason']}."
+            if period["not_awaited"]:
+                text += f" Not waited for, because a batch takes too long: {', '.join(period['not_awaited'])}."
+            text += (
+                f" A probe of {seconds(row['first_round_seconds'])} comes first." if row["first_round_seconds"] else ""
+            )
+            lines.append(text)
+    cold = {row["first_round_seconds"] for row in plan["policies"] if row["period"] is None} - {None}
     if cold:
         lines.append(f"The cold start, one epoch at every learner, comes first and takes {seconds(max(cold))}.")
     if any(row["protocol"] == "asynchronous" for row in plan["policies"]):

@@ -9,7 +9,7 @@ from typing import Any
 
 from metis.core.controller import Controller
 from metis.core.costs import Costs
-from metis.core.events import LearnerId, LocalTask
+from metis.core.events import LearnerId, LocalTask, PeriodBegun
 from metis.core.stop import StopRule
 from metis.deployment.controller.session import Session
 from metis.deployment.controller.sessions import Presence
@@ -49,6 +49,7 @@ class CoreStatus:
     roster: tuple[RosterRow, ...]
     period: float | None = None  # seconds, of semi-synchronous training
     period_bounded_by: str = ""
+    period_begun: PeriodBegun | None = None  # of a protocol that explains itself
 
 
 def core_status(controller: Controller) -> CoreStatus:
@@ -84,6 +85,7 @@ def core_status(controller: Controller) -> CoreStatus:
         ),
         getattr(controller.protocol, "synchronization_period", None),
         getattr(controller.protocol, "bounded_by", ""),
+        controller.protocol.begun() if controller.started else None,
     )
 
 
@@ -117,6 +119,8 @@ def status_document(
         "deadline": core.deadline if math.isfinite(core.deadline) else None,
         "period": core.period,
         "period_bounded_by": core.period_bounded_by or None,
+        "period_reason": None if core.period_begun is None else core.period_begun.reason,
+        "not_awaited": [] if core.period_begun is None else list(core.period_begun.not_awaited),
         "expected": core.expected,
         "on_hold": core.on_hold,
         "stop": asdict(core.stop),
