@@ -83,6 +83,9 @@ class Disk:
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
         return os.pwrite(descriptor, data, offset)
 
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)
 

@@ -102,6 +102,10 @@ def test_a_torn_last_line_is_cut_and_noted(tmp_path: Path) -> None:
         kinds = [line.record["kind"] for line in read_audit(path)]
         assert problem(path) is None
         assert kinds == ["admitted", *(["repaired"] if length > first else []), "admitted"]
+        path.write_bytes(whole[:length] + bytes(20) + whole[-40:])  # a sector before others was not written
+        written(path, 1)
+        assert problem(path) is None
+        assert [line.record["kind"] for line in read_audit(path)] == ["admitted", "repaired", "admitted"]
     path.write_bytes(b'{"n":1')
     written(path, 1)
     assert problem(path) is None

@@ -203,6 +203,8 @@ class Office:
                 return {key: limit + rng.randrange(1, 4)}
             case "rollback":
                 known = await self._ask(listen, "versions", {})
+                if not {0, known["version"]} <= {*known["kept"]}:
+                    self._world.violated(f"A5: the first or the latest of {known['version']} models is not kept")
                 return {"version": rng.choice(known["kept"]), "after": known["version"]}
         return {}
 

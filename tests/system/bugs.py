@@ -1,6 +1,7 @@
 """Planted bugs: each takes one guard away, as a change of the source text of one module when it is imported.
 
-`run.py --bug NAME --until-found N` plays seeds until one finds it. A guard whose bug survives needs another checker.
+`run.py --bug NAME` plays seeds until one finds it. A guard whose bug survives needs another checker, unless another
+guard does the same: then both are taken away together, as `more` of one bug.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ SOURCE = Path(__file__).parent.parent.parent / "src"
 
 @dataclass(frozen=True)
 class Bug:
-    """In this module, the text `before` (which stands there once) becomes `after`."""
+    """In this module, the text `before` (which stands there once) becomes `after`, and `more` in the same way.
+
+    Seeds without a fault whose kind matches `needs` cannot show it and are not played.
+    """
 
     module: str
     before: str
     after: str
+    more: tuple[tuple[str, str], ...] = ()
+    needs: str = ""
 
     @property
     def path(self) -> Path:
@@ -30,7 +36,14 @@ class Bug:
 
     @property
     def planted(self) -> str:
-        return self.path.read_text(encoding="utf-8").replace(self.before, self.after)
+        text = self.path.read_text(encoding="utf-8")
+        for before, after in self.changes:
+            text = text.replace(before, after)
+        return text
+
+    @property
+    def changes(self) -> tuple[tuple[str, str], ...]:
+        return ((self.before, self.after), *self.more)
 
 
 _CONTROLLER, _LEARNER, _CORE = "metis.deployment.controller", "metis.deployment.learner", "metis.core"
@@ -60,6 +73,12 @@ BUGS: dict[str, Bug] = {
     "the row of the run is not written at a start": Bug(
         f"{_CONTROLLER}.state", "        self._write_run(self.epoch, facts)\n        self._mark(0, self.epoch)\n", ""
     ),
+    "a start builds on what was never written": Bug(
+        f"{_CONTROLLER}.database",
+        'busy = pragma("wal_checkpoint(TRUNCATE)")',
+        "busy = 0",
+        needs="EIO|strike controller",
+    ),
     "after an error of the disk it goes on": Bug(
         f"{_CONTROLLER}.disk", "    disk().end_process(EXIT_DISK_FAILED, text)", "    raise DiskFull(text)"
     ),
@@ -77,8 +96,12 @@ BUGS: dict[str, Bug] = {
     "a publication is not journaled": Bug(
         f"{_CONTROLLER}.durable", "        self._journal_publication(actions, entry.at)\n", ""
     ),
-    "a publication is not checked at a replay": Bug(
-        f"{_CONTROLLER}.durable", "if self.versions.get(version, published) != published:", "if False:"
+    "a replay checks neither model files nor publications": Bug(
+        f"{_CONTROLLER}.durable",
+        "if self.versions.get(version, published) != published:",
+        "if False:",
+        more=(("if self._recovering and not self.state.verify_blob(entry.blob):", "if False:"),),
+        needs="rot controller",
     ),
     "publications that a crash swallowed are not journaled": Bug(
         f"{_CONTROLLER}.durable",
@@ -140,10 +163,21 @@ BUGS: dict[str, Bug] = {
         '            if known.record["learner"] != learner:\n                raise',
         "            if False:\n                raise",
     ),
-    "chunks may be missing": Bug(f"{_CONTROLLER}.upload", "if offset != received:", "if False:"),
-    "an upload without its end counts": Bug(f"{_CONTROLLER}.upload", "if received != length:", "if False:"),
+    "an upload without its end counts": Bug(
+        f"{_CONTROLLER}.upload",
+        "                            raise Refused(\n                                grpc.StatusCode.ABORTED,",
+        "                            if received == length:\n"
+        "                                return pb.UploadEnd(bytes=length, sha256=incoming.sha256)\n"
+        "                            raise Refused(\n                                grpc.StatusCode.ABORTED,",
+    ),
     "an update is not compared with its SHA-256": Bug(
-        f"{_CONTROLLER}.upload", "whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)", "whole = True"
+        f"{_CONTROLLER}.blobs",
+        "        if self.sha256 != expected_sha256:\n",
+        "        if False:\n",
+        needs="rot learner",
+    ),
+    "the claims of an update are not checked": Bug(
+        f"{_CONTROLLER}.requests", "problem = received.problem or claim_problem(event, task)", "problem = None"
     ),
     "a partial upload goes on from the wrong byte": Bug(
         f"{_CONTROLLER}.blobs",
@@ -193,6 +227,9 @@ BUGS: dict[str, Bug] = {
         "            await asyncio.sleep(backoff.next(self._connection.heartbeat))\n",
         "            await asyncio.sleep(1e6)\n",
     ),
+    "the names of new folders are not synced": Bug(
+        "metis.files", "        sync(made.parent)\n", "        pass\n", needs="power learner"
+    ),
     "the spool is not synced": Bug(
         f"{_LEARNER}.work", "                sync_file(file)\n        except OSError:", "        except OSError:"
     ),
@@ -231,6 +268,61 @@ BUGS: dict[str, Bug] = {
         f"{_LEARNER}.work",
         "        waiting = {self.update_file(update.task).name for update in self.updates()}\n",
         "        waiting = set[str]()\n",
+    ),
+    # --- administrators and members ---------------------------------------------------------------
+    "a command that is not journaled is answered": Bug(
+        f"{_CONTROLLER}.writer",
+        "        self.submit(job, lambda: _answer(done, StateError(_FAILED)))\n        return await done\n",
+        "        self._loop.call_later(2.0, self.submit, job)\n        return Entry(0, 0.0, {})\n",
+        needs="command",
+    ),
+    "a command ends with its caller": Bug(
+        f"{_CONTROLLER}.administration",
+        "document = await asyncio.shield(work)",
+        "document = await work",
+        needs="command rollback",
+    ),
+    "a rollback is made again": Bug(
+        f"{_CONTROLLER}.durable",
+        "if after is not None and (latest := self.controller.latest_rollback) > after:",
+        "if after is not None and (latest := 0) > after:",
+        needs="command rollback",
+    ),
+    "a paused federation hands out tasks": Bug(
+        f"{_CORE}.controller",
+        "        return self.on_hold or self.roster.available_count < self.quorum\n",
+        "        return self.roster.available_count < self.quorum\n",
+        needs="command pause",
+    ),
+    "a removed learner is welcomed": Bug(
+        f"{_CONTROLLER}.sessions", "if learner not in members:", "if False:", needs="command (remove|add)"
+    ),
+    "changes of members are forgotten at a start": Bug(
+        f"{_CONTROLLER}.process",
+        "Members(plan.members, recovered.member_changes,",
+        "Members(plan.members, {},",
+        needs="command (remove|add)",
+    ),
+    "a removed learner keeps its task": Bug(
+        f"{_CORE}.controller",
+        "                if self.roster.get(event.learner) is not None:\n",
+        "                if False:\n",
+        needs="command remove",
+    ),
+    "a command is answered before it is in the audit log": Bug(
+        f"{_CONTROLLER}.administration", "                await self._audit.flushed()\n", "", needs="command"
+    ),
+    "the audit log builds on what was never written": Bug(
+        f"{_CONTROLLER}.audit",
+        "            self._write(tail, start)\n",
+        "            pass\n",
+        needs="EIO|strike controller",
+    ),
+    "who calls is asked only once": Bug(
+        f"{_CONTROLLER}.service",
+        "            learner = self._identify(context)\n            # A learner",
+        "            learner = dict(context.invocation_metadata())['metis-learner']\n            # A learner",
+        needs="command revoke",
     ),
     # --- rounds -----------------------------------------------------------------------------------
     "a learner that left keeps its task": Bug(

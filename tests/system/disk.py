@@ -206,9 +206,9 @@ class Machine:
         settled.synced = dict(settled.names)
         return settled
 
-    def rot(self, chance: random.Random, below: str) -> str | None:
+    def rot(self, chance: random.Random, below: str, pattern: str = "*") -> str | None:
         """Flip one bit of a file that is at rest under this folder; its path."""
-        files = sorted(p for p in pathlib.Path(self.root, below).rglob("*") if p.is_file() and p.stat().st_size)
+        files = sorted(p for p in pathlib.Path(self.root, below).rglob(pattern) if p.is_file() and p.stat().st_size)
         if not files:
             return None
         path = files[chance.randrange(len(files))]
@@ -397,6 +397,10 @@ class VirtualDisk(Disk):
             item.lock = None
         del self._machine.open_files[descriptor]
         os.close(descriptor)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        item, path = self._of(descriptor)
+        self._machine.truncate(item, path, descriptor, size)
 
     def pread(self, descriptor: int, count: int, offset: int) -> bytes:
         self._of(descriptor)

@@ -66,7 +66,7 @@ KINDS = (
     "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
 )  # fmt: skip
 SOMETIMES = (  # what a thousand seeds reach
-    *(f"fault: {kind}" for kind in KINDS),
+    *(f"fault: {kind}" for kind in (*KINDS, "rot learner")), "an update rotted",
     *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"EIO at {call}" for call in ("write", "fsync")),
@@ -146,7 +146,13 @@ def drawn_faults(seed: int) -> list[Fault]:
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or ["kill controller"]
     count = rng.choice((1, 1, 2, 3, 5, 8))
     faults = (Fault(rng.uniform(0.5, FAULT_SECONDS), rng.choice(kinds), rng.randrange(1 << 30)) for _ in range(count))
-    return sorted([*faults, *_drawn_commands(seed)], key=lambda fault: fault.at)
+    return sorted([*faults, *_drawn_rot(seed), *_drawn_commands(seed)], key=lambda fault: fault.at)
+
+
+def _drawn_rot(seed: int) -> list[Fault]:
+    """A bit of an update that waits at a learner."""
+    rng = random.Random(f"rot {seed}")
+    return [Fault(rng.uniform(1.0, 12.0), "rot learner", rng.randrange(1 << 30))] if rng.random() < 0.15 else []
 
 
 def _drawn_commands(seed: int) -> list[Fault]:
@@ -196,6 +202,10 @@ class Federation(World):
         self._starts: Counter[str] = Counter()
         self._codes: dict[str, int] = {}
         self._finished = False
+        self.rotted: set[tuple[str, int]] = set()  # updates with a wrong bit: the learner may give them up
+        more_often = random.Random(f"snapshots {seed}")
+        self._replay_at_most = more_often.choice((2, 4, None))
+        self._settings = replace(SETTINGS, keep_models=more_often.choice((1, 2, 5)))
         self._done: asyncio.Future[None] = self.loop.create_future()
         self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
         self._refused = False
@@ -246,6 +256,8 @@ class Federation(World):
                 if stopped is not None:
                     stopped.stopped = True
                     self.loop.call_later(rng.choice((0.5, 4.0, 25.0)), self.loop.go_on, stopped)
+            case "rot" if kind == "rot learner":
+                self._rot_update(name, rng, 200)
             case "rot":
                 if boot is not None:
                     self.kill(boot, power=False)
@@ -265,6 +277,18 @@ class Federation(World):
                 machine = self.machines[rng.choice((CONTROLLER, CONTROLLER, name))]
                 machine.full = True
                 self.loop.call_later(rng.uniform(0.2, 8), setattr, machine, "full", False)
+
+    def _rot_update(self, name: str, rng: random.Random, attempts: int) -> None:
+        """As soon as there is one."""
+        waiting = {task for (owner, task), where in self.spooled.items() if (owner, where) == (name, "kept")}
+        rotten = self.machines[name].rot(rng, "work/spool", "*.model") if waiting else None
+        if rotten is None:
+            if attempts:
+                self.loop.call_later(0.05, self._rot_update, name, rng, attempts - 1)
+            return
+        self.note("rot", rotten)
+        self.sometimes("an update rotted")
+        self.rotted.add((name, int(Path(rotten).stem)))
 
     def _calm(self) -> None:
         for machine in self.machines.values():
@@ -375,7 +399,7 @@ class Federation(World):
         setting = Setting.of(self.policy, INITIAL, (), seed=1, metric="accuracy")
         members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
         plan = FederationPlan(
-            self._make, INITIAL, "{}", setting, members, SETTINGS, self.policy.wire, began_with=self._stop,
+            self._make, INITIAL, "{}", setting, members, self._settings, self.policy.wire, began_with=self._stop,
             settings_of_added=lambda learner: "{}",
         )  # fmt: skip
         process = self.process = ControllerProcess(
@@ -383,6 +407,7 @@ class Federation(World):
             report=self._reporter(boot), administrators=administrator_by_name,
         )  # fmt: skip
         self._finished = False
+        process._writer.durable._replay_at_most = self._replay_at_most  # a short run needs snapshots too
         self.office.check_start(process)
         for version, sha256 in process._writer.durable.hashes.items():
             self._is_version(version, sha256)
@@ -520,13 +545,17 @@ class Federation(World):
                     based_on = self._tasks[action.task][1]
                     if based_on != current and not twin.protocol.accepts_stale:
                         self.violated(f"I9: task {action.task} is based on {based_on} and counts in {current}")
+        published = {entry.record["published"] for entry in self._entries if "published" in entry.record}
+        for version in {version for _, version in self._tasks.values() if version} - published:
+            self.violated(f"I7: community model {version} was handed out and is not in the journal")
         if not twin.finished:
             self.violated("I4: the journal does not lead to the end that everybody has seen")
         audit = Path(self.machines[CONTROLLER].root, "state", AUDIT)
         if self._rotten is None:
             self.office.check_end([entry.record for entry in self._entries], self._versions, audit)
         for (name, task), where in self.spooled.items():
-            if where == "kept" and task not in self.acknowledged and not self._is_through(name):
+            answered = task in self.acknowledged or (name, task) in self.rotted or self._is_through(name)
+            if where == "kept" and not answered and name != NEWCOMER:  # it may come too late
                 self.violated(f"L3: task {task} was kept by {name} and never answered")
 
     def _model(self, sha256: str) -> Model:
@@ -595,7 +624,7 @@ class _WatchedFolder(WorkFolder):
         world, owner = self._watched()
         there = {update.task for update in self.updates()}
         for (name, task), where in world.spooled.items():
-            if name == owner and where == "kept" and task not in there:
+            if name == owner and where == "kept" and task not in there and (name, task) not in world.rotted:
                 world.violated(f"L1: {name} had kept the update of task {task}, and it is gone")
         return entered
 
@@ -607,7 +636,8 @@ class _WatchedFolder(WorkFolder):
     def drop(self, task: int) -> None:
         world, owner = self._watched()
         if (owner, task) in world.spooled:
-            if task not in world.acknowledged and task not in world.refused:
+            answered = task in world.acknowledged or task in world.refused
+            if not answered and (owner, task) not in world.rotted:
                 world.violated(f"L2: {owner} drops the update of task {task}, which nobody answered")
             world.spooled[owner, task] = "dropped"
         super().drop(task)

@@ -27,7 +27,7 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
     if case is not None:
         content = json.loads(case.read_text(encoding="utf-8"))
         seed, faults = content["seed"], [Fault(**fault) for fault in content["faults"]]
-    federation, problem = play(seed, folder, traced=True, faults=faults)
+    federation, problem = play(seed, folder, traced=trace or picture is not None, faults=faults)
     if trace:
         print("\n".join(federation.lines))
     if picture is not None:
@@ -38,6 +38,8 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
     if problem is None:
         return 0
     print(f"VIOLATED: {problem}")
+    if case is not None:
+        return 1
     print("the fewest faults that show it, as a case for tests/system/cases/:")
     left = shrink(seed, folder, signature(problem), federation.faults)
     faults_text = [{"at": round(fault.at, 6), "kind": fault.kind, "number": fault.number} for fault in left]
@@ -45,19 +47,21 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
     return 1
 
 
-def _batch(first: int, last: int, folder: str, until_found: bool) -> dict[str, Any]:
-    """Play seeds in this process; what was found and what was reached."""
-    from system.federation import play
+def _batch(first: int, last: int, folder: str, needs: str | None) -> dict[str, Any]:
+    """Play seeds in this process; what was found and what was reached. With `needs` until something is found."""
+    from system.federation import drawn_faults, play
 
     reached: Counter[str] = Counter()
     found: dict[int, str] = {}
     for seed in range(first, last):
+        if needs and not any(re.search(needs, fault.kind) for fault in drawn_faults(seed)):
+            continue
         federation, problem = play(seed, folder)
         reached.update(federation.reached)
         reached["steps"] += federation.loop.steps
         if problem is not None:
             found[seed] = str(problem)
-            if until_found:
+            if needs is not None:
                 break
     return {"reached": reached, "found": found}
 
@@ -88,9 +92,9 @@ def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def farm(
-    first: int, last: int, jobs: int, folder: str, *, until_found: bool = False
+    first: int, last: int, jobs: int, folder: str, *, needs: str | None = None
 ) -> tuple[dict[int, str], Counter[str]]:
-    """Play many seeds in several processes; perhaps until the first one that fails."""
+    """Play many seeds in several processes; with `needs` those with such a fault, until one fails."""
     import system.federation  # noqa: F401  # once, for all that are forked
 
     batches = [(start, min(start + _BATCH, last)) for start in range(first, last, _BATCH)]
@@ -99,23 +103,23 @@ def farm(
     reached: Counter[str] = Counter()
     while batches or running:
         while batches and len(running) < jobs:
-            pid, read = _begin(_batch, *batches.pop(0), folder, until_found)
+            pid, read = _begin(_batch, *batches.pop(0), folder, needs)
             running[pid] = read
         pid, status = os.wait()
         answer = _answer(running.pop(pid), status)
         found.update({int(seed): problem for seed, problem in answer["found"].items()})
         reached.update(answer["reached"])
-        if until_found and found:
+        if needs is not None and found:
             batches = []
     return found, reached
 
 
 def _search(bug: str, first: int, most: int, jobs: int, folder: str) -> tuple[int, str] | None:
     """The first seed that fails with this bug."""
-    from system.bugs import plant
+    from system.bugs import BUGS, plant
 
     plant(bug)
-    found, _ = farm(first, most, jobs, folder, until_found=True)
+    found, _ = farm(first, most, jobs, folder, needs=BUGS[bug].needs)
     return min(found.items()) if found else None
 
 
@@ -181,7 +185,7 @@ def main() -> int:
     parser.add_argument("--left", action="store_true", help="only those that this file does not name as found")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        if options.bug is not None:
+        if options.bug is not None and options.case is None and options.seed is None:
             from system.bugs import BUGS
 
             names = list(BUGS) if options.bug == ["all"] else options.bug
@@ -189,6 +193,10 @@ def main() -> int:
             names = [name for name in names if not known.get(name, {}).get("found")]
             return hunt(names, options.most, options.jobs, folder, options.results)
         if options.seed is not None or options.case is not None:
+            for bug in options.bug or ():
+                from system.bugs import plant
+
+                plant(bug)
             return show(
                 options.seed or 0, folder, trace=options.trace, picture=options.picture, case=options.case
             )  # fmt: skip

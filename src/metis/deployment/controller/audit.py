@@ -58,19 +58,30 @@ class AuditLog:
     def _recover(self) -> int:
         """Find the end of the chain; returns how many bytes of an incomplete line were cut off."""
         self.lines, self.head = 0, FIRST
-        end = size = os.fstat(self._file).st_size
-        tail = disk().pread(self._file, min(size, 2 * MAX_LINE), max(0, size - 2 * MAX_LINE))
-        if tail and not tail.endswith(b"\n"):
-            end = size - (len(tail) - (tail.rfind(b"\n") + 1))
-            os.ftruncate(self._file, end)
-            tail = tail[: tail.rfind(b"\n") + 1]
-        self._end = end
+        size = os.fstat(self._file).st_size
+        whole = self._first_zero(size)
+        start = max(0, whole - 2 * MAX_LINE)
+        tail = disk().pread(self._file, whole - start, start)
+        tail = tail[: tail.rfind(b"\n") + 1]
+        self._end = end = start + len(tail)
+        with suppress(DiskFull), writing(self._path):
+            if end < size:
+                disk().truncate(self._file, end)
+            # After a failed write the system may show what it never wrote, and call it written: write it again.
+            self._write(tail, start)
         if tail:
             last = tail[:-1].rpartition(b"\n")[2]
             self.head = line_hash(last)
             with suppress(ValueError, KeyError, TypeError):  # a damaged one shows when the chain is verified
                 self.lines = int(json.loads(last)["n"])
         return size - end
+
+    def _first_zero(self, size: int) -> int:
+        """Where the first byte is that no line has: after a loss of power what was not synced may be missing."""
+        for at in range(0, size, 1 << 20):
+            if (found := disk().pread(self._file, 1 << 20, at).find(b"\0")) >= 0:
+                return at + found
+        return size
 
     def note(self, kind: str, **facts: Any) -> None:
         """Append a line soon; never waits for the disk."""
@@ -106,24 +117,27 @@ class AuditLog:
         """In the thread: write all that waits; what finds no room on the disk stays and is tried at the next line."""
         while True:
             with self._lock:
-                lines = list(self._waiting)
+                lines = list(_first_lines(self._waiting))
                 if not lines:
                     return
             data = b"".join(line + b"\n" for line in lines)
             try:
                 with writing(self._path):
-                    written = 0
-                    while written < len(data):
-                        written += disk().pwrite(self._file, data[written:], self._end + written)
-                    if self._durable:
-                        disk().fsync(self._file)
+                    self._write(data, self._end)
             except DiskFull:
                 with suppress(OSError):
-                    os.ftruncate(self._file, self._end)
+                    disk().truncate(self._file, self._end)
                 return
             self._end += len(data)
             with self._lock:
                 del self._waiting[: len(lines)]
+
+    def _write(self, data: bytes, offset: int) -> None:
+        written = 0
+        while written < len(data):
+            written += disk().pwrite(self._file, data[written:], offset + written)
+        if self._durable:
+            disk().fsync(self._file)
 
     async def flushed(self) -> None:
         """Until every line noted so far is on the disk, or the disk is full."""
@@ -133,6 +147,16 @@ class AuditLog:
         self._thread.submit(self._flush)
         self._thread.shutdown(wait=True)
         disk().close(self._file)
+
+
+def _first_lines(waiting: list[bytes]) -> Iterator[bytes]:
+    """Not more at once than a start looks at, and writes again."""
+    size = 0
+    for line in waiting:
+        if size and size + len(line) + 1 > 2 * MAX_LINE:
+            return
+        size += len(line) + 1
+        yield line
 
 
 def _short(value: Any) -> Any:
