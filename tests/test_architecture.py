@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": {"errors", "registry"},
     "data": _SILO,
     "kernels": _SILO,
-    "learning": _SILO,
+    "learning": _SILO | {"privacy"},
     "privacy": _SILO,
     "runs": _SILO,
     "simulation": _RUN,
@@ -69,6 +69,7 @@ HOMES: dict[str, set[str] | None] = {
     "prometheus_client": {"deployment"},
     "pydantic": {"experiments", "reproduction"},
     "pydantic_core": {"experiments"},
+    "dp_accounting": {"privacy"},
     "pooch": {"data"},
     "requests": {"data"},  # comes with pooch, whose errors it raises
     "nibabel": {"data"},

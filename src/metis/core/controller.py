@@ -45,6 +45,7 @@ from metis.core.events import (
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Model, mixable_problem
 from metis.core.policy import Policy
+from metis.core.privacy_budget import BY_DEADLINE, SPENT, rounds_left, within_privacy
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.stop import Stagnation, StopRule
@@ -116,6 +117,7 @@ class Controller:
         match event:
             case LearnerJoined():
                 self._admit(event)
+                actions += self._privacy_allows(event.learner)
             case LearnerLeft():
                 self._known(event.learner)
                 self.roster.dismiss(event.learner)
@@ -125,6 +127,7 @@ class Controller:
                 self.community.withdraw(event.learner)
             case UpdateRequest() | TaskFailed():
                 actions += self._close_task(event, now)
+                actions += self._privacy_allows(event.learner)
             case Evaluated():
                 if (reason := self._measured(event)) is not None:
                     return self._finish(reason)
@@ -268,12 +271,23 @@ class Controller:
         self.roster.void_tasks()
         for record in self.roster:
             self.store.remove(record.learner)
+        spent = [action for record in self.roster for action in self._privacy_allows(record.learner)]
         # The number is a new one, because no two models may share one; steps that were done stay counted.
         steps = self.community.committed_steps
         self.community = self.policy.start_community(event.community_model, self.store)
         self.community.continue_from(CommunityStamp(stamp.version + 1, steps))
         self.latest_rollback = stamp.version + 1
-        return [CommunityPublished(self.community.stamp, 0, event.community_model)]
+        return [CommunityPublished(self.community.stamp, 0, event.community_model), *spent]
+
+    def _privacy_allows(self, learner: LearnerId) -> list[Action]:
+        """Nothing if its privacy budget lets this learner go on; otherwise it gets no more tasks."""
+        record = self.roster[learner]
+        if record.steps_left is None or not record.available:
+            return []
+        if record.steps_left and not self.protocol.by_deadline:
+            return []
+        self.roster.put_aside(learner)
+        return [LearnerSetAside(learner, BY_DEADLINE if record.steps_left else SPENT)]
 
     def _speed_alarm(self, record: LearnerRecord, before: float | None) -> list[Action]:
         if before is None or record.typical_time.value is None or not self.protocol.reports_speed:
@@ -330,12 +344,19 @@ class Controller:
     def _assign(self, budgets: dict[LearnerId, Budget], moment: Moment) -> list[Action]:
         actions: list[Action] = []
         community, now, rate = self.community, moment.seconds, self.policy.scale_rate(moment)
-        for learner, budget in self.policy.limit(budgets, self.roster, moment).items():
+        limited = self.policy.limit(budgets, self.roster, moment)
+        for learner, budget in within_privacy(limited, self.roster, self._rounds_left(limited, now)).items():
             task = LocalTask(self._tasks_sent, community.stamp, budget, rate)
             self._tasks_sent += 1
             self.roster.assign(learner, task, now, community.model if community.uses_base else None)
             actions.append(SendTask(learner, task, community.model))
         return actions
+
+    def _rounds_left(self, budgets: dict[LearnerId, Budget], now: float) -> int:
+        period = max((budget.seconds for budget in budgets.values()), default=math.inf)
+        learners = max(1, self.roster.available_count)
+        turns = learners if self.protocol.has_rounds else 1
+        return rounds_left(self.stop, self.rounds, self.update_requests, now, period, learners, turns)
 
     def _spent(self, now: float) -> str | None:
         """Why the stop rule leaves nothing to do, in words; None if it leaves something."""

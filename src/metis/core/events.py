@@ -38,6 +38,7 @@ class Budget:
 
     steps: int | None = None  # B_k; None for as many as fit
     seconds: float = math.inf
+    batches_per_step: int = 1  # more only where a privacy budget limits the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class LearnerJoined:
     learner: LearnerId
     examples: int  # |D_k|
     batch_size: int  # beta_k
+    steps_left: int | None = None  # that its privacy budget allows from now on; None for no limit
+    larger_batches: bool = False  # whether it fills with them what the budget leaves of a period
 
 
 @dataclass(frozen=True, slots=True)

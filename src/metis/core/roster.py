@@ -32,6 +32,8 @@ class LearnerRecord:
     overhead: float = 0.0  # seconds that its latest exchange took besides training
     overheads: tuple[float, ...] = ()  # of the latest three
     refusals: int = 0  # invalid or failed updates in a row
+    steps_left: int | None = None  # that its privacy budget allows; None for no limit
+    larger_batches: bool = False  # whether it fills with them what that leaves of a period
     step_lengths: tuple[tuple[int, tuple[float, ...]], ...] = ()  # batches and lengths of the latest accepted steps
 
     @property
@@ -117,12 +119,15 @@ class Roster:
             record.examples, record.batch_size = joined.examples, joined.batch_size
             record.present, record.set_aside, record.refusals = True, False, 0
             self._close(record)
+        record.steps_left, record.larger_batches = joined.steps_left, joined.larger_batches
         self._waiting[self._index[joined.learner]] = record
 
     def assign(self, learner: LearnerId, task: LocalTask, now: float, base_model: Model | None) -> None:
         """The learner trains from now on."""
         record = self._waiting.pop(self._index[learner])
         record.task, record.task_sent_at, record.base_model = task, now, base_model
+        if record.steps_left is not None and task.budget.steps is not None:
+            record.steps_left = max(0, record.steps_left - task.budget.steps)  # spent, whatever becomes of it
         self._training[task.number] = record
 
     def close_task(self, learner: LearnerId) -> None:

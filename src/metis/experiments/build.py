@@ -16,6 +16,7 @@ from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.experiments.data import Division
 from metis.experiments.learners import build_availability, build_link, build_power, build_speed
+from metis.experiments.private import build_privacy
 from metis.experiments.setup import TrainingSetup, build_training_setup
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def build_federation(
             link=build_link(assignment.group),
             power=build_power(assignment.group),
             test=assignment.test,
+            privacy=build_privacy(assignment.group),
         )
         for assignment in setup.assignments
     ]

@@ -24,11 +24,13 @@ from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
 from metis.experiments.at_learners import AtLearners, at_learners
 from metis.experiments.baselines import Baseline
+from metis.experiments.private import check_privacy
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import METRICS, measured, trainable_of
+from metis.privacy.records import Privacy
 from metis.runs import display
 from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
@@ -55,6 +57,7 @@ class SimulatedLearner:
     link: Link = field(default_factory=Link)
     power: Power = field(default_factory=Power)
     test: NDArray[np.int64] | None = None  # which of the test examples are its own
+    privacy: Privacy | None = None  # how its records are protected; the noise of a simulation comes from its seed
 
 
 def _whole(name: str, value: Any) -> None:
@@ -241,6 +244,7 @@ class Federation:
                 self.seed,
                 self.augment,
                 layers=layers,
+                privacy=setup.privacy,
             )
             for index, setup in enumerate(self.learners)
         ]
@@ -365,6 +369,7 @@ class Federation:
             stop = replace(stop, patience=Patience(judged, patience, self.higher_is_better))
         policy, solver = policy.for_solver(solver or self.solver)
         _check_solver(self.engine, policy, solver)
+        check_privacy(self.engine, self.learners, policy)
         return Session(
             self,
             policy,

@@ -21,6 +21,7 @@ from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.stop import StopRule, Target
 from metis.errors import ConfigError, DataError, InternalError, LearnerError
+from metis.experiments.private import limits
 from metis.kernels import use_all_processors
 from metis.learning.engine import trainable_of
 from metis.runs.checkpoint import CHECKPOINT, Checkpoint
@@ -138,7 +139,7 @@ class Session:
             )
             for setup in federation.learners
         ]
-        parts = {
+        parts: dict[str, Any] = {
             "policy": (self.policy.identity, self._refusals_allowed),
             "network or seed": (federation.seed, self._initial_model.sha256()),
             "solver": self._workplace.learners[0].solver,
@@ -150,6 +151,8 @@ class Session:
                 *(None if held is None else len(held) for held in (federation.test, federation.validation)),
             ),
         }
+        if any(setup.privacy is not None for setup in federation.learners):
+            parts["privacy"] = [setup.privacy for setup in federation.learners]
         # The address of an object in memory is not part of what it is.
         return {
             part: hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).encode()).hexdigest()
@@ -174,6 +177,7 @@ class Session:
                 learner.speed,
                 learner.availability,
                 learner.link,
+                *limits(learner),
             )
             for learner in self._federation.learners
         ]

@@ -17,9 +17,12 @@ from metis.core.model import Layout, Model, mixable_problem
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError, Diverged, NotFinite
 from metis.learning.engine import Engine, Examples, Trained
+from metis.learning.private import PrivateStep, draw
+from metis.privacy.chance import SeededChance, SystemChance
+from metis.privacy.records import Privacy, rate_at, sampling_rate
 from metis.text import listed, plural
 
-_ORDER, _AUGMENTATION, _DROPOUT = range(3)  # random streams in a task
+_ORDER, _AUGMENTATION, _DROPOUT, _NOISE = range(4)  # random streams in a task
 
 
 @dataclass(eq=False)
@@ -36,6 +39,9 @@ class Learner:
     augment: Callable[[Any, Any], Any] | None = None  # of the engine that trains
     ranks: Any = None  # the processes that train with this one, as one
     layers: tuple[Layer, ...] = ()  # of the policy, in ascending order
+    privacy: Privacy | None = None  # how its records are protected
+    units: NDArray[np.int64] | None = None  # whose record each of its examples is, numbered from 0; None: each its own
+    system_noise: bool = False  # noise and samples come from the operating system, not from the seed
 
     def __post_init__(self) -> None:
         self.indices = _as_indices(self.name, self.indices)
@@ -51,6 +57,8 @@ class Learner:
             raise ConfigError(f"learner '{self.name}' has batch_size {self.batch_size}; it must be at least 1")
         if self.index < 0 or self.seed < 0:
             raise ConfigError(f"learner '{self.name}': index and seed must be at least 0")
+        if self.units is not None and len(self.units) != len(self.indices):
+            raise DataError(f"learner '{self.name}' has {len(self.indices)} examples, but units of {len(self.units)}")
 
     @property
     def epoch_steps(self) -> int:
@@ -59,24 +67,54 @@ class Learner:
 
     def batches(self, task_number: int) -> Iterator[Any]:
         """Endless batches, shuffled again in each epoch; the same for the same seed, learner and task."""
-        generator = None
-        if self.augment is not None:
-            from metis.learning.torch.augmentation import seeded_generator
-
-            generator = seeded_generator(torch_seed(self._seed_of(_AUGMENTATION, task_number)))
+        generator = self._augmentation_generator(task_number)
         for chosen in self.orders(task_number):
             if self.ranks is not None:
                 yield self.ranks.part(self.examples, chosen, self.augment, generator)
-                continue
-            batch = self.examples.batch(chosen)
-            if self.augment is not None:
-                if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                    raise ConfigError(
-                        "augment changes the inputs of pairs (inputs, targets), and these batches are "
-                        f"{type(batch).__name__}s; change them in the dataset or in collate"
-                    )
-                batch = self.augment(batch[0], generator), batch[1]
-            yield batch
+            else:
+                yield self._batch(chosen, generator)
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which a private step of one batch draws a record."""
+        return sampling_rate(self.batch_size, len(self.indices))
+
+    def private_steps(self, task_number: int, batches_per_step: int = 1) -> Iterator[PrivateStep]:
+        """Endless steps of records that are drawn independently of each other, each with the same probability."""
+        privacy = self.privacy
+        assert privacy is not None, "asked of a learner with privacy only"
+        rate = rate_at(self.sampling_rate, batches_per_step)
+        noise = privacy.noise_at(self.sampling_rate, batches_per_step)
+        units = np.arange(len(self.indices)) if self.units is None else self.units
+        count, most = int(units.max()) + 1, int(np.bincount(units).max())
+        chance = SystemChance() if self.system_noise else SeededChance(self._seed_of(_NOISE, task_number))
+        generator = self._augmentation_generator(task_number)
+        while True:
+            parts = self._parts(self.indices[draw(units, count, rate, chance)], generator)
+            yield PrivateStep(parts, privacy.clip / most, noise, privacy.clip, rate * len(self.indices), chance)
+
+    def _parts(self, chosen: NDArray[np.int64], generator: Any) -> Iterator[Any]:
+        """In parts of a plain batch's size, so that a step never needs more memory than it."""
+        for start in range(0, len(chosen), self.batch_size):
+            yield self._batch(chosen[start : start + self.batch_size], generator)
+
+    def _augmentation_generator(self, task_number: int) -> Any:
+        if self.augment is None:
+            return None
+        from metis.learning.torch.augmentation import seeded_generator
+
+        return seeded_generator(torch_seed(self._seed_of(_AUGMENTATION, task_number)))
+
+    def _batch(self, chosen: NDArray[np.int64], generator: Any) -> Any:
+        batch = self.examples.batch(chosen)
+        if self.augment is None:
+            return batch
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ConfigError(
+                "augment changes the inputs of pairs (inputs, targets), and these batches are "
+                f"{type(batch).__name__}s; change them in the dataset or in collate"
+            )
+        return self.augment(batch[0], generator), batch[1]
 
     def orders(self, task_number: int) -> Iterator[NDArray[np.int64]]:
         """Which examples each of these batches has."""
@@ -94,14 +132,15 @@ class Learner:
         steps: int,
         memory: Memory | None = None,
         rate: float = 1.0,
+        batches_per_step: int = 1,
     ) -> Trained:
-        """Exactly this many batches from the community model on; raises `Diverged` if that fails.
+        """Exactly this many steps from the community model on; raises `Diverged` if that fails.
 
-        `rate` is a factor of the solver's learning rate.
+        `rate` is a factor of the solver's learning rate. A step has one batch, or more where records are protected.
         """
         if steps < 1:
             raise ConfigError(f"learner '{self.name}' was asked for {steps} steps; a task has at least one")
-        batches = itertools.islice(self.batches(task_number), steps)
+        batches = itertools.islice(self._steps(task_number, batches_per_step), steps)
         trained = self._train(engine, community_model, batches, task_number, memory, rate)
         return replace(trained, payload=b"")  # nothing really travels
 
@@ -119,10 +158,19 @@ class Learner:
     ) -> Trained:
         """Train until the budget ends by this clock; the current batch is finished, at least one always is (R3).
 
+        Where records are protected, exactly the steps of the budget are made: their time must not decide about them.
+
         `at_boundary` is called with the steps done, before the first batch and after each; it counts as a batch's
         time, and what it raises ends the training. `agree` gets after each batch whether the budget has ended and
         returns whether the training has, where several processes train as one.
         """
+        if self.privacy is not None:
+            if budget.steps is None:
+                raise ConfigError(
+                    "a task without a number of steps would make as many as the records allow, which noise does not "
+                    "cover: privacy and budget = 'deadline' exclude each other"
+                )
+            budget = Budget(budget.steps, math.inf, budget.batches_per_step)
         started = clock()
         batch_times: list[float] = []
 
@@ -131,18 +179,24 @@ class Learner:
             if at_boundary is not None:
                 at_boundary(0)
             before = clock()
-            for steps, batch in enumerate(self.batches(task_number), start=1):
+            for steps, batch in enumerate(self._steps(task_number, budget.batches_per_step), start=1):
                 yield batch
                 if at_boundary is not None:
                     at_boundary(steps)
                 now = clock()
-                batch_times.append(now - before)
+                many = budget.batches_per_step
+                batch_times.extend([(now - before) / many] * many)
                 before = now
                 if agree(steps == budget.steps or now - started >= budget.seconds):
                     return
 
         trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory, rate)
         return replace(trained, batch_times=tuple(batch_times))
+
+    def _steps(self, task_number: int, batches_per_step: int) -> Iterator[Any]:
+        if self.privacy is None:
+            return self.batches(task_number)
+        return self.private_steps(task_number, batches_per_step)
 
     def _train(
         self,
@@ -176,10 +230,11 @@ class Learner:
     def checked(self, layout: Layout, trained: Trained, task_number: int) -> Trained:
         """The result, if it can be mixed with models of this layout; raises `Diverged` if not."""
         problem = mixable_problem(trained.model, layout)
-        if problem is None and not math.isfinite(trained.loss):
+        if problem is None and self.privacy is None and not math.isfinite(trained.loss):
             problem = f"its loss is {trained.loss}"
         if problem is not None:
-            self._blame_the_data(trained.steps, task_number)
+            if self.privacy is None:
+                self._blame_the_data(trained.steps, task_number)
             raise Diverged(
                 f"learner '{self.name}' diverged in task {task_number} within {trained.steps} steps: "
                 f"{problem}; a smaller learning rate may help"

@@ -103,6 +103,8 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record["steps"], record["seconds"] = value.budget.steps, _number(value.budget.seconds)
             if value.rate != 1:
                 record["rate"] = value.rate
+            if value.budget.batches_per_step != 1:
+                record["batches_per_step"] = value.budget.batches_per_step
         elif isinstance(value, CommunityStamp):
             record["version"], record["steps"] = value.version, value.steps
         elif isinstance(value, StopRule):
@@ -121,6 +123,9 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
                 record[key] = {
                     who: {name: _number(number) for name, number in own.items()} for who, own in value.items()
                 }
+        elif key in ("steps_left", "larger_batches"):
+            if value is not None and value is not False:
+                record[key] = value
         elif key == "conclusive":
             if not value:
                 record[key] = value
@@ -162,7 +167,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         kind = _ACTIONS[name]
         if name == "send_task":
             seconds = math.inf if rest["seconds"] is None else rest["seconds"]
-            budget, rate = Budget(rest["steps"], seconds), rest.get("rate", 1.0)
+            budget, rate = Budget(rest["steps"], seconds, rest.get("batches_per_step", 1)), rest.get("rate", 1.0)
             task = LocalTask(rest["task"], CommunityStamp(*rest["based_on"]), budget, rate)
             return at, SendTask(rest["learner"], task, Model.empty())
         if name == "period_begun":

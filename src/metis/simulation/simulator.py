@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,
+    Budget,
     CommunityPublished,
     DeadlinePassed,
     Evaluated,
@@ -59,6 +60,17 @@ class Machine:
     speed: Speed
     availability: Availability = field(default_factory=Always)
     link: Link = field(default_factory=Link)
+    private: bool = False  # it makes exactly the steps that it is asked for, however long they take
+    max_steps: int | None = None  # that its privacy budget allows
+    larger_batches: bool = False  # whether it fills with them what the budget leaves of a period
+
+    def spend(self, budget: Budget, start: float, rng: np.random.Generator | None) -> Spent:
+        """What it does with a budget; records that are protected decide about no step."""
+        if not self.private:
+            return self.speed.spend(budget, start, rng)
+        assert budget.steps is not None, "it was refused"
+        spent = self.speed.spend(Budget(budget.steps * budget.batches_per_step), start, rng)
+        return Spent(budget.steps, spent.seconds, spent.time_per_batch)
 
 
 @dataclass(slots=True)
@@ -71,6 +83,7 @@ class _Arrival:
     rate: float
     spent: Spent
     ticket: Ticket[Trained]
+    batches_per_step: int = 1
 
 
 @dataclass(slots=True)
@@ -142,6 +155,7 @@ class Simulator:
         self._personal = personal
         self._best_version = best_version
         self.best_model: Model | None = None
+        self._steps_reserved: Counter[int] = Counter()  # by learner; of those with a privacy budget
         self._absences: list[Iterator[tuple[float, float]]] = []
         self._started = False
 
@@ -263,7 +277,8 @@ class Simulator:
 
     def _join(self, index: int) -> None:
         machine = self._machines[index]
-        self._handle(LearnerJoined(machine.name, machine.examples, machine.batch_size))
+        left = None if machine.max_steps is None else machine.max_steps - self._steps_reserved[index]
+        self._handle(LearnerJoined(machine.name, machine.examples, machine.batch_size, left, machine.larger_batches))
 
     def _handle(self, event: Event) -> None:
         self._record(self.now, event)
@@ -284,16 +299,25 @@ class Simulator:
         machine = self._machines[index]
         begins = self.now + machine.link.download_time(self._model_bytes)
         rng = np.random.default_rng([self._seed, _SPEED, index, task.number]) if machine.speed.jitter else None
-        spent = machine.speed.spend(task.budget, begins, rng)
+        spent = machine.spend(task.budget, begins, rng)
+        self._steps_reserved[index] += spent.steps
         due = begins + spent.seconds + machine.link.upload_time(self._update_bytes)
         version = task.based_on.version
         if version not in self._base_models:
             self._base_models[version] = self._keep(version, action.community_model)
         self._open_tasks[version] += 1
         ticket = self._pool.train(
-            due, index, self._base_models[version], task.number, spent.steps, self._memories.get(index), task.rate
+            due,
+            index,
+            self._base_models[version],
+            task.number,
+            spent.steps,
+            self._memories.get(index),
+            task.rate,
+            task.budget.batches_per_step,
         )
-        self._open[index] = _Arrival(index, task.number, version, task.rate, spent, ticket)
+        many = task.budget.batches_per_step
+        self._open[index] = _Arrival(index, task.number, version, task.rate, spent, ticket, many)
         self._push(due, self._open[index])
 
     def _published(self, action: CommunityPublished) -> None:
@@ -390,6 +414,7 @@ class Simulator:
                 arrival.spent.steps,
                 self._memories.get(arrival.learner),
                 arrival.rate,
+                arrival.batches_per_step,
             )
         for at, occurrence in self._agenda:
             if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model

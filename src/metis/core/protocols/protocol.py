@@ -26,6 +26,8 @@ class CommunicationProtocol(Protocol):
     @property
     def accepts_stale(self) -> bool:
         """May an update be based on an older community model than the current one?"""
+    def by_deadline(self) -> bool:
+        """Do tasks end with the time, however many steps were made?"""
         ...
 
     @property
@@ -84,6 +86,7 @@ class BaseProtocol:
     accepts_stale = True
     has_rounds = False
     has_period = False
+    by_deadline = False
     reports_speed = False
     fills_the_period = False
 

@@ -96,6 +96,10 @@ class SemiSynchronous(BaseProtocol):
         return self._barrier.deadline
 
     @property
+    def by_deadline(self) -> bool:  # type: ignore[override]
+        return self.budget == "deadline"
+
+    @property
     def reports_speed(self) -> bool:  # type: ignore[override]
         return self.timings == "smoothed"
 

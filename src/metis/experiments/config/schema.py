@@ -140,6 +140,22 @@ class LinkConfig(Table):
     download_mbps: Positive | None = Field(default=None, description="megabits a second")
 
 
+class PrivacyConfig(Table):
+    """How the learners of a group protect their records (DP-SGD); a site may demand more in its own policy."""
+
+    noise: Positive = Field(description="standard deviation of the noise in a step, as a multiple of clip")
+    clip: Positive = Field(default=1.0, description="largest norm of one record's gradient; longer ones are cut to it")
+    budget: Positive | None = Field(
+        default=None, description="epsilon that a data set may spend, over all runs; without it there is no limit"
+    )
+    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="of (epsilon, delta); well below 1 / records"
+    )
+    larger_batches: bool = Field(
+        default=True, description="fill a period that the budget leaves empty with larger batches, at the same epsilon"
+    )
+
+
 class LearnerGroup(Table):
     """Learners that are alike."""
 
@@ -163,6 +179,7 @@ class LearnerGroup(Table):
     )
     availability: AvailabilityConfig = AvailabilityConfig()
     network: LinkConfig = LinkConfig()
+    privacy: PrivacyConfig | None = Field(default=None, description="how they protect their records")
     max_examples: Count | None = Field(
         default=None,
         description="a real learner that claims more is refused; deployment.max_examples if not given",

@@ -28,7 +28,7 @@ def kind_of(engine: Engine, learner: Learner, steps: int) -> Hashable | None:
         or not (type(learner.examples) is ArrayExamples and learner.examples.plain)
         or not isinstance(learner.solver, (VanillaSGD, MomentumSGD, FedProx))
         or learner.solver.keeps_memory
-        or any(part is not None for part in (learner.augment, learner.ranks))
+        or any(part is not None for part in (learner.augment, learner.ranks, learner.privacy))
         or learner.layers
         # One example is multiplied by other means, whose last bits depend on where in memory it lies.
         or any(size == 1 or not _same_anywhere(engine, size) for size in _batch_sizes(learner, steps))

@@ -22,6 +22,7 @@ from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Trained
+from metis.learning.private import PrivateStep
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import make_network
@@ -30,6 +31,7 @@ from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, Traini
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
 from metis.learning.torch.precision import Precision, PrecisionName
+from metis.learning.torch.private import PrivateTraining
 from metis.learning.torch.sharing import Sharing
 
 _DTYPES = {
@@ -50,7 +52,7 @@ _SMALL = (
 _METRICS: dict[Task, tuple[str, ...]] = {"classification": ("accuracy",), "regression": ("mae",)}
 
 
-class TorchEngine(FlatNetwork):
+class TorchEngine(FlatNetwork, PrivateTraining):
     """Trains any `torch.nn.Module`; `network` makes one, or is one whose weights then are the initial ones.
 
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
@@ -170,7 +172,7 @@ class TorchEngine(FlatNetwork):
     def train(
         self,
         community_model: Model,
-        batches: Iterable[Batch | Part],
+        batches: Iterable[Batch | Part | PrivateStep],
         solver: Solver,
         memory: Memory | None = None,
         seed: int = 0,
@@ -182,7 +184,6 @@ class TorchEngine(FlatNetwork):
         for layer in self._frozen_norms:
             layer.eval()
         solver_steps = self._steps_of(solver, self._community(community_model), memory)
-        trainable = gradient.numel() > 0
         self._precision.start()
         steps, examples, total_loss, pending = 0, 0, 0.0, 0
         # Dropout and the like draw from torch's global generator and from no other: seed it for this task and
@@ -193,13 +194,16 @@ class TorchEngine(FlatNetwork):
         ):
             self._seed(seed if ranks is None else seed + ranks.rank)
             for batch in batches:
+                if isinstance(batch, PrivateStep):
+                    steps += self._private_step(batch, solver_steps)
+                    continue
                 given = self._objective.move(batch.batch if isinstance(batch, Part) else batch)
                 whole = examples_in(given, split(given)[1])
                 if isinstance(batch, Part):
                     whole, part[0] = batch.whole, batch.weight
                 with self._without_variance(whole), self._precision.lowered():
                     loss, _, _ = self._objective.measure(module, given)
-                if trainable:
+                if gradient.numel():
                     if not pending:
                         gradient.zero_()
                     self._precision.backward(loss if ranks is None else loss * part[0])

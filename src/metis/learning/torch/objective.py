@@ -77,6 +77,21 @@ class Objective:
         outputs, targets = self._fitted(call(module, inputs), targets)
         return scalar_loss(self._loss(outputs, batch if self._of_batch else targets), "loss"), outputs, targets
 
+    def losses(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The loss of each example as if it were a batch, where the loss is usual."""
+        inputs, targets = split(batch)
+        if targets is None:
+            raise ConfigError(_NO_TARGETS)
+        outputs, targets = self._fitted(call(module, inputs), targets)
+        if self._loss is F.cross_entropy and outputs.ndim == 2 and not targets.is_floating_point():
+            return F.cross_entropy(outputs, targets, reduction="none")
+
+        def alone(output: Tensor, target: Tensor) -> Tensor:
+            return scalar_loss(self._loss(output.unsqueeze(0), target.unsqueeze(0)), "loss")
+
+        losses: Tensor = torch.func.vmap(alone)(outputs, targets)
+        return losses
+
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, where it is usual."""
         return self._loss(*self._fitted(outputs, targets))

@@ -23,11 +23,19 @@ class BatchedPool:
         )
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+        self,
+        due: float,
+        learner: int,
+        model: Fetch,
+        task: int,
+        steps: int,
+        memory: Memory | None,
+        rate: float = 1.0,
+        batches_per_step: int = 1,
     ) -> Ticket[Trained]:
         kind = None if memory else self._kind(learner, steps)
         if kind is None:
-            return self._pool.train(due, learner, model, task, steps, memory, rate)
+            return self._pool.train(due, learner, model, task, steps, memory, rate, batches_per_step)
         share = _Share(self, due, learner, model, task, steps, rate)
         self._waiting.setdefault((kind, model, rate), []).append(share)
         return share

@@ -12,7 +12,15 @@ class DryPool:
     """Answers every task with a model without weights and all its steps done; evaluations measure nothing."""
 
     def train(
-        self, due: float, learner: int, model: object, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+        self,
+        due: float,
+        learner: int,
+        model: object,
+        task: int,
+        steps: int,
+        memory: Memory | None,
+        rate: float = 1.0,
+        batches_per_step: int = 1,
     ) -> Ticket[Trained]:
         return Known(Trained(Model.empty(), steps, 0.0))
 

@@ -68,11 +68,18 @@ class Workplace:
         return outcomes
 
     def train(
-        self, model: Model, learner: int, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+        self,
+        model: Model,
+        learner: int,
+        task: int,
+        steps: int,
+        memory: Memory | None,
+        rate: float = 1.0,
+        batches_per_step: int = 1,
     ) -> Trained:
         who = self.learners[learner]
         try:
-            return who.train(self.engine, model, task, steps, memory, rate)
+            return who.train(self.engine, model, task, steps, memory, rate, batches_per_step)
         except MetisError:
             raise
         except Exception as problem:  # of the user's network or data
@@ -134,8 +141,9 @@ class Pool(Protocol):
     """Where learners train; `due` is the virtual moment at which the result will be asked for."""
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
-    ) -> Ticket[Trained]: ...
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0,
+        batches_per_step: int = 1,
+    ) -> Ticket[Trained]: ...  # fmt: skip
 
     def evaluate(
         self, due: float, model: Model, memories: Memories | None = None
@@ -188,9 +196,10 @@ class InlinePool:
         self._workplace = workplace
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
-    ) -> Ticket[Trained]:
-        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory, rate))
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0,
+        batches_per_step: int = 1,
+    ) -> Ticket[Trained]:  # fmt: skip
+        return _Deferred(self._workplace, "train", model, (learner, task, steps, memory, rate, batches_per_step))
 
     def train_batched(
         self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float
@@ -239,9 +248,10 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
-    ) -> Ticket[Trained]:
-        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory, rate)))
+        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0,
+        batches_per_step: int = 1,
+    ) -> Ticket[Trained]:  # fmt: skip
+        return self._submit(Job(self, due, "train", model, (learner, task, steps, memory, rate, batches_per_step)))
 
     def train_batched(
         self, due: float, learners: Sequence[int], model: Fetch, tasks: Sequence[int], steps: int, rate: float

@@ -27,7 +27,15 @@ class RecordedPool:
                 self._metrics[item.version] = item.metrics
 
     def train(
-        self, due: float, learner: int, model: Fetch, task: int, steps: int, memory: Memory | None, rate: float = 1.0
+        self,
+        due: float,
+        learner: int,
+        model: Fetch,
+        task: int,
+        steps: int,
+        memory: Memory | None,
+        rate: float = 1.0,
+        batches_per_step: int = 1,
     ) -> Ticket[Trained]:
         match self._updates.get(task):
             case UpdateRequest(steps=done, loss=loss, notes=notes):
