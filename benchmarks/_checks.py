@@ -121,4 +121,5 @@ CHECKS: dict[str, Callable[[Figures], Check]] = {
     "load": _load,
     "soak": _soak,
     "dashboard": _any_figures,
+    "private_step": _any_figures,
 }

@@ -26,6 +26,9 @@ class CommunicationProtocol(Protocol):
     @property
     def accepts_stale(self) -> bool:
         """May an update be based on an older community model than the current one?"""
+        ...
+
+    @property
     def by_deadline(self) -> bool:
         """Do tasks end with the time, however many steps were made?"""
         ...
