@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,7 +23,7 @@ from metis.core.secure_sum import (
     min_learners,
     threshold,
 )
-from metis.privacy.keys import Identity, Peers
+from metis.privacy.keys import Identity, Peers, PublicKey
 from metis.privacy.member import Member
 from metis.privacy.opener import Opener
 from metis.privacy.store import MemoryStore, Store
@@ -38,6 +38,18 @@ def identity(name: str) -> Identity:
     return Identity(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))
 
 
+class _Peers(Peers):
+    """Verifies the keys of an opening once, not once for each member."""
+
+    _known: ClassVar[dict[bytes, dict[str, PublicKey]]] = {}
+
+    def keys(self, opening: Opening) -> dict[str, PublicKey]:
+        if opening.context not in self._known:
+            self._known.clear()
+            self._known[opening.context] = super().keys(opening)
+        return self._known[opening.context]
+
+
 class Cohort:
     """N members that are pinned to each other, and what a controller needs to open their sum."""
 
@@ -45,7 +57,7 @@ class Cohort:
         self.names = tuple(f"h{index:02d}" for index in range(count))
         self.colluders = max_colluders(count) if colluders is None else colluders
         self.pins = Pins(frozenset(self.names), self.colluders)
-        self.peers = Peers(pinned={name: identity(name).key.public_key() for name in self.names})
+        self.peers = _Peers(pinned={name: identity(name).key.public_key() for name in self.names})
         self.stores: dict[str, Store] = {name: MemoryStore() for name in self.names}
         self.layout, self.bits = layout, bits
         self.members = {name: self.restarted(name) for name in self.names}

@@ -339,7 +339,7 @@ BUGS: dict[str, Bug] = {
 }
 
 
-class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, bug: Bug) -> None:
         self._bug = bug
 
@@ -358,4 +358,4 @@ def plant(name: str) -> None:
     """Have this bug in the program; before the module is imported."""
     bug = BUGS[name]
     assert bug.module not in sys.modules, f"{bug.module} is imported already"
-    sys.meta_path.insert(0, _Planter(bug))
+    sys.meta_path.insert(0, Planter(bug))

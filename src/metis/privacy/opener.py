@@ -130,6 +130,8 @@ class Opener:
         """What a member needs in order to answer."""
         if not self.agreed:
             raise Refused(f"{len(self.votes)} of {self.opening.threshold} members have voted")
+        if member not in self._index:
+            raise Refused(f"{member} is not in the cohort")
         statement, index = self._statement(), self._index[member]
         votes = tuple(self.votes[name] for name in sorted(self.votes)[: self.opening.threshold])
         uploads = [self.uploads[name] for name in statement.names]
@@ -169,7 +171,7 @@ class Opener:
         """The sum of the masked bodies, without the masks; Refused if it cannot be opened, with the reason."""
         statement = self._statement()
         for name in statement.names:
-            if hashlib.sha256(bodies[name].data).digest() != self.uploads[name].body:
+            if name not in bodies or hashlib.sha256(bodies[name].data).digest() != self.uploads[name].body:
                 raise Refused(f"the stored body of {name} is not the one that it sent")
         plus, minus = self._seeds()
         chosen = {name: bodies[name] for name in statement.names}
