@@ -55,10 +55,9 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        count = self.chance.randint(3, 9)
-        self.cohort = Cohort(
-            count, self.chance.randint(0, max_colluders(count)), self.chance.choice([16, 32, 64])
-        )  # fmt: skip
+        count = self.chance.randint(3, 7)
+        colluders, bits = self.chance.randint(0, max_colluders(count)), self.chance.choice([16, 32, 64])
+        self.cohort = Cohort(count, colluders, bits, quick=True)
         self.stores = {name: CrashingStore(self.chance, 0.0) for name in self.cohort.names}
         self.cohort.stores.update(self.stores)
         self.cohort.members = {name: self.cohort.restarted(name) for name in self.cohort.names}

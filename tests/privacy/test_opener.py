@@ -60,9 +60,8 @@ def test_7_n_minus_t_liars_are_named_and_the_sum_is_opened(count: int) -> None:
     plain = opener.opening.ring.sum([cohort.body(name, opener.opening) for name in cohort.names], LAYOUT)
     assert np.array_equal(opener.open(bodies, LAYOUT), plain)
     assert set(opener.liars) == set(liars)
-    assert (
-        opener.liars[liars[0]] == f"its shares of {cohort.names[-1]} are not those that {cohort.names[-1]} committed to"
-    )
+    last = cohort.names[-1]
+    assert opener.liars[liars[0]] == f"its shares of {last} are not those that {last} committed to"
 
 
 def test_7_a_liar_may_still_answer_truly() -> None:
