@@ -8,7 +8,9 @@ each start, the learners' spools, and at the end the journal folded by the core 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import math
 import random
 import re
 import traceback
@@ -24,7 +26,7 @@ import numpy as np
 
 from metis.core.controller import Controller
 from metis.core.costs import Power
-from metis.core.events import CommunityPublished, RolledBack, UpdateCommitted, UpdateRequest
+from metis.core.events import Action, CommunityPublished, MemberRemoved, RolledBack, UpdateCommitted, UpdateRequest
 from metis.core.layers import Compression, FedAvgM
 from metis.core.mixing import MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
@@ -51,6 +53,7 @@ from system.disk import DiskPath, Machine, VirtualDisk
 from system.liar import LIAR, lie
 from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
 from system.network import Call, Network
+from system.reference import Reference
 from system.trainer import spawner
 
 _GRAVEYARD: list[Any] = []  # what collecting the garbage of a dead process would do must never happen
@@ -77,8 +80,9 @@ SOMETIMES = (  # what a thousand seeds reach
     *(f"{command} was answered" for command in COMMANDS), "a command was not answered",
     "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
 )  # fmt: skip
+LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
-SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=10.0)
+SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=LONGEST_PERIOD)
 POLICIES: dict[str, Policy] = {
     "semisync": SEMISYNC,
     "semisync int8": SEMISYNC.with_layers(Compression("int8")),
@@ -515,8 +519,10 @@ class Federation(World):
                 self.violated(f"I3: task {task} was acknowledged as entry {sequence}, is entry {entry.seq}")
 
     def _check_end(self) -> None:
-        """I4, I8, I9: the journal folded by the core alone gives every version that anybody has seen."""
+        """I4, I8, I9, I17: the journal folded by the core alone gives every version that anybody has seen."""
         twin: Controller = self._make(INITIAL, MemoryStore())
+        longest = LONGEST_PERIOD if "semisync" in self.policy_name else math.inf
+        reference = Reference(self.policy_name, INITIAL, self._tasks, longest, self.violated)
         current, counted = 0, set[str]()
         communities = {payload_sha256(INITIAL): INITIAL}
         for entry in self._entries:
@@ -528,10 +534,16 @@ class Federation(World):
                 event = replace(event, local_model=self._model(entry.blob))
             elif isinstance(event, RolledBack):
                 event = replace(event, community_model=communities[entry.blob])
-            try:
+            before = _mixing_state(twin)
+            actions: list[Action] | None = None
+            with contextlib.suppress(LearnerError):
                 actions = twin.handle(event, entry.at)
-            except LearnerError:
+            counts = any(isinstance(action, UpdateCommitted | CommunityPublished) for action in actions or ())
+            if not (counts or isinstance(event, MemberRemoved) or _mixing_state(twin) == before):
+                self.violated(f"I17: {type(event).__name__} changed the mixture without counting")
+            if actions is None:
                 continue
+            reference.record(event, actions)
             for action in actions:
                 if isinstance(action, CommunityPublished):
                     sha256 = payload_sha256(action.community_model)
@@ -641,6 +653,11 @@ class _WatchedFolder(WorkFolder):
                 world.violated(f"L2: {owner} drops the update of task {task}, which nobody answered")
             world.spooled[owner, task] = "dropped"
         super().drop(task)
+
+
+def _mixing_state(twin: Controller) -> tuple[Any, ...]:
+    arrays = twin.community.arrays()
+    return twin.community.stamp, twin.community.committed_steps, {name: arrays[name].tobytes() for name in arrays}
 
 
 def _quicken(line: Any) -> None:

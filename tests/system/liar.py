@@ -99,7 +99,10 @@ class _Stay:
     async def _upload(self) -> None:
         rng, length = self._rng, model_bytes(self._layout)
         wrong, truth = rng.randrange(8), rng.random() < 0.5  # a lie that is told among truths gets further
-        content = np.full(length // 4, 1.0 if truth else rng.choice((9e9, float("nan"), 0.0)), "<f4").tobytes()
+        value = 1.0 if truth else rng.choice((9e9, float("nan"), 0.0))
+        if wrong == 7:
+            value = 9e9  # almost the largest number that is let in
+        content = np.full(length // 4, value, "<f4").tobytes()
         digest = hashlib.sha256(content).hexdigest()
         header = pb.UploadHeader(
             run=self._run if wrong != 1 else "another",

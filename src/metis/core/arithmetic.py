@@ -86,6 +86,12 @@ def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
     return result
 
 
+def largest(row: Row | NDArray[np.float64], size: int) -> float:
+    """The largest absolute value; 0 of nothing."""
+    parts = (row[begin : min(begin + BLOCK, size)] for begin in range(0, size, BLOCK))
+    return max((max(float(part.max()), -float(part.min())) for part in parts), default=0.0)
+
+
 def squared_distance(to: Row, start: Row | None, size: int) -> float:
     """||to - start||^2 in float64, or ||to||^2; the same bits on every processor, which a dot product does not have."""
     total = 0.0

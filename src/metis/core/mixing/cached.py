@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import Row, add_scaled, quotient
+from metis.core.arithmetic import Row, add_scaled, largest, quotient
 from metis.core.events import LearnerId
 from metis.core.mixing.community import Published
 from metis.core.mixing.store import ModelStore, stored_models, weighted_sum
 from metis.core.model import Model
 from metis.errors import ArgumentError
+
+
+_SWAMPED = 1e6  # float64 has 16 digits: this leaves ten
 
 
 class CachedAverage(Published):
@@ -34,6 +37,7 @@ class CachedAverage(Published):
         self._rebuild_every = rebuild_every
         self._values: dict[LearnerId, float] = {}  # p_k
         self._sum = np.zeros(initial_model.layout.size, np.float64)  # W
+        self._peak = 0.0  # the largest term of W since it was last exact
         self._commits = 0
         self._changed = False
 
@@ -59,13 +63,19 @@ class CachedAverage(Published):
         if learner in self._values:
             rows.append((self._store.get(learner), -self._values[learner]))
         add_scaled(self._sum, rows)
+        term, replaced = value * largest(local_model.vector, local_model.vector.size), learner in self._values
+        self._peak = max(self._peak, term)
         self._store.put(learner, local_model.vector)
         self._values[learner] = value
         self.committed_steps += steps
         self._commits += 1
         self._changed = True
-        if self._commits % self._rebuild_every == 0:
+        if self._commits % self._rebuild_every == 0 or (replaced and self._swamped(term)):
             self.rebuild()
+
+    def _swamped(self, term: float) -> bool:
+        """Whether a term, now replaced, was so large that what is left has lost its digits."""
+        return self._peak > _SWAMPED * term and self._peak > _SWAMPED * largest(self._sum, self._sum.size)
 
     def withdraw(self, learner: LearnerId) -> None:
         if learner not in self._values:
@@ -79,6 +89,7 @@ class CachedAverage(Published):
     def rebuild(self) -> None:
         """Sum the stored models again."""
         self._sum = weighted_sum(self.model.layout.size, self._store, self._values)
+        self._peak = largest(self._sum, self._sum.size)
 
     def publish(self, seconds: float = 0.0) -> bool:
         if not self._changed:
@@ -91,10 +102,15 @@ class CachedAverage(Published):
         return True
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
-        return {"sum": self._sum, **(stored_models(self._store, self._values) if local_models else {})}
+        return {
+            "sum": self._sum,
+            "peak": np.array([self._peak]),
+            **(stored_models(self._store, self._values) if local_models else {}),
+        }
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
         self._sum = np.array(arrays["sum"], np.float64)
+        self._peak = float(arrays["peak"].sum()) if "peak" in arrays else 0.0  # earlier versions did not keep it
         for learner in self._values:
             self._store.put(learner, arrays[f"local/{learner}"])
