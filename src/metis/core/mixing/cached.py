@@ -16,7 +16,6 @@ from metis.core.mixing.store import ModelStore, stored_models, weighted_sum
 from metis.core.model import Model
 from metis.errors import ArgumentError
 
-
 _SWAMPED = 1e6  # float64 has 16 digits: this leaves ten
 
 
