@@ -121,6 +121,9 @@ if TYPE_CHECKING:
     from metis.simulation.link import (
         Link as Link,
     )
+    from metis.simulation.poisoning import (
+        Poison as Poison,
+    )
     from metis.simulation.speed import (
         Speed as Speed,
     )
@@ -207,6 +210,7 @@ _PUBLIC = {
         "RecordedAvailability",
     ),
     "metis.simulation.link": ("Link",),
+    "metis.simulation.poisoning": ("Poison",),
     "metis.simulation.speed": ("Speed",),
 }
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names}

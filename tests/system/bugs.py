@@ -243,7 +243,7 @@ BUGS: dict[str, Bug] = {
         "metis.files", "            sync_file(file)\n    sync(path.parent)", "            sync_file(file)"
     ),
     "half an update is handed in": Bug(
-        f"{_LEARNER}.work", "whole = self.update_file(update.task).stat().st_size == update.bytes", "whole = True"
+        f"{_LEARNER}.work", "whole = storage().size(self.update_file(update.task)) == update.bytes", "whole = True"
     ),
     "an update of another run is handed in": Bug(
         f"{_LEARNER}.uploads", "if update.run != session.welcome.run or not", "if not"

@@ -24,6 +24,7 @@ from metis.cli import (
     reproduce,
     simulate,
     status,
+    storage,
 )
 from metis.cli.output import say, show_tracebacks
 
@@ -72,6 +73,7 @@ for group in (
     admin,
     members,
     audit,
+    storage,
 ):
     group.register(app)
 

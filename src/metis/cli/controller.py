@@ -12,6 +12,7 @@ from metis.cli.dashboard import DashboardOption, in_background
 from metis.cli.log import Format, Level, LogFileOption, LogFormatOption, LogLevelOption, log_to
 from metis.cli.options import FileArgument, PolicyOption, SetOption
 from metis.cli.output import OUR_ERROR, Reporter, add, deployed, say, stderr
+from metis.cli.storage import KeyOption, choose
 
 _STYLES = {"warning": "yellow", "round": "dim", "evaluation": "green", "finished": "bold"}
 
@@ -46,6 +47,7 @@ def controller(
         typer.Option("--site", metavar="FILE", help="Site file with the network; by default the one in \\[site]."),
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Device to evaluate on, as in cuda:0.")] = None,
+    storage_key: KeyOption = None,
     policy: PolicyOption = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
@@ -66,6 +68,7 @@ def controller(
     from metis.experiments.config.load import load_config
 
     process = deployed("metis.cli.controller_process")
+    choose(storage_key, state)
     config = track.tracked(running.with_policy(load_config(file, set_), file.name, policy), tracking)
     if test_notification:
         problems = process.send_test_notification(config, state)

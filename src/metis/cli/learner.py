@@ -17,6 +17,7 @@ from metis import __version__
 from metis.cli.log import Format, Level, LogFileOption, LogFormatOption, LogLevelOption, log_to
 from metis.cli.options import ProxyOption
 from metis.cli.output import Reporter, add, deployed, stderr
+from metis.cli.storage import KeyOption, choose
 from metis.errors import ConfigError, Unreachable
 from metis.net import host_and_port, is_loopback
 
@@ -81,6 +82,7 @@ def learner(
         typer.Option("--policy", metavar="FILE", help="What this site allows: metis init --site-policy writes an "
                      "example; by default site-policy.toml in the kit, if it is there."),
     ] = None,
+    storage_key: KeyOption = None,
     proxy: ProxyOption = None,
     dry_run: Annotated[
         bool,
@@ -125,12 +127,14 @@ def learner(
     else:
         who = _by_certificate(route, identity, name, report)
     called = who.pop("called")
+    folder = work or Path(f"learner-{called}")
+    choose(storage_key, folder)
     rules = _policy_file(policy, identity)
     if set_rules := rules.read().rules():
         report("info", f"the policy of this site, {rules.path}: {', '.join(set_rules)}")
     process = deployment.LearnerProcess(
         route,
-        work=work or Path(f"learner-{called}"),
+        work=folder,
         child=_TRAINER if processes == 1 else (*_TRAINER, "--processes", str(processes)),
         report=report,
         site=None if site is None else site.resolve(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metis.deployment.storage import choose_from_environment
 from metis.deployment.trainer import process as trainer
 
 if TYPE_CHECKING:
@@ -38,4 +39,5 @@ def group(arguments: Sequence[str]) -> trainer.Group:
 if __name__ == "__main__":
     # Before torch is imported; the settings' threads are set later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    choose_from_environment()
     trainer.main(build, group(sys.argv[1:]))

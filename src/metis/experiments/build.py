@@ -15,7 +15,7 @@ from metis.errors import ConfigError
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.experiments.data import Division
-from metis.experiments.learners import build_availability, build_link, build_power, build_speed
+from metis.experiments.learners import build_availability, build_link, build_poison, build_power, build_speed
 from metis.experiments.private import build_privacy
 from metis.experiments.setup import TrainingSetup, build_training_setup
 
@@ -63,6 +63,7 @@ def build_federation(
             power=build_power(assignment.group),
             test=assignment.test,
             privacy=build_privacy(assignment.group),
+            poison=build_poison(assignment.group),
         )
         for assignment in setup.assignments
     ]

@@ -39,6 +39,7 @@ from metis.runs.storage import initial_fact, warm_start
 from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
+from metis.simulation.poisoning import Poison
 from metis.simulation.pools.local import Workplace
 from metis.simulation.pools.settings import PoolSettings
 from metis.simulation.speed import Speed
@@ -58,6 +59,7 @@ class SimulatedLearner:
     power: Power = field(default_factory=Power)
     test: NDArray[np.int64] | None = None  # which of the test examples are its own
     privacy: Privacy | None = None  # how its records are protected; the noise of a simulation comes from its seed
+    poison: Poison | None = None  # an attack that it carries out
 
 
 def _whole(name: str, value: Any) -> None:
@@ -237,13 +239,13 @@ class Federation:
             Learner(
                 setup.name,
                 index,
-                self.train,
+                self.train if setup.poison is None else setup.poison.taught(self.train, setup.indices),
                 setup.indices,
                 setup.batch_size,
                 solver,
                 self.seed,
                 self.augment,
-                layers=layers,
+                layers=layers if setup.poison is None else (setup.poison, *layers),
                 privacy=setup.privacy,
             )
             for index, setup in enumerate(self.learners)

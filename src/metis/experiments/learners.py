@@ -12,6 +12,7 @@ from metis.errors import ConfigError
 from metis.experiments.config.load import LearnerGroup, did_you_mean
 from metis.simulation.availability import Always, Availability, RandomAvailability, RecordedAvailability
 from metis.simulation.link import Link
+from metis.simulation.poisoning import Poison
 from metis.simulation.speed import Speed
 
 MEGABIT = 1_000_000 / 8  # bytes
@@ -68,6 +69,11 @@ def build_power(group: LearnerGroup) -> Power:
     if group.watts is not None:
         return Power(group.watts, group.idle_watts, "watt")
     return Power(1.0 if group.epsilon is None else group.epsilon, group.idle_epsilon, "epsilon")
+
+
+def build_poison(group: LearnerGroup) -> Poison | None:
+    """The attack that learners of this group carry out."""
+    return None if group.poison is None else Poison(group.poison.attack, group.poison.strength)
 
 
 def check_traces(learners: Sequence[tuple[str, LearnerGroup]]) -> None:

@@ -136,6 +136,7 @@ class Session:
                 setup.speed,
                 setup.availability,
                 setup.link,
+                *([] if setup.poison is None else [setup.poison]),
             )
             for setup in federation.learners
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
@@ -239,11 +240,11 @@ class Run:
 
     # --- directories ----------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, write: Callable[[Path, Model, Mapping[str, str]], None] = save_model) -> None:
         """Write the summary and the community models, final and best; the events were written as they came."""
-        save_model(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
+        write(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
         if self._best is not None:
-            save_model(folder / BEST, self._best, {"policy": self.setting.policy, "version": str(self.best_version)})
+            write(folder / BEST, self._best, {"policy": self.setting.policy, "version": str(self.best_version)})
         write_json(folder / SUMMARY, self.summary())
         self.folder = folder
 

@@ -81,9 +81,14 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def save_model(path: Path, model: Model, metadata: Mapping[str, str] | None = None) -> None:
     """Write a model under the network's own tensor names, so that any program can load it; without control variates."""
+    save_arrays(path, *model_arrays(model, metadata or {}))
+
+
+def model_arrays(model: Model, metadata: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """A model as arrays and metadata of a safetensors file."""
     model = model.network
     layout = json.dumps(model.layout.to_json())
-    save_arrays(path, model.tensors(), {**(metadata or {}), "metis_layout": layout, "sha256": model.sha256()})
+    return model.tensors(), {**metadata, "metis_layout": layout, "sha256": model.sha256()}
 
 
 def load_model(path: Path) -> Model:

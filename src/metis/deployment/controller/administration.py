@@ -39,6 +39,7 @@ from metis.deployment.controller.timekeeper import Timekeeper
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.security.identity import check_name
+from metis.deployment.storage import storage
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
@@ -180,6 +181,7 @@ class Administration:
                 about = {"version": arguments.get("version")} if name == "model" else {}
                 self._note_read(caller, f"read {name}", address_of(context), **about)
             file = disk().open(path, os.O_RDONLY)
+            read = storage().read if name == "model" else disk().pread
         except Refused as refused:
             await self._refuse(context, refused)
             return
@@ -188,7 +190,7 @@ class Administration:
             return
         try:
             end = offset + _MAX_READ
-            while offset < end and (data := await asyncio.to_thread(disk().pread, file, _PIECE, offset)):
+            while offset < end and (data := await asyncio.to_thread(read, file, _PIECE, offset)):
                 yield pb.Chunk(offset=offset, data=data)
                 offset += len(data)
         finally:

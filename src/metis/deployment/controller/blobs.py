@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from metis.deployment.controller.disk import end_process, writing
+from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError, DiskFull
 from metis.files import sync
@@ -137,10 +138,11 @@ class Blobs:
         except OSError as problem:
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         with file:
-            digest = hashlib.sha256()
-            with suppress(OSError):  # a bad sector
-                while chunk := file.read(1 << 20):
+            digest, offset = hashlib.sha256(), 0
+            with suppress(OSError, DataError):  # a bad sector; or sealed, and not as it was written
+                while chunk := storage().read(file.fileno(), 1 << 20, offset):
                     digest.update(chunk)
+                    offset += len(chunk)
             if digest.hexdigest() == sha256:
                 return True
             with self._lock, writing(path), suppress(FileNotFoundError):
@@ -199,21 +201,18 @@ class Incoming:
         self._whole = self._committed = False
         with writing(self._path):
             self._file = self._path.open("xb" if partial is None else "a+b", buffering=0)
+        self._writer = storage().writer(self._file)
 
     def resume(self, limit: int, check: Callable[[int, bytes], object] | None) -> int:
         """Read what is there already, at most `limit` bytes; `check` gets offsets and bytes. Returns how many."""
         if self._partial is None:
             return 0
-        length = min(limit, os.fstat(self._file.fileno()).st_size) & ~3  # it may have been cut anywhere
-        with suppress(OSError):  # a bad sector: it is received again from there on
-            while self.bytes < length:
-                piece = disk().pread(self._file.fileno(), min(_AT_ONCE, length - self.bytes), self.bytes)
+        with writing(self._path):
+            for piece in self._writer.resume(limit):
                 self._digest.update(piece)
                 if check is not None:
                     check(self.bytes, piece)
                 self.bytes += len(piece)
-        with writing(self._path):
-            self._file.truncate(self.bytes)
         return self.bytes
 
     def whole(self) -> None:
@@ -250,15 +249,16 @@ class Incoming:
         rest = memoryview(data)
         self.bytes += len(rest)
         with writing(self._path):
-            while rest:
-                written = self._file.write(rest[:_AT_ONCE])
+            for start in range(0, len(rest), _AT_ONCE):
+                self._writer.write(rest[start : start + _AT_ONCE])
                 if self._also is not None:
-                    self._also.update(rest[:written])
-                rest = rest[written:]
+                    self._also.update(rest[start : start + _AT_ONCE])
 
     def content(self) -> bytes:
-        """What was written so far."""
-        return self._path.read_bytes()
+        """What was written; after it nothing can be."""
+        with writing(self._path):
+            self._writer.finish()
+        return read_file(self._path)
 
     def commit(self, expected_bytes: int, expected_sha256: str) -> str:
         """Check what was written against what was announced and give it its name, durably; returns the SHA-256."""
@@ -269,6 +269,7 @@ class Incoming:
                 f"the bytes that came have the SHA-256 {self.sha256}, not {expected_sha256} as announced"
             )
         with writing(self._path):
+            self._writer.finish()
             if self._durable:
                 self._sync()
             self._file.close()

@@ -34,6 +34,7 @@ from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.controller.disk import RESTORE
 from metis.deployment.controller.state import Entry, Snapshot, State
+from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.model_mac import new_model_mac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
 from metis.errors import ConfigError, DataError, DiskFull, LearnerError, StateError
@@ -69,6 +70,9 @@ class _FileRow:
 
     def __getitem__(self, part: slice, /) -> Vector:
         start, stop, _ = part.indices(self._size)
+        if storage().sealed:
+            content = read_file(self._path, 4 * start, 4 * (stop - start))
+            return np.frombuffer(content, "<f4").astype(np.float32, copy=False)
         return np.fromfile(self._path, "<f4", count=stop - start, offset=4 * start).astype(np.float32, copy=False)
 
 

@@ -13,6 +13,7 @@ from metis.deployment.controller.document import CoreStatus, core_status
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
+from metis.deployment.storage import storage
 from metis.deployment.wire.models import read_model
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo
@@ -59,5 +60,5 @@ def _save(
         kept = read_model(paths[best], plan.initial_model.layout).network
     setting = replace(plan.setting, learners=learners)
     run = Run(setting, list(read_trace(folder / EVENTS)), model, seconds, best=kept)
-    run.save(folder)
+    run.save(folder, storage().save_model)
     return run

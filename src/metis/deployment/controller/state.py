@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from metis.deployment.controller.blobs import Blobs, Digest, Incoming
 from metis.deployment.controller.database import Database, row_checksum
 from metis.deployment.controller.disk import RESTORE, writing
+from metis.deployment.storage import storage
 from metis.errors import DataError, DiskFull, DuplicateUpdate, LockHeld, StateError
 from metis.files import sync, take_lock
 from metis.system import disk, monotonic, new_lock, token_hex
@@ -321,8 +322,6 @@ class State:
         """Keep the state after entry `seq`, durably; of earlier snapshots one stays, in case this one is damaged."""
         from safetensors import SafetensorError
 
-        from metis.runs.storage import save_arrays
-
         text, needed = _json(facts), json.dumps(sorted(blobs))
         with self._lock:
             if not max((known.seq for known in self.snapshots()), default=0) <= seq <= self.last_seq():
@@ -336,7 +335,7 @@ class State:
         try:
             with writing(path):
                 try:
-                    save_arrays(path, arrays, {"run": self.run, "seq": str(seq)})
+                    storage().save_arrays(path, arrays, {"run": self.run, "seq": str(seq)})
                 except SafetensorError as problem:
                     code = re.search(r"os error (\d+)", str(problem))
                     raise OSError(int(code[1]) if code else errno.EIO, str(problem)) from problem
@@ -380,11 +379,9 @@ class State:
 
     def load_snapshot(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
         """Its arrays; a DataError says that they are damaged, and then it is not offered again."""
-        from metis.runs.storage import load_arrays
-
         path = self._snapshots / snapshot.arrays
         try:
-            arrays, metadata = load_arrays(path)
+            arrays, metadata = storage().load_arrays(path)
             if metadata != {"run": self.run, "seq": str(snapshot.seq)}:
                 raise DataError(f"{path} is damaged: it is not the snapshot after entry {snapshot.seq} of this run")
         except DataError:

@@ -20,6 +20,7 @@ from metis.core.model import Layout, Role
 from metis.core.roster import Roster
 from metis.core.step_guard import Lengths, step_excess
 from metis.deployment.controller.state import State
+from metis.deployment.storage import read_file
 from metis.deployment.wire.models import read_model
 
 Guard: TypeAlias = Literal["off", "report", "clip", "refuse"]
@@ -100,7 +101,7 @@ class StepGuard:
                         numbers = start + factors[part] * (numbers - start)
                     yield numbers.astype("<f4").view(np.uint8).data
             path = self._state.blob_path(blob)
-            yield np.fromfile(path, np.uint8, offset=4 * self._layout.size).data
+            yield memoryview(read_file(path, 4 * self._layout.size))
 
         return self._state.put_blob(pieces())
 

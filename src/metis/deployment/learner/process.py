@@ -41,6 +41,7 @@ from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
 from metis.deployment.learner.work import WorkFolder
 from metis.deployment.route import Route
+from metis.deployment.storage import storage
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Stretch
@@ -380,7 +381,9 @@ class LearnerProcess:
                 if await detached(self.downloads.obtain(calls, farewell.sha256, farewell.bytes)):
                     await self.training.save(self.work.model_file(farewell.sha256), target, farewell.version)
                     self.work.forget_models(set())
-                    self._end(0, "finished", f"{ended}; community model {farewell.version} is in {target}")
+                    self._end(
+                        0, "finished", f"{ended}; community model {farewell.version} is in {storage().named(target)}"
+                    )
                     return
                 problem = "its bytes are not those that were announced"
             except grpc.aio.AioRpcError as refused:

@@ -23,10 +23,12 @@ from metis.deployment.learner.connection import (
 from metis.deployment.learner.downloads import PROGRESS_SECONDS
 from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
-from metis.deployment.learner.work import Update, WorkFolder, file_sha256
+from metis.deployment.learner.work import Update, WorkFolder
+from metis.deployment.storage import file_sha256
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Piece, Stretch, chunk_bytes
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
+from metis.errors import DataError
 from metis.system import monotonic
 from metis.text import size
 
@@ -132,7 +134,7 @@ class Uploads:
     async def _damaged(self, update: Update) -> bool:
         try:
             return await asyncio.to_thread(file_sha256, self._work.update_file(update.task)) != update.sha256
-        except OSError:
+        except (OSError, DataError):
             return True
 
     async def upload(self, session: Session, update: Update) -> pb.Receipt:

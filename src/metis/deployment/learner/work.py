@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,12 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from metis.deployment.storage import file_sha256, storage
 from metis.deployment.wire.model_mac import checker
-from metis.errors import ConfigError, LockHeld
+from metis.errors import ConfigError, DataError, LockHeld
 from metis.files import make_folder, sync, sync_file, take_lock, write_durable
 from metis.system import disk
-
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class WorkFolder:
         for path in (self.folder / "spool").glob("*.json"):
             try:
                 update = Update(**json.loads(path.read_text("utf-8")))
-                whole = self.update_file(update.task).stat().st_size == update.bytes
+                whole = storage().size(self.update_file(update.task)) == update.bytes
             except (OSError, ValueError, TypeError):
                 whole = False
             if whole:
@@ -157,7 +155,10 @@ class WorkFolder:
     def has_model(self, sha256: str, length: int) -> bool:
         """Whether the model is here, every bit of it."""
         path = self.model_file(sha256)
-        return path.is_file() and path.stat().st_size == length and file_sha256(path) == sha256
+        try:
+            return path.is_file() and storage().size(path) == length and file_sha256(path) == sha256
+        except DataError:  # sealed, and not as it was written: it is fetched again
+            return False
 
     def forget_models(self, keep: set[str]) -> None:
         for path in (self.folder / "models").iterdir():
@@ -180,27 +181,24 @@ class Incoming:
         self._part = self._target.with_name(f"{sha256}.part")
         self._announced = sha256, model_mac
         self._file = self._part.open("a+b", buffering=0)
-        self._file.seek(0)
+        self._writer = storage().writer(self._file)
         self._check, self._right = checker(*self._announced)
         self.received = 0
-        while piece := self._file.read(_PIECE):
+        for piece in self._writer.resume(length):
             self._check.update(piece)
             self.received += len(piece)
-        if self.received > length:
-            self.restart()
 
     def check(self, data: bytes | memoryview) -> None:
         """Every byte goes through here and through `append`, in either order."""
         self._check.update(data)
 
     def append(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while view:  # an unbuffered file may take a part only
-            view = view[self._file.write(view) or 0 :]
+        self._writer.write(memoryview(data))
         self.received += len(data)
 
     def restart(self) -> None:
         self._file.truncate(0)
+        self._writer = storage().writer(self._file)
         self._check, self._right = checker(*self._announced)
         self.received = 0
 
@@ -209,19 +207,12 @@ class Incoming:
         if self.received != self._length or self._check.digest() != self._right:
             self.restart()
             return False
+        self._writer.finish()
         self._part.replace(self._target)
         return True
 
     def close(self) -> None:
         self._file.close()
-
-
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def update_of(run: str, answer: Mapping[str, Any]) -> Update:

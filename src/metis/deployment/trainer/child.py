@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from metis.deployment.storage import storage
 from metis.errors import Abandoned, ChildDied, ChildFailed
 from metis.system import spawn
 
@@ -80,7 +81,11 @@ class Child:
     async def _running(self) -> asyncio.subprocess.Process:
         if not self.alive:
             self._process = await spawn(
-                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE,
+                **({} if storage().environment is None else {"env": storage().environment}),
             )
             self._reader = asyncio.create_task(self._read(self._process))
         assert self._process is not None

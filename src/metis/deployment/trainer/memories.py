@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from metis.deployment.storage import storage
 from metis.errors import DataError
-from metis.runs.storage import load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from metis.core.layers import Memory
@@ -33,7 +33,7 @@ class Memories:
             if found is None:
                 continue
             try:
-                self._kept[int(found.group(1))] = load_arrays(path)[0]
+                self._kept[int(found.group(1))] = storage().load_arrays(path)[0]
             except DataError as problem:  # cut off by a loss of power
                 sys.stderr.write(f"{problem}; the learner starts without it\n")
 
@@ -54,7 +54,7 @@ class Memories:
         if self._folder is None:
             return
         try:
-            save_arrays(self._folder / f"task-{task}.safetensors", memory, {})
+            storage().save_arrays(self._folder / f"task-{task}.safetensors", memory, {})
             for number in stale:
                 (self._folder / f"task-{number}.safetensors").unlink(missing_ok=True)
         except (OSError, SafetensorError) as problem:  # the local model is what matters; this is still in memory

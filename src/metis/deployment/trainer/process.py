@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
 from metis.core.timing import robust_time_per_batch
+from metis.deployment.storage import storage
 from metis.deployment.trainer.commands import Answers, Commands
 from metis.deployment.trainer.followers import Followers, own_device
 from metis.deployment.trainer.memories import Memories
@@ -26,7 +27,6 @@ from metis.deployment.trainer.pace import Pace
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
 from metis.errors import ChildFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
 from metis.runs.folds import VALIDATION
-from metis.runs.storage import save_model
 
 if TYPE_CHECKING:
     from metis.learning import Engine, Examples, Learner
@@ -278,13 +278,13 @@ class _Trainer:
 
     def _save(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         model = _read(command["model"], Layout.from_json(command["layout"]))
-        save_model(Path(command["out"]), model, command["metadata"])
+        storage().save_model(Path(command["out"]), model, command["metadata"])
         return {}
 
 
 def _read(path: str, layout: Layout) -> Model:
     try:
-        size = Path(path).stat().st_size
+        size = storage().size(Path(path))
     except OSError as problem:
         raise DataError(f"the model {path} cannot be read: {problem.strerror}") from problem
     if size != model_bytes(layout):

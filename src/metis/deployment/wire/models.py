@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from metis.core.model import Layout, Model
+from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError
 from metis.files import durable_file
-
-_PIECE = 1 << 20  # bytes that are written at once
 
 
 def model_bytes(layout: Layout) -> int:
@@ -27,7 +26,13 @@ def model_bytes(layout: Layout) -> int:
 
 
 def read_model(path: Path, layout: Layout) -> Model:
-    """Map a model file; nothing is read before it is needed."""
+    """Map a model file; nothing is read before it is needed, unless it is sealed."""
+    if storage().sealed:
+        content = read_file(path)
+        if len(content) != model_bytes(layout):
+            raise DataError(f"the model {path} has {len(content)} bytes, not {model_bytes(layout)}")
+        vector = np.frombuffer(content, "<f4", layout.size).astype(np.float32, copy=False)
+        return Model(layout, vector, np.frombuffer(content, "<i8", offset=4 * layout.size).astype(np.int64))
     counters = np.fromfile(path, "<i8", offset=4 * layout.size).astype(np.int64, copy=False)
     if not layout.size:
         return Model(layout, np.zeros(0, np.float32), counters)
@@ -66,12 +71,13 @@ def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
     digest, length = hashlib.sha256(), 0
     try:
         with durable_file(path) as file:
+            writer = storage().writer(file)
             for part in parts:
                 hashing = in_background(digest.update, part)  # while it is written
-                for start in range(0, len(part), _PIECE):
-                    file.write(part[start : start + _PIECE])
+                writer.write(part)
                 hashing.result()
                 length += len(part)
+            writer.finish()
     except OSError as problem:
         raise DataError(f"the model cannot be written to {path}: {problem.strerror}") from problem
     return digest.hexdigest(), length

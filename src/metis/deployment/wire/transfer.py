@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
+from metis.deployment.storage import storage
 from metis.system import disk, threads
 
 Bytes: TypeAlias = bytes | memoryview
@@ -131,7 +132,7 @@ async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGener
     loop, file = asyncio.get_running_loop(), disk().open(path, os.O_RDONLY)
 
     def read(offset: int) -> asyncio.Future[bytes]:
-        return loop.run_in_executor(threads(), disk().pread, file, min(size, max(0, end - offset)), offset)
+        return loop.run_in_executor(threads(), storage().read, file, min(size, max(0, end - offset)), offset)
 
     reading = read(offset)
     try:

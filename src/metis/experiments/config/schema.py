@@ -156,6 +156,17 @@ class PrivacyConfig(Table):
     )
 
 
+class PoisonConfig(Table):
+    """An attack that the learners of a group carry out, in a simulation."""
+
+    attack: Literal["sign_flip", "scale", "label_flip", "collusion"] = Field(
+        description="the delta the other way, the delta many times, mirrored targets, or a small shift that all share"
+    )
+    strength: Positive | None = Field(
+        default=None, description="how strongly; 1, or 100 for scale, or 1.5 for collusion"
+    )
+
+
 class LearnerGroup(Table):
     """Learners that are alike."""
 
@@ -180,6 +191,7 @@ class LearnerGroup(Table):
     availability: AvailabilityConfig = AvailabilityConfig()
     network: LinkConfig = LinkConfig()
     privacy: PrivacyConfig | None = Field(default=None, description="how they protect their records")
+    poison: PoisonConfig | None = Field(default=None, description="a rehearsed attack; a deployment ignores it")
     max_examples: Count | None = Field(
         default=None,
         description="a real learner that claims more is refused; deployment.max_examples if not given",
