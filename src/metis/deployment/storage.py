@@ -23,16 +23,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from numpy.typing import NDArray
-
-from metis.core.model import Model
 from metis.errors import ConfigError, DataError, StateError
 from metis.files import durable_file, replacing, sync
-from metis.runs.storage import load_arrays, model_arrays, save_arrays, save_model
 from metis.system import disk, random_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from numpy.typing import NDArray
+
+    from metis.core.model import Model
 
 CHUNK = 1 << 16  # bytes of content
 _MAGIC, _VERSION = b"METISEAL", b"\x01"
@@ -76,9 +75,13 @@ class Storage:
         return _PlainWriter(file)
 
     def save_arrays(self, path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+        from metis.runs.storage import save_arrays
+
         save_arrays(path, arrays, metadata)
 
     def load_arrays(self, path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+        from metis.runs.storage import load_arrays
+
         return load_arrays(path)
 
     def named(self, path: Path) -> Path:
@@ -87,6 +90,8 @@ class Storage:
 
     def save_model(self, path: Path, model: Model, metadata: Mapping[str, str]) -> None:
         """Write a model for other programs, to `named(path)`."""
+        from metis.runs.storage import save_model
+
         save_model(path, model, metadata)
 
     def check_folder(self, folder: Path) -> None:
@@ -207,6 +212,8 @@ class SealedStorage(Storage):
         return path.with_name(f"{path.name}.sealed")
 
     def save_model(self, path: Path, model: Model, metadata: Mapping[str, str]) -> None:
+        from metis.runs.storage import model_arrays
+
         path.parent.mkdir(parents=True, exist_ok=True)
         self.save_arrays(self.named(path), *model_arrays(model, metadata))
 
