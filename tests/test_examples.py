@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from metis.errors import ConfigError
+from metis.experiments.build import build_federation, build_policies, build_stop
+from metis.experiments.config.load import load_config
+from metis.reporting.findings import findings
+
+REHEARSAL = Path(__file__).parent.parent / "examples" / "rehearsal.toml"
 FOLDER = Path(__file__).parent.parent / "examples" / "bring"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 
@@ -67,3 +74,44 @@ def test_a_pretrained_network_starts_every_policy_alike() -> None:
     assert len(names["shas"]) == 1
     assert len(set(names["starts"])) == 1
     assert names["starts"][0] > 0.6
+
+
+def test_a_rehearsal_of_faults_runs_and_reports_them(tmp_path: Path) -> None:
+    """Half a day of the example: sites leave, transfers are cut, the controller restarts, and all of it is counted."""
+    config = load_config(REHEARSAL, ["stop.seconds=150", "evaluation.every_seconds=50"])
+    federation = build_federation(config)
+    runs = [federation.simulate(policy, build_stop(config), solver=solver) for policy, solver in build_policies(config)]
+    for run in runs:
+        assert run.rounds > 5
+        assert run.faults["departures"] > 3 and run.faults["cuts"] > 0 and run.faults["resent_bytes"] > 0
+        assert not [at for at, _ in run.events if 120 < at < 128]  # the controller is down
+    sentences = findings(runs, [run.policy for run in runs])
+    assert sum("transfers were cut" in sentence for sentence in sentences) == len(runs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("faults={stall_every = 5}", "faults.stall_seconds: missing; stall_every needs it"),
+        ("faults.restart_seconds=5", "faults.restart_every: missing; restart_seconds needs it"),
+        ("faults.restarts=[[5, 2], [6, 1]]", "faults.restarts: must be in order of time"),
+        ("learners.0.network={cut_every = 3}", "network.cut_seconds: missing; cut_every needs it"),
+        (
+            "learners.1.availability={kind = 'daily', opens = 8}",
+            "availability.closes: missing; kind = 'daily' needs it",
+        ),
+        ("learners.1.availability={kind = 'daily', opens = 8, closes = 8}", "is the same hour as opens"),
+        ("learners.1.availability={kind = 'daily', opens = 8, closes = 25}", "closes"),
+        ("learners.1.availability.mean_away=3", "mean_away: is given, but kind = 'daily' does not use it"),
+    ],
+)
+def test_faults_that_are_not_described_right(wrong: str, sentence: str) -> None:
+    """One sentence that names the key."""
+    restarts = [] if "restarts" in wrong or "{" in wrong else ["faults.restarts=[]"]
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load_config(REHEARSAL, [*restarts, wrong])
+
+
+def test_restarts_are_drawn_or_listed() -> None:
+    with pytest.raises(ConfigError, match="is given together with restart_every"):
+        load_config(REHEARSAL, ["faults.restart_every=5", "faults.restart_seconds=5"])

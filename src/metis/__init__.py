@@ -115,11 +115,15 @@ if TYPE_CHECKING:
         Run as Run,
     )
     from metis.simulation.availability import (
+        DailyAvailability as DailyAvailability,
         RandomAvailability as RandomAvailability,
         RecordedAvailability as RecordedAvailability,
     )
     from metis.simulation.link import (
         Link as Link,
+    )
+    from metis.simulation.outages import (
+        ControllerFaults as ControllerFaults,
     )
     from metis.simulation.poisoning import (
         Poison as Poison,
@@ -206,10 +210,12 @@ _PUBLIC = {
     "metis.reporting.trackers.tracking": ("Tracking",),
     "metis.runs.run": ("Run",),
     "metis.simulation.availability": (
+        "DailyAvailability",
         "RandomAvailability",
         "RecordedAvailability",
     ),
     "metis.simulation.link": ("Link",),
+    "metis.simulation.outages": ("ControllerFaults",),
     "metis.simulation.poisoning": ("Poison",),
     "metis.simulation.speed": ("Speed",),
 }

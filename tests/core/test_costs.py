@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -413,3 +413,12 @@ def test_steps_claimed_by_an_invalid_update_do_not_count():
 
     assert (costs.steps, costs.update_requests, costs.refused) == (0, 1, 1)
     assert costs.cumulative_time == 3.0
+
+
+def test_bytes_that_travel_again_are_charged() -> None:
+    """A transfer that was cut and began again counts with what had travelled before; an earlier moment has none of it."""
+    costs = fold(ledger(), (0.0, joined("far")), (0.0, sent("far")))
+    before = costs.moment(1.0)
+    costs.record(5.0, replace(done("far", 10, 2.0), cuts=2, resent=700))
+    assert costs.costs(5.0).bytes_exchanged == costs.totals(5.0).bytes_exchanged == 2 * MODEL_BYTES + 700
+    assert costs.costs(before).bytes_exchanged == MODEL_BYTES

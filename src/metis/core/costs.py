@@ -168,9 +168,11 @@ class Moment:
     and never more than has happened. Only an earlier moment refers to a later one.
     """
 
-    def __init__(self, at: float, learners: int, tasks: int, updates: int, refused: int, steps: int) -> None:
+    def __init__(
+        self, at: float, learners: int, tasks: int, updates: int, refused: int, steps: int, resent: int
+    ) -> None:
         self.at, self.learners = at, learners
-        self.tasks, self.updates, self.refused, self.steps = tasks, updates, refused, steps
+        self.tasks, self.updates, self.refused, self.steps, self.resent = tasks, updates, refused, steps, resent
         self.before: dict[int, tuple[_Times, _Counts]] = {}
         self.next: Moment | None = None
 
@@ -195,7 +197,7 @@ class CostLedger:
         self._times: _Times = np.empty((8, 5))
         self._draws: _Times = np.empty((8, 2))  # power while training, and while idle
         self._counts: list[_Counts] = []
-        self._tasks = self._updates = self._refused = self._steps = 0
+        self._tasks = self._updates = self._refused = self._steps = self._resent = 0
         self._latest = self._now(-math.inf)
 
     @property
@@ -282,6 +284,8 @@ class CostLedger:
         )
         self._updates += handed_in
         self._steps += item.steps
+        if isinstance(item, UpdateRequest):
+            self._resent += item.resent
 
     # --- costs ----------------------------------------------------------------------------------
 
@@ -306,7 +310,7 @@ class CostLedger:
             update_requests=moment.updates,
             refused=moment.refused,
             models_exchanged=exchanged,
-            bytes_exchanged=moment.tasks * self._model_bytes + moment.updates * self._update_bytes,
+            bytes_exchanged=self._bytes(moment),
             by_learner=dict(zip(self._rows, shares, strict=False)),
         )
 
@@ -320,7 +324,7 @@ class CostLedger:
             update_requests=moment.updates,
             refused=moment.refused,
             models_exchanged=exchanged,
-            bytes_exchanged=moment.tasks * self._model_bytes + moment.updates * self._update_bytes,
+            bytes_exchanged=self._bytes(moment),
             cumulative_time=math.fsum(active.tolist()),
             idle_time=math.fsum(idle.tolist()),
             transfer_time=math.fsum(transfer.tolist()),
@@ -329,8 +333,11 @@ class CostLedger:
             energy=Energy(*(float(np.add.accumulate(column)[-1]) if len(column) else 0.0 for column in energies)),
         )
 
+    def _bytes(self, moment: Moment) -> int:
+        return moment.tasks * self._model_bytes + moment.updates * self._update_bytes + moment.resent
+
     def _now(self, now: float) -> Moment:
-        return Moment(now, len(self._counts), self._tasks, self._updates, self._refused, self._steps)
+        return Moment(now, len(self._counts), self._tasks, self._updates, self._refused, self._steps, self._resent)
 
     def _accounts(self, at: float | Moment) -> tuple[Moment, _Times, list[_Counts]]:
         """The accounts as they were at the moment, and the moment itself."""

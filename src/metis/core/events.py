@@ -92,6 +92,8 @@ class UpdateRequest:
     loss: float = math.nan  # mean training loss over the task; information only
     notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers, by name; information only
     lengths: tuple[float, ...] = ()  # of its step, by part of the vector (step_guard.Lengths), where steps are judged
+    cuts: int = 0  # times that its transfers were cut, in a simulation
+    resent: int = 0  # bytes of them that travelled again
 
 
 @dataclass(frozen=True, slots=True)

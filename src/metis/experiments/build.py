@@ -15,7 +15,14 @@ from metis.errors import ConfigError
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, task_of
 from metis.experiments.data import Division
-from metis.experiments.learners import build_availability, build_link, build_poison, build_power, build_speed
+from metis.experiments.learners import (
+    build_availability,
+    build_faults,
+    build_link,
+    build_poison,
+    build_power,
+    build_speed,
+)
 from metis.experiments.private import build_privacy
 from metis.experiments.setup import TrainingSetup, build_training_setup
 
@@ -84,6 +91,7 @@ def build_federation(
         class_names=setup.class_names,
         facts=_facts(config, setup),
         initial_model=training.initial_model,
+        faults=build_faults(config.faults),
     )
 
 

@@ -39,6 +39,7 @@ from metis.runs.storage import initial_fact, warm_start
 from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
+from metis.simulation.outages import ControllerFaults
 from metis.simulation.poisoning import Poison
 from metis.simulation.pools.local import Workplace
 from metis.simulation.pools.settings import PoolSettings
@@ -193,6 +194,7 @@ class Federation:
         facts: dict[str, Any] | None = None,
         engine: Engine | None = None,
         initial_model: str | Path | None = None,
+        faults: ControllerFaults | None = None,
     ) -> None:
         names = [learner.name for learner in learners]
         if not names:
@@ -218,6 +220,7 @@ class Federation:
         self.solver = solver
         self.augment = augment
         self.seed = seed
+        self.faults = faults or ControllerFaults()
         self._start = None if initial_model is None else Path(initial_model)
         self.metric = metric or _first_metric(metrics) or ("accuracy" if task == "classification" else "mae")
         self.higher_is_better = (

@@ -1,4 +1,4 @@
-"""The machines of a file's learners: speed, availability, link and power."""
+"""The machines of a file: speed, availability, link and power of its learners, faults of its controller."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from pathlib import Path
 
 from metis.core.costs import Power
 from metis.errors import ConfigError
-from metis.experiments.config.load import LearnerGroup, did_you_mean
-from metis.simulation.availability import Always, Availability, RandomAvailability, RecordedAvailability
+from metis.experiments.config.load import FaultsConfig, LearnerGroup, did_you_mean
+from metis.simulation.availability import (
+    Always,
+    Availability,
+    DailyAvailability,
+    RandomAvailability,
+    RecordedAvailability,
+)
 from metis.simulation.link import Link
+from metis.simulation.outages import ControllerFaults
 from metis.simulation.poisoning import Poison
 from metis.simulation.speed import Speed
 
@@ -45,6 +52,9 @@ def build_availability(group: LearnerGroup, learner: str) -> Availability:
     if settings.kind == "random":
         assert settings.mean_present is not None and settings.mean_away is not None
         return RandomAvailability(settings.mean_present, settings.mean_away)
+    if settings.kind == "daily":
+        assert settings.opens is not None and settings.closes is not None
+        return DailyAvailability(settings.opens, settings.closes, settings.day_seconds or 86_400.0)
     if settings.kind == "trace":
         assert settings.file is not None
         try:
@@ -56,12 +66,27 @@ def build_availability(group: LearnerGroup, learner: str) -> Availability:
 
 def build_link(group: LearnerGroup) -> Link:
     """How far a learner of this group is from the controller."""
-    up, down = group.network.upload_mbps, group.network.download_mbps
+    network = group.network
+    up, down = network.upload_mbps, network.download_mbps
     return Link(
-        group.network.latency,
+        network.latency,
         math.inf if up is None else up * MEGABIT,
         math.inf if down is None else down * MEGABIT,
+        _outages(network.cut_every, network.cut_seconds),
+        network.resumed,
     )
+
+
+def build_faults(faults: FaultsConfig) -> ControllerFaults:
+    """What goes wrong at the controller."""
+    restarts = _outages(faults.restart_every, faults.restart_seconds)
+    if faults.restarts:
+        restarts = RecordedAvailability(tuple((begins, begins + seconds) for begins, seconds in faults.restarts))
+    return ControllerFaults(faults.write_seconds, _outages(faults.stall_every, faults.stall_seconds), restarts)
+
+
+def _outages(every: float | None, seconds: float | None) -> Availability:
+    return Always() if every is None or seconds is None else RandomAvailability(every, seconds)
 
 
 def build_power(group: LearnerGroup) -> Power:

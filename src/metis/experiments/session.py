@@ -151,6 +151,7 @@ class Session:
                 self._evaluate_every,
                 *(None if held is None else len(held) for held in (federation.test, federation.validation)),
             ),
+            "faults of the controller": federation.faults,
         }
         if any(setup.privacy is not None for setup in federation.learners):
             parts["privacy"] = [setup.privacy for setup in federation.learners]
@@ -207,6 +208,7 @@ class Session:
             versions=DiskStore(self._out / "versions") if self._disk and self._out is not None else None,
             personal=bool(self._workplace.test_of_each),
             best_version=lambda: None if self._fold.best is None else self._fold.best.version,
+            faults=self._federation.faults,
         )
 
     def _record(self, now: float, item: Event | Action) -> None:

@@ -19,6 +19,7 @@ from metis.errors import ConfigError
 from metis.experiments.compose import build_policy, compose
 from metis.experiments.config.load import (
     ExperimentConfig,
+    FaultsConfig,
     LearnerGroup,
     PolicyConfig,
     did_you_mean,
@@ -383,10 +384,13 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
             (bool(group.drift), "drift is ignored: batches take time_per_batch all the time"),
             (group.speed_trace is not None, "only the first row of the speed_trace is used"),
             (group.availability.kind != "always", "absences are ignored: every learner is present all the time"),
+            (group.network.cut_every is not None, "cuts of the line are ignored"),
         ):
             if present:
                 by_assumption.setdefault(assumption, []).append(group.name)
     notes += [f"{names(groups)}: {assumption}." for assumption, groups in by_assumption.items()]
+    if config.faults != FaultsConfig():
+        notes.append("Faults of the controller are ignored.")
     longest = min((policy.parameters.get("longest_period", math.inf) for policy in with_lambda), default=math.inf)
     if longest < math.inf:
         notes.append(f"longest_period limits periods to {seconds(longest)}.")

@@ -11,7 +11,7 @@ from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
 from metis.reporting import figures
 from metis.runs.run import Run
-from metis.text import listed, metric, number, percent, plural, seconds
+from metis.text import listed, metric, number, percent, plural, seconds, size
 
 
 def energy_unit(run: Run) -> str:
@@ -115,7 +115,19 @@ def findings(runs: list[Run], names: list[str]) -> list[str]:
         )
     elif len(runs) == 1:
         sentences.append(f"Learners waited for others during {percent(most)} of their time.")
-    return sentences
+    return sentences + [_faults(run, name) for run, name in zip(runs, names, strict=True) if any(run.faults.values())]
+
+
+def _faults(run: Run, name: str) -> str:
+    """What went wrong on the way."""
+    faults, parts = run.faults, []
+    if faults["departures"]:
+        parts.append(f"learners left {plural(faults['departures'], 'time')}")
+    if faults["cuts"]:
+        again = f", so that {size(faults['resent_bytes'])} travelled again" if faults["resent_bytes"] else ""
+        parts.append(f"transfers were cut {plural(faults['cuts'], 'time')}{again}")
+    share = percent(figures.shares(run.costs)["transfer"])
+    return f"Under {name} {' and '.join(parts)}; transfers took {share} of the time."
 
 
 def _parallel_time(costs: Costs) -> float:

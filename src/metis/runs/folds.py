@@ -82,6 +82,7 @@ class RunFold:
         self.refused: list[tuple[float, UpdateRefused]] = []
         self.set_aside: list[tuple[float, LearnerSetAside]] = []
         self.finish_reason: str | None = None
+        self.departures, self.cuts, self.resent = 0, 0, 0  # learners that left, cut transfers, bytes that went again
         self.compression_errors: dict[LearnerId, float] = {}  # of the latest update
         self._errors, self._compressed = 0.0, 0
         self._ledger = CostLedger(
@@ -96,6 +97,8 @@ class RunFold:
     def record(self, now: float, item: Event | Action) -> None:
         self.now = now
         self._ledger.record(now, item)
+        if isinstance(item, UpdateRequest):
+            self.cuts, self.resent = self.cuts + item.cuts, self.resent + item.resent
         match item:
             case CommunityPublished():
                 self.version = item.stamp.version
@@ -114,6 +117,8 @@ class RunFold:
                 self.refused.append((now, item))
             case LearnerSetAside():
                 self.set_aside.append((now, item))
+            case LearnerLeft():
+                self.departures += 1
             case Finish():
                 self.finish_reason = item.reason
             case StopRuleChanged():

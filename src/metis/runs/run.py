@@ -102,6 +102,11 @@ class Run:
         return self._fold.set_aside
 
     @property
+    def faults(self) -> dict[str, int]:
+        """How often learners left and transfers were cut, and how many bytes travelled again because of it."""
+        return {"departures": self._fold.departures, "cuts": self._fold.cuts, "resent_bytes": self._fold.resent}
+
+    @property
     def finish_reason(self) -> str:
         return self._fold.finish_reason or "not finished"
 
@@ -149,6 +154,7 @@ class Run:
             "rounds": self.rounds,
             **costs,
             **({} if self.compression_error is None else {"compression_error": self.compression_error}),
+            **({"faults": self.faults} if any(self.faults.values()) else {}),
             "energy_unit": "joule" if unit == "watt" else "epsilon second",
             "metric": {
                 "name": self.setting.metric,

@@ -118,6 +118,9 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
         elif key in {"not_awaited", "lengths"}:
             if value:
                 record[key] = list(value)
+        elif key in ("cuts", "resent"):
+            if value:
+                record[key] = value
         elif key == "by_learner":
             if value:
                 record[key] = {

@@ -1,7 +1,8 @@
-"""When a simulated learner is there."""
+"""When a simulated learner is there, a line works, a disk answers, a controller runs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 
 
 class Availability(Protocol):
-    """When a learner is away."""
+    """When a learner is away, or whatever else may fail for a time."""
 
     def absences(self, rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         """Spans (leaves, is back) in order of time; the last may end at infinity."""
@@ -44,6 +45,33 @@ class RandomAvailability:
             leaves = now + rng.exponential(self.mean_present)
             now = leaves + rng.exponential(self.mean_away)
             yield leaves, now
+
+
+@dataclass(frozen=True, slots=True)
+class DailyAvailability:
+    """There from one hour of every day to another, over midnight if the second is the smaller; a run begins at 0:00."""
+
+    opens: float  # hours
+    closes: float
+    day: float = 86_400.0  # seconds
+
+    def __post_init__(self) -> None:
+        for name in ("opens", "closes"):
+            if not 0 <= getattr(self, name) <= 24:
+                raise ValueError(f"{name} must be an hour from 0 to 24, not {getattr(self, name)}")
+        if self.opens % 24 == self.closes % 24:
+            raise ValueError(f"opens and closes are both {self.opens:g}: give two different hours")
+        if not 0 < self.day < math.inf:
+            raise ValueError(f"day must be greater than 0 seconds, not {self.day}")
+
+    def absences(self, rng: np.random.Generator) -> Iterator[tuple[float, float]]:
+        leaves, back = (hour % 24 / 24 * self.day for hour in (self.closes, self.opens))
+        if back < leaves:  # open until the evening: away over midnight
+            if back > 0:
+                yield 0.0, back
+            back += self.day
+        for number in itertools.count():
+            yield number * self.day + leaves, number * self.day + back
 
 
 @dataclass(frozen=True, slots=True)

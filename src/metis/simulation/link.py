@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from metis.simulation.availability import Always, Availability
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +15,8 @@ class Link:
     latency: float = 0.0  # seconds, one way
     upload: float = math.inf  # bytes a second
     download: float = math.inf
+    cuts: Availability = field(default_factory=Always)  # when it is cut
+    resumed: bool = True  # whether a transfer that was cut goes on where it stopped, as it does in a deployment
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency < math.inf:

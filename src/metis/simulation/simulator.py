@@ -6,6 +6,7 @@ randomness comes from the seed, the learner and the task, and results are asked 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,16 +36,18 @@ from metis.core.layers import Memory
 from metis.core.mixing import ModelStore
 from metis.core.model import Model
 from metis.core.schedules import Cadence
-from metis.errors import Diverged
+from metis.errors import ConfigError, Diverged
 from metis.learning import Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
 from metis.simulation.loop import Agenda
+from metis.simulation.outages import ControllerFaults, Outages
 from metis.simulation.pools.local import Fetch, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
-_SPEED, _AVAILABILITY = 1, 2  # random streams besides those of the learners' batches
+# Random streams besides those of the learners' batches.
+_SPEED, _AVAILABILITY, _CUTS, _STALLS, _RESTARTS = range(1, 6)
 _EVALUATION, _OCCURRENCE = 0, 1  # at one moment an evaluation comes first: it belongs to what just happened
 
 Record = Callable[[float, Event | Action], None]
@@ -84,6 +87,8 @@ class _Arrival:
     spent: Spent
     ticket: Ticket[Trained]
     batches_per_step: int = 1
+    cuts: int = 0  # of the line, during its transfers
+    resent: int = 0  # bytes
 
 
 @dataclass(slots=True)
@@ -114,6 +119,10 @@ def _absences(machine: Machine, seed: int, index: int) -> Iterator[tuple[float, 
     return machine.availability.absences(np.random.default_rng([seed, _AVAILABILITY, index]))
 
 
+def _share(part: float, whole: float) -> float:
+    return part / whole if part else 0.0
+
+
 class Simulator:
     """Runs one federation in virtual time; `run` may be called once."""
 
@@ -132,6 +141,7 @@ class Simulator:
         versions: ModelStore | None = None,
         personal: bool = False,  # models are measured at each learner, with what it keeps for itself
         best_version: Callable[[], int | None] = lambda: None,  # of what was recorded so far
+        faults: ControllerFaults | None = None,
     ) -> None:
         self.controller = controller
         self.now = 0.0
@@ -157,7 +167,21 @@ class Simulator:
         self.best_model: Model | None = None
         self._steps_reserved: Counter[int] = Counter()  # by learner; of those with a privacy budget
         self._absences: list[Iterator[tuple[float, float]]] = []
+        self._faults = faults or ControllerFaults()
+        self._desk = Outages(self._drawn(self._faults.stalls, _STALLS), self._restarts())
+        self._lines = [
+            Outages(self._drawn(machine.link.cuts, _CUTS, index), self._restarts())
+            for index, machine in enumerate(machines)
+        ]
+        self._due = 0.0  # when what happens now was due; a controller that is busy or down comes to it later
         self._started = False
+
+    def _drawn(self, availability: Availability, *stream: int) -> Iterator[tuple[float, float]]:
+        return availability.absences(np.random.default_rng([self._seed, *stream]))
+
+    def _restarts(self) -> Iterator[tuple[float, float]]:
+        """The same for the controller and for every line to it."""
+        return self._drawn(self._faults.restarts, _RESTARTS)
 
     # --- the course of a run ------------------------------------------------------------------
 
@@ -197,7 +221,7 @@ class Simulator:
             return False
         at, occurrence = upcoming
         if occurrence is None:
-            self.now = at
+            self._advance(at)
             self._handle(DeadlinePassed())
             return True
         result: Any = None
@@ -208,9 +232,19 @@ class Simulator:
                 except Diverged as problem:
                     result = problem
         self._agenda.pop()
-        self.now = at
+        if isinstance(occurrence, _Measurement):
+            self.now = max(self.now, at)  # elsewhere, and in no time
+        else:
+            self._advance(at, self._faults.write_seconds if isinstance(occurrence, _Arrival) else 0.0)
         self._happen(occurrence, result)
         return True
+
+    def _advance(self, due: float, seconds: float = 0.0) -> None:
+        """To when the controller has written down what was due at this time, one thing after the other."""
+        self._due = due
+        self.now = self._desk.finish(max(due, self.now), seconds).at
+        if self.now == math.inf:
+            raise ConfigError(f"the controller's outage at second {due:.6g} has no end, so nothing can go on")
 
     def start(self) -> None:
         """Measure the initial model and let everybody join who is there at the beginning."""
@@ -261,6 +295,8 @@ class Simulator:
                     result.model,
                     result.loss,
                     result.notes,
+                    cuts=arrival.cuts,
+                    resent=arrival.resent,
                 )
             )
         self._release(arrival.version)
@@ -297,11 +333,16 @@ class Simulator:
     def _send(self, action: SendTask) -> None:
         index, task = self._index[action.learner], action.task
         machine = self._machines[index]
-        begins = self.now + machine.link.download_time(self._model_bytes)
+        link, line = machine.link, self._lines[index]
+        download = line.finish(self.now, link.download_time(self._model_bytes), link.resumed)
+        begins = download.at
         rng = np.random.default_rng([self._seed, _SPEED, index, task.number]) if machine.speed.jitter else None
         spent = machine.spend(task.budget, begins, rng)
         self._steps_reserved[index] += spent.steps
-        due = begins + spent.seconds + machine.link.upload_time(self._update_bytes)
+        upload = line.finish(begins + spent.seconds, link.upload_time(self._update_bytes), link.resumed)
+        due = upload.at
+        resent = _share(download.repeated, link.download_time(self._model_bytes)) * self._model_bytes
+        resent += _share(upload.repeated, link.upload_time(self._update_bytes)) * self._update_bytes
         version = task.based_on.version
         if version not in self._base_models:
             self._base_models[version] = self._keep(version, action.community_model)
@@ -316,14 +357,24 @@ class Simulator:
             task.rate,
             task.budget.batches_per_step,
         )
-        many = task.budget.batches_per_step
-        self._open[index] = _Arrival(index, task.number, version, task.rate, spent, ticket, many)
+        self._open[index] = _Arrival(
+            index,
+            task.number,
+            version,
+            task.rate,
+            spent,
+            ticket,
+            task.budget.batches_per_step,
+            download.cuts + upload.cuts,
+            round(resent),
+        )
         self._push(due, self._open[index])
 
     def _published(self, action: CommunityPublished) -> None:
         if self._evaluate and not self.finished and self._cadence.due(self.now):
             ticket = self._pool.evaluate(self.now, action.community_model, self._kept())
-            self._push(self.now, _Measurement(action.stamp.version, action.community_model, ticket), _EVALUATION)
+            # Before anything else that was due meanwhile: a resumed run measures the latest model again.
+            self._push(self._due, _Measurement(action.stamp.version, action.community_model, ticket), _EVALUATION)
 
     def _kept(self) -> dict[int, Memory] | None:
         """What each learner keeps for itself, where models are measured with it."""
@@ -407,7 +458,7 @@ class Simulator:
             if self.controller.community.uses_base:
                 self.controller.roster[self._machines[arrival.learner].name].base_model = bases[arrival.version]
             arrival.ticket = pool.train(
-                dues[id(arrival)],
+                dues.get(id(arrival), math.inf),  # or over a line that stays cut
                 arrival.learner,
                 self._base_models[arrival.version],
                 arrival.task,

@@ -76,6 +76,7 @@ def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bo
         errors.add(["training", "engine"], f"there is no engine '{name}'; {did_you_mean(name, ENGINES)}")
     _check_partition(config, errors)
     _check_learners(config, errors)
+    _check_faults(config, errors)
     processors = os.cpu_count() or 1
     if config.training.threads > processors and not elsewhere:
         errors.add(
@@ -195,13 +196,40 @@ def _check_learners(config: ExperimentConfig, errors: ConfigErrors) -> None:
 
 
 def _check_availability(availability: AvailabilityConfig, at: list[str | int], errors: ConfigErrors) -> None:
-    wanted = {"always": set[str](), "random": {"mean_present", "mean_away"}, "trace": {"file"}}[availability.kind]
-    for key in ("mean_present", "mean_away", "file"):
+    uses = {"random": {"mean_present", "mean_away"}, "daily": {"opens", "closes"}, "trace": {"file"}}
+    wanted = uses.get(availability.kind, set())
+    for key in ("mean_present", "mean_away", "opens", "closes", "day_seconds", "file"):
         given = getattr(availability, key) is not None
-        if given and key not in wanted:
+        if given and key not in wanted and (key != "day_seconds" or availability.kind != "daily"):
             errors.add([*at, key], f"is given, but kind = '{availability.kind}' does not use it")
         if not given and key in wanted:
             errors.add([*at, key], f"missing; kind = '{availability.kind}' needs it")
+    opens, closes = availability.opens, availability.closes
+    if opens is not None and closes is not None and opens % 24 == closes % 24:
+        errors.add([*at, "closes"], "is the same hour as opens; for learners that are always there leave both out")
+
+
+def _check_faults(config: ExperimentConfig, errors: ConfigErrors) -> None:
+    tables: list[tuple[list[str | int], Any, str]] = [
+        (["faults"], config.faults, "stall"),
+        (["faults"], config.faults, "restart"),
+    ]
+    for index, group in enumerate(config.learners):
+        tables.append((["learners", index, "network"], group.network, "cut"))
+    for at, table, kind in tables:
+        every, seconds = getattr(table, f"{kind}_every"), getattr(table, f"{kind}_seconds")
+        if (every is None) != (seconds is None):
+            missing, there = ("seconds", "every") if seconds is None else ("every", "seconds")
+            errors.add([*at, f"{kind}_{missing}"], f"missing; {kind}_{there} needs it")
+    faults = config.faults
+    if faults.restarts and faults.restart_every is not None:
+        errors.add(["faults", "restarts"], "is given together with restart_every; keep one of them")
+    ends = 0.0
+    for begins, seconds in faults.restarts:
+        if begins < ends or seconds <= 0:
+            errors.add(["faults", "restarts"], "must be in order of time, each after the one before and longer than 0")
+            break
+        ends = begins + seconds
 
 
 def _check_notify(notify: NotifyConfig | None, errors: ConfigErrors) -> None:

@@ -23,6 +23,7 @@ from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
 from metis.experiments.config.schema import (
     METRICS,
     ExperimentConfig,
+    FaultsConfig,
     LearnerGroup,
     Operation,
     PolicyConfig,
@@ -49,6 +50,7 @@ else:
 __all__ = [
     "METRICS",
     "ExperimentConfig",
+    "FaultsConfig",
     "LearnerGroup",
     "Operation",
     "PolicyConfig",

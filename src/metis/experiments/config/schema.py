@@ -23,6 +23,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Hour = Annotated[FiniteFloat, Field(ge=0, le=24)]
 
 NotifyEvent = Literal[
     "finished", "failed", "stopped", "away", "back", "quorum_lost", "quorum_regained", "disk_nearly_full", "disk_full",
@@ -120,11 +121,15 @@ class PartitionConfig(Table):
 class AvailabilityConfig(Table):
     """When the learners of a group are there."""
 
-    kind: Literal["always", "random", "trace"] = Field(
-        default="always", description="random: present and away for exponentially distributed times"
+    kind: Literal["always", "random", "daily", "trace"] = Field(
+        default="always",
+        description="random: present and away for exponentially distributed times; daily: from one hour to another",
     )
     mean_present: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
     mean_away: Positive | None = Field(default=None, description="seconds, for kind = 'random'")
+    opens: Hour | None = Field(default=None, description="hour of the day, for kind = 'daily'; a run begins at 0:00")
+    closes: Hour | None = Field(default=None, description="hour of the day; over midnight if it is before `opens`")
+    day_seconds: Positive | None = Field(default=None, description="length of a day, for kind = 'daily'; 86400")
     file: str | None = Field(
         default=None, description="CSV with columns leaves,back and optionally learner, for kind = 'trace'"
     )
@@ -138,6 +143,32 @@ class LinkConfig(Table):
         default=None, description="megabits a second; without it transfers take no time"
     )
     download_mbps: Positive | None = Field(default=None, description="megabits a second")
+    cut_every: Positive | None = Field(
+        default=None, description="mean seconds until the line is cut, for chance; needs cut_seconds"
+    )
+    cut_seconds: Positive | None = Field(default=None, description="mean seconds that a cut takes")
+    resumed: bool = Field(
+        default=True, description="whether a transfer that was cut goes on, as in a deployment, or begins again"
+    )
+
+
+class FaultsConfig(Table):
+    """What goes wrong at the controller of a simulation; a deployment ignores it."""
+
+    write_seconds: Seconds = Field(
+        default=0.0, description="that the disk takes for each update; updates wait for each other"
+    )
+    stall_every: Positive | None = Field(
+        default=None, description="mean seconds until the disk stalls; needs stall_seconds"
+    )
+    stall_seconds: Positive | None = Field(default=None, description="mean seconds that a stall takes")
+    restart_every: Positive | None = Field(
+        default=None, description="mean seconds until the controller goes down; needs restart_seconds"
+    )
+    restart_seconds: Positive | None = Field(default=None, description="mean seconds until it is back")
+    restarts: list[Annotated[list[NotNegative], Field(min_length=2, max_length=2)]] = Field(
+        default=[], description="[[second, seconds], ...]: when it goes down, and for how long"
+    )
 
 
 class PrivacyConfig(Table):
@@ -435,6 +466,7 @@ class ExperimentConfig(Table):
     stop: StopConfig = StopConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
+    faults: FaultsConfig = FaultsConfig()
     deployment: DeploymentConfig = DeploymentConfig()
 
     @property
