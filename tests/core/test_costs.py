@@ -416,7 +416,7 @@ def test_steps_claimed_by_an_invalid_update_do_not_count():
 
 
 def test_bytes_that_travel_again_are_charged() -> None:
-    """A transfer that was cut and began again counts with what had travelled before; an earlier moment has none of it."""
+    """A transfer that was cut and began again counts with what had travelled before, but not at an earlier moment."""
     costs = fold(ledger(), (0.0, joined("far")), (0.0, sent("far")))
     before = costs.moment(1.0)
     costs.record(5.0, replace(done("far", 10, 2.0), cuts=2, resent=700))
