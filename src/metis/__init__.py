@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Sample as Sample,
         ScheduledLambda as ScheduledLambda,
         ScheduledRate as ScheduledRate,
+        SecureSum as SecureSum,
         TrimmedMean as TrimmedMean,
     )
     from metis.core.model import (
@@ -158,6 +159,7 @@ _PUBLIC = {
         "Probe",
         "ProximalPull",
         "Sample",
+        "SecureSum",
         "ScheduledLambda",
         "ScheduledRate",
         "TrimmedMean",

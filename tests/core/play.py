@@ -22,7 +22,9 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     LocalTask,
+    RoundClosed,
     SendTask,
+    SumOpened,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
@@ -102,6 +104,7 @@ class Play:
             policy, initial_model, stop=stop, learners_expected=learners_expected or len(self.actors)
         )
         self.ledger = CostLedger(powers or {}, model().nbytes, policy.fills_the_period)
+        self.opens = True  # whether the sums of closed rounds become known at once
         self._agenda: Agenda[Event] = Agenda()
         for actor in self.actors.values():
             self.join(actor.name, at=0.0)
@@ -160,6 +163,9 @@ class Play:
                 outcome = actor.train(item.task, item.community_model)
                 if outcome is not None:
                     self.at(self.now + actor.transfer + outcome.seconds, outcome)
+            if isinstance(item, RoundClosed) and self.opens:
+                assert self.controller.secure is not None
+                self.at(self.now, SumOpened(item.version, item.learners, self.controller.secure.total()))
         return actions
 
     def run(self, max_events: int = 20_000) -> Play:

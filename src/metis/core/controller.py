@@ -13,6 +13,7 @@ from dataclasses import replace
 from metis.core.events import (
     Action,
     Budget,
+    CohortFixed,
     CommunityPublished,
     CommunityStamp,
     ControllerAway,
@@ -32,16 +33,19 @@ from metis.core.events import (
     Paused,
     Resumed,
     RolledBack,
+    RoundFailed,
     RoundMeasure,
     SendTask,
     SpeedChanged,
     StopRequested,
     StopRuleChanged,
+    SumOpened,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
     UpdateRequest,
 )
+from metis.core.masked import MaskedRounds
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Model, mixable_problem
 from metis.core.policy import Policy
@@ -55,7 +59,7 @@ from metis.errors import DefinitionError, UnexpectedEvent
 _CLOCK_STOOD = 1.0  # seconds of a task in which the controller's clock may have stood still unnoticed
 
 
-class Controller:
+class Controller(MaskedRounds):
     """Digests events, answers with actions; the same under virtual time and under the wall clock."""
 
     def __init__(
@@ -88,9 +92,9 @@ class Controller:
         self._answered: set[LearnerId] = set()  # who has answered a task of the open round
         self._tasks_sent = 0
         self._rounds_begun = 0
-        self._rollbacks = 0
         self.latest_rollback = 0  # the version under which it was published
         self._stagnation = Stagnation()
+        self._rollbacks = 0  # versions that repeat an earlier model
         self.measures: Mapping[int, RoundMeasure] = {}  # by version; for a replay without weights
 
     @property
@@ -139,6 +143,13 @@ class Controller:
                 return []
             case RolledBack():
                 actions += self._roll_back(event)
+            case CohortFixed():
+                self._fix_cohort(event)
+            case SumOpened():
+                actions += self._open(event, now)
+            case RoundFailed():
+                self._masked_round(event.version)
+                actions += self._begin_again(event.reason)
             case StopRequested():
                 pending = self._publish(now) if event.publish and not self.finished else []
                 return [*pending, *self._finish(event.reason)]
@@ -166,14 +177,14 @@ class Controller:
                     return self._finish(f"{self.stop.seconds:g} seconds have passed")
             case _:
                 raise TypeError(f"not an event: {event!r}")
-        if self.finished:
+        if self.finished or self.closed is not None:
             return actions
         expected = math.inf if self.learners_expected is None else self.learners_expected
         self.started = self.started or self.roster.available_count >= expected
         if self.started and not self.paused:
             if self.protocol.ready(self.roster, now):
                 actions += self._publish_and_assign(now)
-            elif not self.policy.chooses and (joining := self._joining(now)):
+            elif not self.policy.chooses and self.secure is None and (joining := self._joining(now)):
                 actions += self._assign(joining, self._moment(now))
             elif isinstance(event, DeadlinePassed) and self.protocol.deadline <= now:
                 # It would be woken at this moment for ever.
@@ -235,17 +246,21 @@ class Controller:
         # Late work is lost, but not what it shows about the learner's speed.
         time_before = record.note_timing(_credible(event, task, record, elapsed), overhead=elapsed - event.seconds)
         alarm = self._speed_alarm(record, time_before)
-        if not self.protocol.accepts_stale and task.based_on != self.community.stamp:
-            version = self.community.stamp.version
+        if not self.protocol.accepts_stale and (task.based_on != self.community.stamp or self.closed is not None):
+            version = self.community.stamp.version + (self.closed is not None)
             reason = f"late: it is based on community model {task.based_on.version}, rebase onto {version}"
             return [*self._refuse(record, task, "late", reason), *alarm]
         current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
         value = self.policy.contribution(event, record, task.based_on, current)
+        if self.secure is not None:  # fixed when the round began, before anybody trained
+            value = self.secure.values[event.learner]
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0
         record.note_step(event.steps, event.lengths)
         self.community.commit(event.learner, event.local_model, value, event.steps, base, record.examples)
+        if self.secure is not None:
+            self.secure.note_loss(event.learner, event.loss)
         return [UpdateCommitted(event.learner, task.number, value), *alarm]
 
     def _measured(self, event: Evaluated) -> str | None:
@@ -268,6 +283,7 @@ class Controller:
             raise UnexpectedEvent(f"there is no community model {event.version} yet; the latest is {stamp.version}")
         self._rollbacks += 1
         self._stagnation = Stagnation(version=stamp.version)
+        self.closed = None
         self.roster.void_tasks()
         for record in self.roster:
             self.store.remove(record.learner)
@@ -319,15 +335,24 @@ class Controller:
 
     def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
-        actions = self._publish(now)
+        if (secure := self.secure) is not None:
+            if secure.contributors >= secure.least:
+                return [self._close(secure)]
+            # No two rounds may be based on one version: what members have signed is bound to it.
+            actions = self._begin_again(secure.too_few()) if secure.values else []
+        else:
+            actions = self._publish(now)
         community = self.community
         spent = self.stop.spent(self.rounds, self.update_requests, community.committed_steps)
         if spent is not None:
             return [*actions, *self._finish(spent)]
+        if secure is not None and len(self.roster.waiting) < secure.fewest:
+            return actions  # until more are there
         self._rounds_begun += 1
         self._answered.clear()
         moment = self._moment(now)
-        measure = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
+        published = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
+        measure, self._round_measure = published or self._round_measure, None
         who = self.policy.choose(self.roster.waiting, moment)
         budgets = self.protocol.tasks(who, self.roster, moment, measure)
         begun = self.protocol.begun()
@@ -345,7 +370,10 @@ class Controller:
         actions: list[Action] = []
         community, now, rate = self.community, moment.seconds, self.policy.scale_rate(moment)
         limited = self.policy.limit(budgets, self.roster, moment)
-        for learner, budget in within_privacy(limited, self.roster, self._rounds_left(limited, now)).items():
+        limited = within_privacy(limited, self.roster, self._rounds_left(limited, now))
+        if (secure := self.secure) is not None:
+            secure.begin({learner: float(self.roster[learner].examples) for learner in limited})
+        for learner, budget in limited.items():
             task = LocalTask(self._tasks_sent, community.stamp, budget, rate)
             self._tasks_sent += 1
             self.roster.assign(learner, task, now, community.model if community.uses_base else None)

@@ -29,11 +29,13 @@ from metis.core.events import (
     MemberAdded,
     MemberRemoved,
     RolledBack,
+    RoundClosed,
     SendTask,
     TaskFailed,
     UpdateRefused,
     UpdateRequest,
 )
+from metis.core.mixing.secure import MessageBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,9 @@ class CostLedger:
                 self._counts[row] = counts._replace(steps=counts.steps - disbelieved, refused=counts.refused + 1)
                 self._refused += 1
                 self._steps -= disbelieved
+            case RoundClosed():
+                learners = len(item.learners)
+                self._resent += MessageBytes.of(item.members, learners).of_round(item.members, learners)
             case _:
                 pass
 

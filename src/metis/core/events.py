@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from metis.core.model import Model
 from metis.core.stop import StopRule
 
@@ -30,6 +33,9 @@ class RoundMeasure:
 
     progress: float  # ||w - w_c||: how far the mixture w lies from the community model, before any optimizer
     divergence: float  # (sum p_k ||w_k - w_c||^2)^(1/2): how far the local models spread around it
+    # Of masked rounds, where only their sums are known:
+    loss: float = math.nan  # weighted mean of the local losses
+    clamped: float = math.nan  # weighted mean share of the numbers that lay beyond the clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,31 @@ class MemberRemoved:
     withdraw: bool = False  # whether its contribution is taken out of the community model
 
 
+@dataclass(frozen=True, slots=True)
+class CohortFixed:
+    """These members of a masked round have agreed on keys; the others have no part in it."""
+
+    version: int  # of the community model that the round is based on
+    learners: tuple[LearnerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SumOpened:
+    """The masks of a closed round are off: this is the sum of its local models, and nothing else is known of them."""
+
+    version: int  # of the community model that the round is based on
+    learners: tuple[LearnerId, ...]  # whose models are in it; those that were caught lying are not
+    total: NDArray[np.uint8] | None = field(default=None, compare=False)  # in the ring; None: a replay without weights
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFailed:
+    """The sum of a masked round will never be known; the round begins again, from the same model."""
+
+    version: int
+    reason: str
+
+
 Event: TypeAlias = (
     LearnerJoined
     | LearnerLeft
@@ -209,6 +240,9 @@ Event: TypeAlias = (
     | StopRuleChanged
     | MemberAdded
     | MemberRemoved
+    | CohortFixed
+    | SumOpened
+    | RoundFailed
 )
 
 # --- actions --------------------------------------------------------------------------------
@@ -279,6 +313,23 @@ class SpeedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """The sum of exactly these learners' masked models is to be opened; later ones do not count."""
+
+    version: int  # of the community model that the round is based on
+    learners: tuple[LearnerId, ...]  # in ascending order
+    members: int  # that the round began with
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAbandoned:
+    """A masked round ended without a sum; the community model is published again under a new number."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The federation has ended."""
 
@@ -293,5 +344,7 @@ Action: TypeAlias = (
     | UpdateRefused
     | LearnerSetAside
     | SpeedChanged
+    | RoundClosed
+    | RoundAbandoned
     | Finish
 )

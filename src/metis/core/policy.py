@@ -8,9 +8,10 @@ from functools import reduce
 
 import numpy as np
 
-from metis.core.contribution import ContributionValue
+from metis.core.contribution import ContributionValue, dataset_size
 from metis.core.events import Budget, LearnerId
 from metis.core.layers.base import LAYERS, Layer, Need
+from metis.core.layers.secure_sum import SecureSum
 from metis.core.mixing import Community, Mixing, ModelStore
 from metis.core.mixing.community import averages_rounds, mixes_cohorts, weighs_learners
 from metis.core.model import Layout, Model
@@ -77,7 +78,11 @@ class Policy:
             "average": averages_rounds(self.mixing),
             "cohort": mixes_cohorts(self.mixing),
             "shares": weighs_learners(self.mixing),
+            "weights": self.contribution is dataset_size,
             "models": True,
+            "mixture": True,
+            "spread": True,
+            "everybody": True,
             "wire": True,
             "layout": True,
         }
@@ -154,7 +159,14 @@ class Policy:
 
     def update_bytes(self, layout: Layout) -> int | None:
         """Bytes of every update of this layout; None if models travel as they are."""
+        if self.secure_sum is not None:
+            return self.secure_sum.update_bytes(layout)
         return None if self.wire is None else self.wire.wire_bytes(layout)
+
+    @property
+    def secure_sum(self) -> SecureSum | None:
+        """The layer that masks updates, if the controller sees sums only."""
+        return next((layer for layer in self.layers if isinstance(layer, SecureSum)), None)
 
     @property
     def chooses(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from metis.core.events import (
     Action,
     Budget,
+    CohortFixed,
     CommunityPublished,
     CommunityStamp,
     ControllerAway,
@@ -33,11 +34,15 @@ from metis.core.events import (
     PeriodBegun,
     Resumed,
     RolledBack,
+    RoundAbandoned,
+    RoundClosed,
+    RoundFailed,
     RoundMeasure,
     SendTask,
     SpeedChanged,
     StopRequested,
     StopRuleChanged,
+    SumOpened,
     TaskFailed,
     UpdateCommitted,
     UpdateRefused,
@@ -66,6 +71,9 @@ _EVENTS: dict[str, type[Any]] = {
     "stop_rule_changed": StopRuleChanged,
     "member_added": MemberAdded,
     "member_removed": MemberRemoved,
+    "cohort_fixed": CohortFixed,
+    "sum_opened": SumOpened,
+    "round_failed": RoundFailed,
 }
 _ACTIONS: dict[str, type[Any]] = {
     "send_task": SendTask,
@@ -75,13 +83,16 @@ _ACTIONS: dict[str, type[Any]] = {
     "update_refused": UpdateRefused,
     "learner_set_aside": LearnerSetAside,
     "speed_changed": SpeedChanged,
+    "round_closed": RoundClosed,
+    "round_abandoned": RoundAbandoned,
     "finish": Finish,
 }
 _NAMES = {kind: ("event", name) for name, kind in _EVENTS.items()}
 _NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
-_FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure))
-_MODELS = ("local_model", "community_model")
+_OF_MASKED = ("loss", "clamped")  # recorded where it is known
+_FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure) if f.name not in _OF_MASKED)
+_MODELS = ("local_model", "community_model", "total")
 _END_OF_TIME = 1e15  # seconds; sums of later times would overflow
 
 
@@ -163,6 +174,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         elif name == "evaluated":
             rest["metrics"] = _metrics(rest["metrics"])
             rest["by_learner"] = {who: _metrics(own) for who, own in rest.get("by_learner", {}).items()}
+        elif name in ("cohort_fixed", "sum_opened"):
+            rest["learners"] = tuple(rest["learners"])
         elif name == "stop_rule_changed":
             rest["rule"] = stop_rule(rest["rule"])
     else:
@@ -179,6 +192,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         if name == "community_published":
             stamp = CommunityStamp(rest["version"], rest["steps"])
             return at, CommunityPublished(stamp, rest["contributors"], Model.empty(), recorded_measure(rest))
+        if name == "round_closed":
+            rest["learners"] = tuple(rest["learners"])
     return at, kind(**rest)
 
 
@@ -198,14 +213,16 @@ def _metrics(record: dict[str, Any]) -> dict[str, float]:
 
 def measure_record(measure: RoundMeasure) -> dict[str, float | None]:
     """What was measured in a round, as part of a record."""
-    return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE}
+    masked = {name: value for name in _OF_MASKED if math.isfinite(value := getattr(measure, name))}
+    return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE} | masked
 
 
 def recorded_measure(record: dict[str, Any]) -> RoundMeasure | None:
     """What `measure_record` put into a record; None if the round was not measured."""
     if "progress" not in record:
         return None
-    return RoundMeasure(*(math.nan if record[name] is None else record[name] for name in _FIELDS_OF_MEASURE))
+    masked = {name: record[name] for name in _OF_MASKED if name in record}
+    return RoundMeasure(*(math.nan if record[name] is None else record[name] for name in _FIELDS_OF_MEASURE), **masked)
 
 
 def measures_of(events: Iterable[tuple[float, Event | Action]]) -> dict[int, RoundMeasure]:
@@ -221,6 +238,8 @@ def without_weights(item: Event | Action) -> Event | Action:
             return replace(item, local_model=Model.empty())
         case SendTask() | CommunityPublished() | RolledBack():
             return replace(item, community_model=Model.empty())
+        case SumOpened():
+            return replace(item, total=None)
         case _:
             return item
 

@@ -24,8 +24,10 @@ from metis.core.events import (
     LearnerLeft,
     LearnerWithdrawn,
     RolledBack,
+    RoundClosed,
     SendTask,
     StopRuleChanged,
+    SumOpened,
     TaskFailed,
     UpdateRequest,
 )
@@ -109,6 +111,8 @@ def play(
         yield now, event
         for action in controller.handle(event, now):
             yield now, action
+            if isinstance(action, RoundClosed):
+                agenda.add(now, SumOpened(action.version, action.learners))
             answer = work(action, now) if isinstance(action, SendTask) else None
             if answer is not None:
                 agenda.add(answer.at, answer.event, answer.rank)
@@ -127,6 +131,8 @@ def _possible(controller: Controller, event: Event) -> bool:
         case LearnerLeft() | LearnerWithdrawn():
             record = controller.roster.get(event.learner)
             return record is not None and record.present
+        case SumOpened():
+            return controller.closed is not None and controller.closed.version == event.version
         case RolledBack():
             return event.version <= controller.community.stamp.version
         case _:

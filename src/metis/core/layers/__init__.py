@@ -24,6 +24,7 @@ from metis.core.layers.robust import (
 )
 from metis.core.layers.sample import Sample
 from metis.core.layers.scheduled_lambda import ScheduledLambda
+from metis.core.layers.secure_sum import SecureSum
 from metis.core.layers.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from metis.core.layers.share import LargestShare
 from metis.core.layers.shortest_period import ShortestPeriod
@@ -61,6 +62,7 @@ __all__ = [
     "Sample",
     "ScheduledLambda",
     "ScheduledRate",
+    "SecureSum",
     "ServerOptimizer",
     "ShortestPeriod",
     "TrimmedMean",

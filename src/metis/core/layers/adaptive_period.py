@@ -20,6 +20,7 @@ from metis.core.layers.base import Layer
 from metis.core.layers.scheduled_lambda import paced_label
 from metis.core.layers.wrapper import Wrapper
 from metis.core.mixing import Community, Mixing, ModelStore
+from metis.core.mixing.secure import SecureAverage
 from metis.core.model import Model
 from metis.core.protocols.pacing import Pace, TimedLearner, of_most
 from metis.core.schedules import Moment
@@ -37,7 +38,7 @@ class AdaptivePeriod(
     order=20,
     needs={
         "period": "chooses the periods of semi-synchronous training; {policy} has none",
-        "models": "measures how well local models agree, which nobody can under {other}",
+        "spread": "measures how well local models agree, which nobody can under {other}",
     },
     takes={"period"},
 ):
@@ -86,7 +87,12 @@ class AdaptivePeriod(
         return protocol.paced(self)
 
     def wrap(self, mixing: Mixing) -> Mixing:
-        return lambda model, store: Measured(mixing(model, store))
+        def measured(model: Model, store: ModelStore) -> Community:
+            community = mixing(model, store)
+            # Masked rounds are measured by their sums.
+            return community if isinstance(community, SecureAverage) else Measured(community)
+
+        return measured
 
     def start(self) -> Pace:
         return _Adaptive(self)

@@ -33,7 +33,13 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 #   average  rounds are mixed by a plain average models  the controller sees each local model
 #   shares   each learner's model has a weight    wire    how an update is encoded
 #   layout   which tensors a model has           cohort  several local models are mixed at a time
-Need: TypeAlias = Literal["rounds", "period", "bound", "average", "cohort", "shares", "models", "wire", "layout"]
+#   mixture  what models are mixed to is seen    spread  how far local models went is known
+#   weights  what a model counts is known before it is trained
+#   everybody  all who are present take part
+Need: TypeAlias = Literal[
+    "rounds", "period", "bound", "average", "cohort", "shares", "models", "wire", "layout", "mixture", "spread",
+    "weights", "everybody",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Sample(
     key="sample",
     order=5,
     needs={"rounds": "is drawn for each round, and {policy} has none; sync_fedavg and semisync_fedavg do"},
+    takes={"everybody"},
 ):
     """A sample of the learners, drawn for each round; beyond the paper.
 

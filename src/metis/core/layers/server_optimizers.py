@@ -28,7 +28,7 @@ Block: TypeAlias = NDArray[np.float64]
 
 
 class ServerOptimizer(
-    Layer, ABC, needs={"models": "makes steps from what the mixing proposes, which it cannot see under {other}"}
+    Layer, ABC, needs={"mixture": "makes steps from what the mixing proposes, which it cannot see under {other}"}
 ):
     """Settings and arithmetic of an optimizer; the state is an argument."""
 

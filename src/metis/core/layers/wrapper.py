@@ -12,6 +12,13 @@ from metis.core.mixing import Community, ModelStore
 from metis.core.model import Model
 
 
+def innermost(community: Community) -> Community:
+    """The mixing that everything else is wrapped around."""
+    while isinstance(community, Wrapper):
+        community = community.inside
+    return community
+
+
 class Wrapper:
     """Passes everything on to the community inside; a subclass overrides what it changes."""
 

@@ -1,0 +1,85 @@
+"""The part of the controller that deals with masked rounds: closed, opened, or begun again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from metis.core.events import (
+    Action,
+    CohortFixed,
+    CommunityPublished,
+    CommunityStamp,
+    RoundAbandoned,
+    RoundClosed,
+    RoundMeasure,
+    SumOpened,
+)
+from metis.core.layers.wrapper import innermost
+from metis.core.mixing import Community
+from metis.core.mixing.secure import SecureAverage
+from metis.core.roster import Roster
+from metis.errors import UnexpectedEvent
+
+
+class MaskedRounds(ABC):
+    """What a controller does where local models are masked; where they are not, nothing."""
+
+    community: Community
+    roster: Roster
+    finished: bool
+    _rollbacks: int  # versions that repeat an earlier model
+    closed: RoundClosed | None = None  # the round whose sum is being opened
+    _round_measure: RoundMeasure | None = None  # of a round that nobody has begun the next one after
+
+    @abstractmethod
+    def _publish(self, now: float) -> list[Action]: ...
+
+    @property
+    def secure(self) -> SecureAverage | None:
+        """The mixing, if it sees sums of local models only."""
+        mixing = innermost(self.community)
+        return mixing if isinstance(mixing, SecureAverage) else None
+
+    def _close(self, secure: SecureAverage) -> RoundClosed:
+        """From now on the round is exactly these learners, whoever is late or leaves."""
+        secure.close()
+        self.closed = RoundClosed(self.community.stamp.version, secure.learners, len(secure.values))
+        return self.closed
+
+    def _masked_round(self, version: int) -> SecureAverage:
+        secure = self.secure
+        if secure is None or not secure.values or self.community.stamp.version != version or self.finished:
+            raise UnexpectedEvent(f"no masked round on community model {version} is open")
+        return secure
+
+    def _fix_cohort(self, event: CohortFixed) -> None:
+        secure = self._masked_round(event.version)
+        if self.closed is not None or secure.fixed or not set(event.learners) <= secure.values.keys():
+            raise UnexpectedEvent(f"the members of the round on community model {event.version} are fixed already")
+        for learner in secure.values.keys() - set(event.learners):
+            if self.roster[learner].task is not None:
+                self.roster.close_task(learner)
+        secure.fix(event.learners)
+
+    def _open(self, event: SumOpened, now: float) -> list[Action]:
+        secure = self._masked_round(event.version)
+        if self.closed is None or not set(event.learners) <= set(self.closed.learners):
+            raise UnexpectedEvent(f"the round on community model {event.version} is not closed, or without these")
+        secure.open(event.learners, event.total)
+        self.closed = None
+        actions = self._publish(now)
+        self._round_measure = next(
+            (action.measure for action in actions if isinstance(action, CommunityPublished)), None
+        )
+        return actions
+
+    def _begin_again(self, reason: str) -> list[Action]:
+        """The same model under a new number: what was committed to its round can never be opened."""
+        stamp, community = self.community.stamp, self.community
+        self.closed = None
+        self._rollbacks += 1
+        self.roster.void_tasks()
+        if self.secure is not None:
+            self.secure.clear()
+        community.continue_from(CommunityStamp(stamp.version + 1, community.committed_steps))
+        return [RoundAbandoned(stamp.version, reason), CommunityPublished(community.stamp, 0, community.model)]

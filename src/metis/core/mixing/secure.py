@@ -1,0 +1,208 @@
+"""The weighted average of a round from the sum of its local models in a ring (`ring.py`), and from nothing else.
+
+The sum is exact, whatever the order, so a simulation, which adds the local models themselves, and a deployment, which
+adds them under masks that cancel, end in the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.arithmetic import squared_distance
+from metis.core.events import LearnerId, RoundMeasure
+from metis.core.mixing.community import Published
+from metis.core.mixing.store import ModelStore, stored_models
+from metis.core.model import Model
+from metis.core.ring import Body, Opened, Ring
+from metis.core.secure_sum import FEWEST, max_colluders, min_learners, threshold
+
+if TYPE_CHECKING:
+    from metis.core.layers.secure_sum import SecureSum
+
+
+def scalars(local: Model, base: Model, loss: float) -> tuple[float, float, float]:
+    """What is summed besides the model: loss, ||delta||^2 and ||delta||; round measures are made of these."""
+    square = squared_distance(local.vector, base.vector, base.vector.size)
+    return loss if math.isfinite(loss) else 0.0, square, math.sqrt(square)
+
+
+class MessageBytes(NamedTuple):
+    """Sizes of what travels besides models in one round, for each member; near enough for costs."""
+
+    key: int
+    opening: int
+    tail: int  # of an upload
+    statement: int
+    vote: int
+    request: int
+    answer: int
+
+    @staticmethod
+    def of(members: int, learners: int) -> MessageBytes:
+        """In a round of so many members whose sum has so many learners' models."""
+        box = 32 * members + 33
+        votes = threshold(members) * 230
+        return MessageBytes(
+            key=800,
+            opening=300 + 860 * members,
+            tail=300 + members * (box + 74),
+            statement=60 + 60 * learners,
+            vote=230,
+            request=150 + votes + learners * (box + 97),
+            answer=230 + learners * (32 * members + 5),
+        )
+
+    def of_round(self, members: int, learners: int) -> int:
+        """Bytes of all of them together."""
+        return members * (sum(self) - self.tail) + learners * self.tail
+
+
+def fewest_members(colluders: int) -> int:
+    """The smallest cohort that tolerates so many colluders and one member that drops out."""
+    members = FEWEST + 1
+    while max_colluders(members) < colluders:
+        members += 1
+    return members
+
+
+class SecureAverage(Published):
+    """Weighted average of a round whose local models nobody sees; it is published when its sum is opened."""
+
+    averages_rounds = True
+
+    def __init__(self, initial_model: Model, store: ModelStore, settings: SecureSum) -> None:
+        super().__init__(initial_model)
+        self._store, self._settings = store, settings
+        self.values: Mapping[LearnerId, float] = {}  # p_k of the members of the open round; none: it has not begun
+        self._losses: dict[LearnerId, float] = {}  # of those that have handed in a model; NaN where it is not known
+        self.fixed = False  # whether the members have agreed on keys, where they need any
+        self._closed = False
+        self._total: Body | None = None
+        self._opened = False
+
+    @property
+    def fewest(self) -> int:
+        """Members without which no round is begun."""
+        return fewest_members(self._settings.colluders)
+
+    @property
+    def least(self) -> int:
+        """Local models without which no sum is opened."""
+        return min_learners(self._settings.colluders)
+
+    @property
+    def contributors(self) -> int:
+        return len(self._losses)
+
+    @property
+    def learners(self) -> tuple[LearnerId, ...]:
+        """Who has handed in a model, in ascending order."""
+        return tuple(sorted(self._losses))
+
+    @property
+    def ring(self) -> Ring:
+        """Of the open round."""
+        return Ring(self._settings.bits, len(self.values), self._settings.clip)
+
+    def begin(self, weights: Mapping[LearnerId, float]) -> None:
+        """A round of these members begins; before it, what each counts is known."""
+        equal = self._settings.weights == "equal"
+        self.values = {learner: 1.0 if equal else weights[learner] for learner in sorted(weights)}
+
+    def fix(self, learners: Collection[LearnerId]) -> None:
+        """Only these members take part."""
+        self.values, self.fixed = {learner: p for learner, p in self.values.items() if learner in learners}, True
+
+    def too_few(self) -> str:
+        return f"{self.contributors} of {len(self.values)} members handed in a model, and a sum needs {self.least}"
+
+    def commit(
+        self,
+        learner: LearnerId,
+        local_model: Model,
+        value: float,
+        steps: int,
+        base: Model | None = None,
+        examples: int = 1,
+    ) -> None:
+        self._store.put(learner, local_model.vector)
+        self._losses[learner] = math.nan
+        self.committed_steps += steps
+
+    def note_loss(self, learner: LearnerId, loss: float) -> None:
+        """It is known where nothing is masked."""
+        self._losses[learner] = loss
+
+    def withdraw(self, learner: LearnerId) -> None:
+        if not self._closed:  # what is closed is opened as it is, or never
+            self._losses.pop(learner, None)
+            self._store.remove(learner)
+
+    def close(self) -> None:
+        """The sum will be that of exactly these learners."""
+        self._closed = True
+
+    def total(self) -> Body:
+        """The sum of the local models themselves, where nothing is masked."""
+        ring, base, most = self.ring, self.model, max(self.values.values())
+        total = ring.total(base.layout)
+        for learner in self.learners:
+            local = base.with_vector(np.asarray(self._store.get(learner)[:]))
+            numbers = scalars(local, base, self._losses[learner])
+            ring.add(total, ring.quantize(local, base, self.values[learner], most, numbers).body, base.layout)
+        return total
+
+    def mean(self, total: Body) -> Opened:
+        """What the sum of the closed round says; Refused if it cannot be that sum."""
+        weights = {learner: self.values[learner] for learner in self.learners}
+        return self.ring.mean(total, self.model, weights, max(self.values.values()))
+
+    def fits(self, total: Body, learners: Collection[LearnerId]) -> bool:
+        """Whether the first number of a sum is the public sum of these learners' weights."""
+        most, nothing = max(self.values.values()), Model.empty()
+        bodies = (self.ring.quantize(nothing, nothing, self.values[learner], most, (0.0,) * 3) for learner in learners)
+        head = self.ring.sum((body.body for body in bodies), nothing.layout)
+        return bytes(head[:8]) == bytes(total[:8])
+
+    def open(self, learners: Collection[LearnerId], total: Body | None) -> None:
+        """The sum of these learners' models is known; None where only the sequence of events matters."""
+        for learner in self.learners:
+            if learner not in learners:
+                del self._losses[learner]
+                self._store.remove(learner)
+        self._opened, self._total = True, total
+
+    def publish(self, seconds: float = 0.0) -> bool:
+        if not self._opened:
+            return False
+        before, self.measure = self.model, None
+        if self._total is None:
+            self._stamp_new(before.vector)
+        else:
+            opened = self.mean(self._total)
+            self._stamp_new(opened.vector)
+            progress = squared_distance(self.model.vector, before.vector, before.vector.size)
+            loss, spread, _ = opened.scalars
+            self.measure = RoundMeasure(math.sqrt(progress), math.sqrt(max(0.0, spread)), loss, opened.clamped)
+        self.clear()
+        return True
+
+    def clear(self) -> None:
+        """Nothing of the round is needed any more."""
+        for learner in self._losses:
+            self._store.remove(learner)
+        self._losses, self.values, self._total = {}, {}, None
+        self._opened = self._closed = self.fixed = False
+
+    def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
+        return stored_models(self._store, self._losses) if local_models else {}
+
+    def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
+        self.model, self._store = model, store
+        for learner in self._losses:
+            self._store.put(learner, arrays[f"local/{learner}"])
