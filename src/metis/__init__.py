@@ -54,7 +54,9 @@ if TYPE_CHECKING:
         Model as Model,
     )
     from metis.core.policies import (
+        alone as alone,
         async_fedavg as async_fedavg,
+        centralized as centralized,
         fedasync as fedasync,
         fedbuff as fedbuff,
         fedrec as fedrec,
@@ -88,10 +90,6 @@ if TYPE_CHECKING:
     )
     from metis.errors import (
         MetisError as MetisError,
-    )
-    from metis.experiments.baselines import (
-        alone as alone,
-        centralized as centralized,
     )
     from metis.experiments.federation import (
         Federation as Federation,
@@ -166,7 +164,9 @@ _PUBLIC = {
     ),
     "metis.core.model": ("Model",),
     "metis.core.policies": (
+        "alone",
         "async_fedavg",
+        "centralized",
         "fedasync",
         "fedbuff",
         "fedrec",
@@ -197,10 +197,6 @@ _PUBLIC = {
         "load_dataset",
     ),
     "metis.errors": ("MetisError",),
-    "metis.experiments.baselines": (
-        "alone",
-        "centralized",
-    ),
     "metis.experiments.federation": (
         "Federation",
         "SimulatedLearner",

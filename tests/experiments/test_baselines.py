@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import metis
+from cli.test_app import FILE, TWO, metis as command
 from metis.data.flamby import load_flamby
+from metis.data.partition import alike
 from metis.errors import ConfigError, DataError
+from metis.experiments.config.load import resolve_config
+from metis.experiments.deploy import check_deployment
 from metis.learning.torch.flamby import concordance, cox_loss
 from simulation.federations import lively
 
@@ -30,6 +36,76 @@ def test_baselines_are_compared_with_policies() -> None:
     own = {learner.name: len(learner.indices) for learner in federation.learners}
     assert [(info.name, info.examples) for info in comparison.runs[2].setting.learners] == [("site-2", own["site-2"])]
     assert len({run.history[0].metrics["loss"] for run in comparison.runs[::2]}) == 1  # the same initial model
+
+
+def test_baselines_of_a_file_are_rows_of_its_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the distribution over learners, where each has test examples of its own, also of one that trains alone."""
+    monkeypatch.chdir(tmp_path)
+    policies = '[[policy]]\nname = "centralized"\n[[policy]]\nname = "alone"\nlearner = "slow-1"\n' + TWO
+    Path("all.toml").write_text(FILE.format(policies=policies) + '[partition]\ntest = "own"\n', encoding="utf-8")
+    result = command("compare", "all.toml", "--out", "c")
+    assert result.exit_code == 0, result.output
+    assert "at learners" in result.stdout and "deviation" in result.stdout
+    document = json.loads(Path("c/comparison.json").read_text("utf-8"))
+    assert [row["label"] for row in document["rows"]] == ["Centralized", "Alone (slow-1)", "Sync", "FedRec"]
+    for row in document["rows"]:
+        found = row["at_learners"]
+        assert found["learners"] == 3 and found["worst"] <= found["median"] <= found["best"]
+    assert "at the worst (" in Path("c/report.html").read_text("utf-8")
+    assert metis.Run.load("c/centralized").setting.learners[0].name == "everybody"
+    rows = metis.Run.load("c/sync").learners_to_records()
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"name": "alone", "learner": "cpu-9"}, "policy.learner: there is no learner 'cpu-9'"),
+        ({"name": "centralized", "learner": "cpu-1"}, "policy.learner: "),
+        ({"name": "alone", "local_epochs": 0}, "policy.local_epochs: is 0, must be greater than 0"),
+    ],
+)
+def test_wrong_baselines_of_a_file_are_refused(policy: dict[str, Any], words: str) -> None:
+    content = {
+        "learners": [{"name": "cpu", "count": 2, "batch_size": 10, "time_per_batch": 1.0}],
+        "policy": policy,
+        "stop": {"rounds": 1},
+    }
+    with pytest.raises(ConfigError) as refusal:
+        resolve_config(content, "x.toml")
+    assert words in str(refusal.value)
+
+
+def test_a_baseline_is_not_deployed_planned_or_replayed() -> None:
+    """One sentence each."""
+    content = {
+        "learners": [{"name": "cpu", "count": 2, "batch_size": 10, "time_per_batch": 1.0}],
+        "policy": {"name": "centralized"},
+        "stop": {"rounds": 1},
+    }
+    with pytest.raises(ConfigError, match="'centralized' is a baseline, which only simulations have"):
+        check_deployment(resolve_config(content, "x.toml"))
+
+
+def test_test_examples_are_divided_like_the_training_examples() -> None:
+    """Each goes to one learner that holds training examples of its class; of a regression, of the nearest target."""
+    rng = np.random.default_rng(3)
+    targets, others = np.repeat([0, 1, 2], 40), np.repeat([0, 1, 2], 30)
+    parts = [np.arange(0, 40), np.arange(40, 100), np.arange(100, 120)]
+    found = alike(parts, targets, others, rng)
+    assert sorted(np.concatenate(found).tolist()) == list(range(90))
+    assert set(others[found[0]]) == {0} and set(others[found[1]]) == {1, 2} and set(others[found[2]]) == {2}
+    assert len(found[0]) == 30
+    near = alike(
+        [np.array([0, 1]), np.array([2, 3])], np.array([0.0, 1.0, 9.0, 10.0]), np.array([0.4, 9.6, -5, 99]), rng
+    )
+    assert [part.tolist() for part in near] == [[0, 2], [1, 3]]
+
+
+def test_the_largest_learner_trains_alone_unless_one_is_named() -> None:
+    federation = metis.Federation.from_dataset("digits", sizes="power_law", **SMALL)  # type: ignore[arg-type]
+    run = federation.simulate(metis.alone(), rounds=1)
+    assert [info.examples for info in run.setting.learners] == [max(len(one.indices) for one in federation.learners)]
 
 
 def test_a_learner_that_is_not_there_cannot_train_alone() -> None:

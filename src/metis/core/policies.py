@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal, get_args
 
@@ -16,7 +17,7 @@ from metis.core.contribution import (
 )
 from metis.core.layers import AcceptLate, Cap, FedAvgM, Layer, MeasuredPace, MessageBudget, Probe, ProximalPull
 from metis.core.mixing import Buffered, CachedAverage, DifferenceAverage, FullPass, Interpolation
-from metis.core.policy import POLICIES, Policy
+from metis.core.policy import POLICIES, Baseline, Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
 from metis.core.protocols.asynchronous import LocalEpochs
 from metis.core.protocols.semi_synchronous import (
@@ -35,7 +36,9 @@ from metis.registry import Setting, check_setting, parameters_of
 __all__ = [
     "POLICIES",
     "Policy",
+    "alone",
     "async_fedavg",
+    "centralized",
     "fedasync",
     "fedbuff",
     "fedrec",
@@ -155,3 +158,24 @@ def fedbuff(
     mixing = partial(Buffered, buffer_size=buffer_size, server_learning_rate=server_learning_rate)
     label = f"FedBuff (K={buffer_size})"
     return Policy("fedbuff", Asynchronous(local_epochs), version_staleness, mixing, label=label)
+
+
+# --- baselines ------------------------------------------------------------------------------------
+
+
+@POLICIES.register("centralized")
+def centralized(local_epochs: LocalEpochs = 1.0) -> Policy:
+    """Baseline: all data in one place, on the fastest machine, a model after every `local_epochs`; simulated only."""
+    baseline = Baseline(pooled=True)
+    return replace(sync_fedavg(local_epochs), name="centralized", label="Centralized", baseline=baseline)
+
+
+@POLICIES.register("alone")
+def alone(
+    learner: Annotated[str | None, Setting("who trains; without it the learner with the most examples")] = None,
+    local_epochs: LocalEpochs = 1.0,
+) -> Policy:
+    """Baseline: one learner without the others, a model after every `local_epochs`; simulated only."""
+    baseline = Baseline(learner=learner)
+    label = f"Alone ({learner or 'largest'})"
+    return replace(sync_fedavg(local_epochs), name="alone", label=label, baseline=baseline)

@@ -24,6 +24,14 @@ from metis.registry import Registry
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """Nobody is federated: one learner trains, with the data of all or with its own."""
+
+    pooled: bool = False
+    learner: LearnerId | None = None  # whose data and machine; None: that with the most examples
+
+
+@dataclass(frozen=True)
 class Policy:
     """Three independent choices and a tuple of layers, which are kept in ascending order."""
 
@@ -34,6 +42,7 @@ class Policy:
     layers: tuple[Layer, ...] = ()
     label: str = ""  # how tables and legends call it
     defaults: frozenset[str] = frozenset()  # keys of layers that give way to others of the same key
+    baseline: Baseline | None = None  # of simulations only: what a federation is compared with
 
     def __post_init__(self) -> None:
         self._check_parts()
@@ -195,4 +204,4 @@ class Policy:
 
 POLICIES: Registry[Callable[..., Policy]] = Registry("policy", "metis.policies")
 
-__all__ = ["LAYERS", "POLICIES", "Policy"]
+__all__ = ["LAYERS", "POLICIES", "Baseline", "Policy"]

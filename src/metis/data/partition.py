@@ -387,3 +387,21 @@ def _check_numbers(sizes: Sequence[int], counts: Counts, numbers: Sequence[int])
             f"{learners} learners x {number_range(numbers)} classes = {slots} slots cannot all be filled: "
             f"{int(counts.sum())} examples in {classes} classes fill at most {room}"
         )
+
+
+def alike(
+    parts: Sequence[NDArray[np.int64]], targets: NDArray[Any], others: NDArray[Any], rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Divide other examples as these are: each goes to the holder of one with its target, or the nearest, at random."""
+    holder = np.full(len(targets), -1, np.int64)
+    for index, part in enumerate(parts):
+        holder[part] = index
+    held = np.flatnonzero(holder >= 0)
+    order = held[np.lexsort((rng.permutation(len(held)), targets[held]))]
+    known = targets[order]
+    first, last = (np.searchsorted(known, others, side) for side in ("left", "right"))
+    # Of equal targets any; where there are none, the neighbours on both sides.
+    low = np.where(first < last, first, np.maximum(first - 1, 0))
+    high = np.where(first < last, last, np.minimum(last + 1, len(known)))
+    owner = holder[order[rng.integers(low, high)]]
+    return [np.flatnonzero(owner == index) for index in range(len(parts))]

@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metis.core.policies import sync_fedavg
-from metis.core.policy import Policy
+from metis.core.policy import Baseline
 from metis.errors import ConfigError
 
 if TYPE_CHECKING:
-    from metis.experiments.federation import Federation
+    from metis.experiments.federation import Federation, SimulatedLearner
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A policy of one learner, and who that is: the one with this name, or somebody who holds everything."""
-
-    policy: Policy
-    learner: str | None
-
-    @property
-    def label(self) -> str:
-        return self.policy.label
-
-    def of(self, federation: Federation) -> Federation:
-        """The federation of this one learner; same network, start, solver, seed and test examples."""
+def federation_of_one(federation: Federation, baseline: Baseline) -> Federation:
+    """The federation of the one learner that trains; same network, start, solver, seed and test examples."""
+    other = copy.copy(federation)
+    if baseline.pooled:
         fastest = min(federation.learners, key=lambda learner: learner.speed.time_per_batch)
-        if self.learner is None:
-            indices = np.sort(np.concatenate([learner.indices for learner in federation.learners]))
-            only = replace(fastest, name="everybody", indices=indices)
-        else:
-            found = [learner for learner in federation.learners if learner.name == self.learner]
-            if not found:
-                names = ", ".join(learner.name for learner in federation.learners)
-                raise ConfigError(f"there is no learner '{self.learner}' to train alone; the learners are {names}")
-            only = found[0]
-        other = copy.copy(federation)
-        other.learners = (only,)
-        if federation.class_counts is not None:
-            rows = [index for index, own in enumerate(federation.learners) if self.learner in (None, own.name)]
-            other.class_counts = federation.class_counts[rows].sum(axis=0, keepdims=True)
-        return other
+        indices = np.sort(np.concatenate([learner.indices for learner in federation.learners]))
+        only = replace(fastest, name="everybody", indices=indices, test=None)
+    else:
+        only = _learner(federation, baseline.learner)
+    other.learners, other.own_sites = (only,), federation.sites
+    if federation.class_counts is not None:
+        rows = [index for index, own in enumerate(federation.learners) if baseline.pooled or own is only]
+        other.class_counts = federation.class_counts[rows].sum(axis=0, keepdims=True)
+    return other
 
 
-def centralized(local_epochs: float = 1.0) -> Baseline:
-    """All data in one place, on the fastest machine; evaluated after every `local_epochs`."""
-    return Baseline(replace(sync_fedavg(local_epochs), label="Centralized"), None)
-
-
-def alone(learner: str, local_epochs: float = 1.0) -> Baseline:
-    """One learner without the others; evaluated after every `local_epochs`."""
-    return Baseline(replace(sync_fedavg(local_epochs), label=f"Alone ({learner})"), learner)
+def _learner(federation: Federation, name: str | None) -> SimulatedLearner:
+    if name is None:
+        return max(federation.learners, key=lambda learner: len(learner.indices))
+    found = [learner for learner in federation.learners if learner.name == name]
+    if not found:
+        names = ", ".join(learner.name for learner in federation.learners)
+        raise ConfigError(f"there is no learner '{name}' to train alone; the learners are {names}")
+    return found[0]

@@ -64,6 +64,7 @@ def _row(run: Run) -> dict[str, Any]:
         "compression_error": run.compression_error,
         "final": run.final_metric,
         "best": run.best_metric,
+        "at_learners": None if run.at_learners is None else run.at_learners.to_json(),
         "finish_reason": run.finish_reason,
         "wall_seconds": run.wall_seconds,
         "community_sha256": run.community_model.sha256(),

@@ -18,7 +18,7 @@ from metis.experiments.config.load import ExperimentConfig, LearnerGroup
 from metis.experiments.learners import check_traces
 
 # Random streams, so that asking for fewer examples does not change how the rest is divided.
-_SUBSET, _PARTITION, _VALIDATION = 11, 12, 13
+_SUBSET, _PARTITION, _VALIDATION, _TEST = 11, 12, 13, 14
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     except DataError as problem:
         raise DataError(f"partition: {problem}") from None
     check_traces([(assignment.name, assignment.group) for assignment in assignments])
+    if config.partition.test == "own":
+        rng = np.random.default_rng([config.seed, _TEST])
+        parts = divisions.alike([one.indices for one in assignments], dataset.y_train, dataset.y_test, rng)
+        assignments = tuple(replace(one, test=part) for one, part in zip(assignments, parts, strict=True))
     return Division(dataset, assignments, validation)
 
 

@@ -16,7 +16,7 @@ from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError
 from metis.experiments.build import versions
 from metis.experiments.compare import differences
-from metis.experiments.compose import build_policy
+from metis.experiments.compose import build_policy, compose
 from metis.experiments.config.errors import RENAMED
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.config.schema import StopConfig
@@ -103,6 +103,8 @@ def _renamed(begun: Any) -> Any:
 def check_deployment(config: ExperimentConfig) -> None:
     """Refuse a file that no controller could run, before anything is built."""
     make_settings(config)
+    if all(compose(policy).baseline is not None for policy in config.policy):
+        raise ConfigError(f"policy: '{config.policy[0].name}' is a baseline, which only simulations have")
     for group in config.learners:
         for name in group.learner_names:
             try:

@@ -22,8 +22,8 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.at_learners import AtLearners, at_learners
-from metis.experiments.baselines import Baseline
+from metis.experiments.at_learners import at_learners
+from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
@@ -32,6 +32,7 @@ from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_exampl
 from metis.learning.engine import METRICS, measured, trainable_of
 from metis.privacy.records import Privacy
 from metis.runs import display
+from metis.runs.at_learners import AtLearners
 from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
@@ -217,6 +218,7 @@ class Federation:
             self.test, self.validation = self.validation, None
         self.threads = threads
         self.learners = tuple(learners)
+        self.own_sites: dict[LearnerId, NDArray[np.int64]] | None = None  # of a federation of one: those of all
         self.solver = solver
         self.augment = augment
         self.seed = seed
@@ -375,19 +377,21 @@ class Federation:
         policy, solver = policy.for_solver(solver or self.solver)
         _check_solver(self.engine, policy, solver)
         check_privacy(self.engine, self.learners, policy)
+        who = self if policy.baseline is None else federation_of_one(self, policy.baseline)
         return Session(
-            self,
+            who,
             policy,
             stop,
             goal,
             None if out is None else Path(out),
             Workplace(
                 self.engine,
-                self._learners(solver, policy.learner_layers),
+                who._learners(solver, policy.learner_layers),
                 self.test,
                 policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
-                _test_of_each(self),
+                _test_of_each(who),
                 self.validation,
+                self.sites,
             ),
             pool_settings=pool_settings,
             disk=store == "disk",
@@ -398,7 +402,7 @@ class Federation:
 
     def compare(
         self,
-        policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline],
+        policies: Sequence[Policy] | Mapping[str, Policy],
         *,
         seeds: int | Sequence[int] = 1,
         workers: int | None = None,
@@ -408,7 +412,7 @@ class Federation:
         """Run several policies on this data from the same start, and return a `metis.Comparison` of them.
 
         - `policies`: a list, or a dict whose keys are the names in tables and figures; also the baselines
-          `metis.centralized()` and `metis.alone("site-1")`.
+          `metis.centralized()`, all data in one place, and `metis.alone("site-1")`, one learner without the others.
         - `seeds`: how many, from the federation's on, or which; all chance comes from them.
         - `workers`: runs at the same time, each in its own process; without it one for each processor.
         - `out`: a directory for all runs. Finished ones are not repeated: the same call continues a cut one.
@@ -437,6 +441,7 @@ class Federation:
         train_examples: int | None = None,
         test_examples: int | None = None,
         validation: float | None = None,
+        own_tests: bool = False,
     ) -> Federation:
         """A data set by name, divided over learners, with a network: everything but the policy.
 
@@ -452,12 +457,19 @@ class Federation:
         - `solver`: how learners train; without it `metis.MomentumSGD(learning_rate=0.05, momentum=0.75)`.
         - `seed`: of all chance, also of the division; `compare(seeds=...)` divides again for each seed.
         - `train_examples`, `test_examples`: use only so many, drawn at random.
+        - `own_tests`: whether the test examples are divided too, like the training examples: `Run.at_learners`.
         - `validation`: the share of the training examples that is held out to choose the best model by.
         """
         given = {name: value for name, value in locals().items() if name not in ("cls", "dataset")}
         federation = named_federation(dataset, **given)
         federation._again = lambda other: cls.from_dataset(dataset, **{**given, "seed": other})
         return federation
+
+    @property
+    def sites(self) -> dict[LearnerId, NDArray[np.int64]]:
+        """Which test examples are whose, of the learners that have any of their own."""
+        own = {one.name: np.asarray(one.test, np.int64) for one in self.learners if one.test is not None}
+        return {name: test for name, test in own.items() if len(test)} if self.own_sites is None else self.own_sites
 
     def evaluate_at_learners(self, model: Model) -> AtLearners:
         """What a model is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""

@@ -30,6 +30,7 @@ def named_federation(
     train_examples: int | None,
     test_examples: int | None,
     validation: float | None,
+    own_tests: bool,
     **partition: Any,
 ) -> Federation:
     """The federation; the arguments are those of `Federation.from_dataset`."""
@@ -54,7 +55,12 @@ def named_federation(
             "test_examples": test_examples,
             "validation": validation,
         },
-        "partition": {"sizes": "explicit" if listed else sizes, "explicit": listed, **partition},
+        "partition": {
+            "sizes": "explicit" if listed else sizes,
+            "explicit": listed,
+            "test": "own" if own_tests else "shared",
+            **partition,
+        },
         "learners": _groups(learners, list(speeds), batch_size, named=sizes != "natural"),
         "network": {"name": network, **(network_options or {})} if named else {"name": "logistic"},
         "policy": {"name": "sync_fedavg"},

@@ -150,6 +150,7 @@ class Session:
             "way of evaluating": (
                 self._evaluate_every,
                 *(None if held is None else len(held) for held in (federation.test, federation.validation)),
+                {name: hashlib.sha256(own.data).hexdigest() for name, own in federation.sites.items()},
             ),
             "faults of the controller": federation.faults,
         }

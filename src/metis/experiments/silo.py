@@ -85,6 +85,7 @@ def learner_silo(
 ) -> TrainingSilo:
     """What the learner of this name trains with: its own site file, or its share of the built-in data set."""
     from metis.learning import Learner
+    from metis.learning.engine import SomeExamples
 
     evaluation: Examples | None = None
     if site_file is None:
@@ -94,6 +95,9 @@ def learner_silo(
         if name not in assignments:
             raise ConfigError(f"the experiment has no learner '{name}'; {did_you_mean(name, assignments)}")
         group, examples, indices = assignments[name].group, setup.train, assignments[name].indices
+        own = assignments[name].test
+        if own is not None and len(own) and setup.test is not None:
+            evaluation = SomeExamples(setup.test, own)
     else:
         site = load_site(site_file)
         config = settled(config, site)

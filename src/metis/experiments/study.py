@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from metis.core.policy import Policy
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.baselines import Baseline
 from metis.experiments.config.load import slug
 from metis.experiments.processes import can_fork, processors, run_in_processes
 from metis.experiments.sweep import seeds_from
@@ -30,21 +29,14 @@ COMPARISON = "comparison.json"
 class _Planned:
     """One run of a comparison and the name of its directory."""
 
-    entry: Policy | Baseline
+    policy: Policy
     seed: int
     name: str
-
-    @property
-    def policy(self) -> Policy:
-        return self.entry.policy if isinstance(self.entry, Baseline) else self.entry
-
-    def of(self, federation: Federation) -> Federation:
-        return self.entry.of(federation) if isinstance(self.entry, Baseline) else federation
 
 
 def compare_policies(
     federation: Federation,
-    policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline],
+    policies: Sequence[Policy] | Mapping[str, Policy],
     seeds: int | Sequence[int],
     workers: int | None,
     out: str | Path | None,
@@ -66,13 +58,13 @@ def compare_policies(
     return runs
 
 
-def _named(policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baseline]) -> list[Policy | Baseline]:
+def _named(policies: Sequence[Policy] | Mapping[str, Policy]) -> list[Policy]:
     given = list(policies.values()) if isinstance(policies, Mapping) else list(policies)
     for entry in given:
-        if not isinstance(entry, (Policy, Baseline)):
+        if not isinstance(entry, Policy):
             raise ConfigError(f"policies must be policies such as metis.fedrec(), not {entry!r}")
     if isinstance(policies, Mapping):
-        given = [_labelled(entry, label) for label, entry in policies.items()]
+        given = [replace(entry, label=label) for label, entry in policies.items()]
     if not given:
         raise ConfigError("a comparison needs at least one policy")
     names = [slug(entry.label) for entry in given]
@@ -84,13 +76,7 @@ def _named(policies: Sequence[Policy | Baseline] | Mapping[str, Policy | Baselin
     return given
 
 
-def _labelled(entry: Policy | Baseline, label: str) -> Policy | Baseline:
-    if isinstance(entry, Baseline):
-        return replace(entry, policy=replace(entry.policy, label=label))
-    return replace(entry, label=label)
-
-
-def _planned(entries: Sequence[Policy | Baseline], seeds: Sequence[int]) -> list[_Planned]:
+def _planned(entries: Sequence[Policy], seeds: Sequence[int]) -> list[_Planned]:
     return [
         _Planned(entry, seed, f"{slug(entry.label)}/seed-{seed}" if len(seeds) > 1 else slug(entry.label))
         for entry in entries
@@ -102,9 +88,7 @@ def _run(
     federation: Federation, plan: Sequence[_Planned], folder: Path, workers: int | None, options: Mapping[str, Any]
 ) -> list[Run]:
     by_seed = {seed: federation.with_seed(seed) for seed in dict.fromkeys(planned.seed for planned in plan)}
-    identities = {
-        planned.name: _identity(planned.of(by_seed[planned.seed]), planned.policy, options) for planned in plan
-    }
+    identities = {planned.name: _identity(by_seed[planned.seed], planned.policy, options) for planned in plan}
     _check(folder, identities)
     seeds = list(by_seed)
     document = {
@@ -124,7 +108,7 @@ def _run(
 
     def work(planned: _Planned) -> Callable[[Callable[[], None]], None]:
         def run(alive: Callable[[], None]) -> None:
-            made = planned.of(by_seed[planned.seed]).simulate(
+            made = by_seed[planned.seed].simulate(
                 planned.policy,
                 out=folder / planned.name,
                 resume=(folder / planned.name / CHECKPOINT).exists(),

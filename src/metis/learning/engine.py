@@ -30,6 +30,19 @@ class Examples(Protocol):
         """The examples of these indices, in this order."""
 
 
+class SomeExamples:
+    """Some of the examples."""
+
+    def __init__(self, examples: Examples, indices: NDArray[np.int64]) -> None:
+        self._examples, self._indices = examples, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        return self._examples.batch(self._indices[indices])
+
+
 @dataclass(frozen=True)
 class Trained:
     """A local model and what it took to train it."""

@@ -26,7 +26,7 @@ from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError, UnexpectedEvent
-from metis.experiments.compose import build_policy
+from metis.experiments.compose import build_policy, compose
 from metis.experiments.config.load import ExperimentConfig, did_you_mean, load_config, read_toml, resolve_config
 from metis.experiments.learners import build_power
 from metis.planning.advice import names
@@ -143,6 +143,8 @@ def policies_named(recording: Recording, wanted: str | None, changes: Sequence[s
     except ConfigError as problem:
         raise ConfigError(str(problem).replace("--set policy.", "")) from None  # as the user wrote it
     for policy in resolved.policy:
+        if compose(policy).baseline is not None:
+            raise ConfigError(f"{policy.label} cannot be replayed: it is a baseline, in which one learner trains")
         if "adaptive" in policy.layers:
             raise ConfigError(
                 f"{policy.label} cannot be replayed: it chooses its periods from the models, which are not recorded; "

@@ -195,6 +195,9 @@ def _policies(
 ) -> list[PolicyConfig]:
     """The policies asked for, else one of each kind, the file's own where it has one; sorted by kind, each lambda."""
     given = [_named(config, source, name) for name in wanted] if wanted else list(config.policy)
+    given = [policy for policy in given if compose(policy).baseline is None]  # federated with nobody
+    if wanted and not given:
+        raise ConfigError(f"{wanted[0]} is a baseline, whose costs are not those of a federation")
     if not wanted:
         kinds = {_kind(policy) for policy in given}
         given += [PolicyConfig(name=name) for name in _DEFAULTS if _kind(PolicyConfig(name=name)) not in kinds]

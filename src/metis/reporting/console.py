@@ -52,7 +52,9 @@ def comparison_table(comparison: Mapping[str, Any], width: int | None = None) ->
     title = "Costs at the end of the budget"
     if target is not None:
         title = f"Costs until {target['metric']} {target['value']:g}"
-    legend = Text(f"\n{_legend(comparison)}", style="dim")
+    legend: Text | Group = Text(f"\n{_legend(comparison)}", style="dim")
+    if any(row.get("at_learners") for row in comparison["rows"]):
+        legend = Group(legend, "", _learners_table(comparison))
     worked = [*_WORK, *(_BYTES if comparison.get("compressed") else ())]
     whole = _cost_table(comparison, title, [*worked, *_ENERGY], with_metric=True)
     if width is None or Console(width=1000).measure(whole).maximum <= width:
@@ -90,6 +92,19 @@ def _cost_table(comparison: Mapping[str, Any], title: str, columns: _Columns, *,
         if with_metric:
             cells.append(Text(f"{metric(row['final'], 3)}\n{metric(row['best'], 3)}"))
         table.add_row(*cells)
+    return table
+
+
+def _learners_table(comparison: Mapping[str, Any]) -> Table:
+    """What the last model of each policy is worth at the learners, on their own test examples."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(f"{comparison['metric']} at learners", overflow="fold")
+    for heading in ("worst", "median", "best", "deviation"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison["rows"]:
+        if (found := row.get("at_learners")) is not None:
+            worst, best = (Text(f"{metric(found[one], 3)} {found[f'{one}_learner']}") for one in ("worst", "best"))
+            table.add_row(str(row["label"]), worst, metric(found["median"], 3), best, metric(found["deviation"], 3))
     return table
 
 

@@ -104,6 +104,7 @@ def findings(runs: list[Run], names: list[str]) -> list[str]:
             sentences.append(f"{listed(missed)} did not reach {goal} before the run ended.")
         if len(runs) == 1:
             sentences.append(_ending(runs[0], names[0]))
+    sentences += [_at_learners(run, name) for run, name in zip(runs, names, strict=True) if run.at_learners is not None]
     waiting = [(figures.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
     most, least = max(waiting)[0], min(waiting)[0]
     if len(runs) > 1 and most - least > 0.01:
@@ -128,6 +129,17 @@ def _faults(run: Run, name: str) -> str:
         parts.append(f"transfers were cut {plural(faults['cuts'], 'time')}{again}")
     share = percent(figures.shares(run.costs)["transfer"])
     return f"Under {name} {' and '.join(parts)}; transfers took {share} of the time."
+
+
+def _at_learners(run: Run, name: str) -> str:
+    found = run.at_learners
+    assert found is not None
+    (low, last), (high, first) = found.worst, found.best
+    return (
+        f"{name} at {plural(len(found.ranked), 'learner')}: {found.metric} {metric(low)} at the worst ({last}), "
+        f"{metric(found.median)} in the middle, {metric(high)} at the best ({first}); standard deviation "
+        f"{metric(found.deviation)}."
+    )
 
 
 def _parallel_time(costs: Costs) -> float:

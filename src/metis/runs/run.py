@@ -14,6 +14,7 @@ from metis.core.events import Action, Event, LearnerSetAside, UpdateRefused
 from metis.core.model import Model
 from metis.errors import ConfigError, DataError, needs_package
 from metis.runs import display
+from metis.runs.at_learners import AtLearners
 from metis.runs.folds import HistoryPoint, RunFold, Span, timeline
 from metis.runs.setting import Setting
 from metis.runs.storage import load_model, save_model
@@ -137,6 +138,16 @@ class Run:
             self._best = load_model(self.folder / BEST)
         return self._best
 
+    @property
+    def at_learners(self) -> AtLearners | None:
+        """What the last measured model is worth at each learner; None where learners have no test examples."""
+        found = AtLearners(
+            {learner: metrics for learner, (_, metrics) in self._fold.by_learner.items()},
+            self.setting.metric,
+            self.setting.higher_is_better,
+        )
+        return found if found.ranked else None
+
     def spans(self) -> list[Span]:
         """What every learner did when, without gaps from joining to the end."""
         return timeline(self.events)
@@ -189,6 +200,7 @@ class Run:
     def learners_to_records(self) -> list[dict[str, Any]]:
         """One plain row per learner: its examples, how it spent its time, its energy."""
         known = {learner.name: learner for learner in self.setting.learners}
+        measured = self._fold.by_learner
         rows = []
         for name, costs in self.costs.by_learner.items():
             learner = known.get(name)
@@ -209,6 +221,7 @@ class Run:
                     "energy_equation": costs.energy.equation,
                     "energy_active": costs.energy.active,
                     "energy_idle_charged": costs.energy.idle_charged,
+                    **(measured[name][1] if name in measured else {}),
                 }
             )
         return rows

@@ -47,7 +47,7 @@ from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
 from metis.simulation.loop import Agenda
 from metis.simulation.outages import ControllerFaults, Outages
-from metis.simulation.pools.local import Fetch, Pool, Ticket
+from metis.simulation.pools.local import Fetch, Measured, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
 
 # Random streams besides those of the learners' batches.
@@ -99,7 +99,7 @@ class _Arrival:
 class _Measurement:
     version: int
     model: Model
-    ticket: Ticket[dict[str, float]]
+    ticket: Ticket[Measured]
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class Simulator:
                 self._arrive(occurrence, result)
             case _Measurement():
                 self._last_evaluated = occurrence.version
-                self._handle(Evaluated(occurrence.version, result))
+                self._handle(Evaluated(occurrence.version, *result))
                 self._keep_best(occurrence.version, occurrence.model)
             case _Opening():
                 self._opening = None
@@ -422,8 +422,8 @@ class Simulator:
         """Evaluate what is published, outside the heap: at the start and at the end."""
         community = self.controller.community
         self._last_evaluated = community.stamp.version
-        metrics = self._pool.evaluate(self.now, community.model, self._kept()).result()
-        self._record(self.now, Evaluated(community.stamp.version, metrics))
+        measured = self._pool.evaluate(self.now, community.model, self._kept()).result()
+        self._record(self.now, Evaluated(community.stamp.version, *measured))
         self._keep_best(community.stamp.version, community.model)
 
     def _keep_best(self, version: int, model: Model) -> None:

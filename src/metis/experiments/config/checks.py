@@ -289,6 +289,10 @@ def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
         with _reported(errors, path):
             policy = POLICIES[table.name](**table.parameters).with_layers(*layers)
             policy.start_community(Model.empty(), MemoryStore())
+            alone = None if policy.baseline is None else policy.baseline.learner
+            everybody = [name for group in config.learners for name in group.learner_names]
+            if alone is not None and config.partition.sizes != "natural" and alone not in everybody:
+                errors.add([*path, "learner"], f"there is no learner '{alone}'; {did_you_mean(alone, everybody)}")
             if errors.about("training"):
                 continue
             solver = None

@@ -112,6 +112,10 @@ class PartitionConfig(Table):
         default=None, description="x of Non-IID(x), or one for each learner; the shards of each for 'shards'"
     )
     alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
+    test: Literal["shared", "own"] = Field(
+        default="shared",
+        description="own: the test examples are divided too, like the training examples, and measured at each learner",
+    )
     assignment: Literal["alternate", "in_order"] = Field(
         default="alternate",
         description="largest share to the first group, next to the second, and so on; or group by group",

@@ -9,7 +9,7 @@ from metis.core.layers import Memory
 from metis.core.model import Model
 from metis.errors import InternalError
 from metis.learning import Trained, kind_of
-from metis.simulation.pools.local import Fetch, Memories, RealPool, Ticket, Workplace
+from metis.simulation.pools.local import Fetch, Measured, Memories, RealPool, Ticket, Workplace
 
 
 class BatchedPool:
@@ -40,7 +40,7 @@ class BatchedPool:
         self._waiting.setdefault((kind, model, rate), []).append(share)
         return share
 
-    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[Measured]:
         return self._pool.evaluate(due, model, memories)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from metis.core.layers import Memory
 from metis.core.model import Model
 from metis.learning import Trained
-from metis.simulation.pools.local import Known, Ticket
+from metis.simulation.pools.local import Known, Measured, Ticket
 
 
 class DryPool:
@@ -24,8 +24,8 @@ class DryPool:
     ) -> Ticket[Trained]:
         return Known(Trained(Model.empty(), steps, 0.0))
 
-    def evaluate(self, due: float, model: object, memories: object = None) -> Ticket[dict[str, float]]:
-        return Known({})
+    def evaluate(self, due: float, model: object, memories: object = None) -> Ticket[Measured]:
+        return Known(({}, {}))
 
     def close(self) -> None:
         pass

@@ -17,21 +17,24 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.events import LearnerId
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.learning import Engine, Examples, Learner, Trained, train_batched
+from metis.learning.engine import SomeExamples
 from metis.runs.folds import VALIDATION
 from metis.simulation.pools.settings import PoolSettings
 
 Memories: TypeAlias = Mapping[int, Memory]
+Measured: TypeAlias = tuple[dict[str, float], dict[LearnerId, dict[str, float]]]  # all examples; at each learner
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -46,6 +49,7 @@ class Workplace:
     layout: Layout | None = None  # of what travels, if it is not the engine's
     test_of_each: Sequence[NDArray[np.int64]] = ()  # of each learner, where the engine keeps parts for itself
     validation: Examples | None = None
+    sites: Mapping[LearnerId, NDArray[np.int64]] = field(default_factory=dict)  # the test examples of some learners
 
     def train_batched(
         self, model: Model, learners: Sequence[int], tasks: Sequence[int], steps: int, rate: float
@@ -88,8 +92,20 @@ class Workplace:
                 f"{who.batch_size}: {type(problem).__name__}: {problem}"
             ) from problem
 
-    def evaluate(self, model: Model, memories: Memories | None = None) -> dict[str, float]:
+    def evaluate(self, model: Model, memories: Memories | None = None) -> Measured:
         """On the held-out examples; those of each learner with what it keeps for itself, if memories are given."""
+        return self._together(model, memories), self._at_learners(model, memories)
+
+    def _at_learners(self, model: Model, memories: Memories | None) -> dict[LearnerId, dict[str, float]]:
+        index = {learner.name: number for number, learner in enumerate(self.learners)}
+        found = {}
+        for name, own in self.sites.items():
+            assert self.test is not None
+            memory = None if memories is None else memories.get(index.get(name, -1), {})
+            found[name] = self.engine.evaluate(model.network, SomeExamples(self.test, own), memory)
+        return found
+
+    def _together(self, model: Model, memories: Memories | None) -> dict[str, float]:
         held = {"test": self.test, "validation": self.validation}
         if self.test is None:
             raise InternalError("there are no held-out examples to evaluate on")
@@ -147,7 +163,7 @@ class Pool(Protocol):
 
     def evaluate(
         self, due: float, model: Model, memories: Memories | None = None
-    ) -> Ticket[dict[str, float]]: ...  # memories, by learner, only if the engine keeps parts for itself
+    ) -> Ticket[Measured]: ...  # memories, by learner, only if the engine keeps parts for itself
 
     def close(self) -> None: ...
 
@@ -206,7 +222,7 @@ class InlinePool:
     ) -> Ticket[list[Trained | Exception]]:
         return _Deferred(self._workplace, "train_batched", model, (learners, tasks, steps, rate))
 
-    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[Measured]:
         return _Deferred(self._workplace, "evaluate", lambda: model, (memories,))
 
     def close(self) -> None:
@@ -258,7 +274,7 @@ class WorkerPool:
     ) -> Ticket[list[Trained | Exception]]:
         return self._submit(Job(self, due, "train_batched", model, (learners, tasks, steps, rate)))
 
-    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: Model, memories: Memories | None = None) -> Ticket[Measured]:
         return self._submit(Job(self, due, "evaluate", lambda: model, (memories,)))
 
     def take(self, job: Job[Any]) -> Any:

@@ -9,7 +9,7 @@ from metis.core.layers import Memory
 from metis.core.model import Model
 from metis.errors import Diverged, InternalError
 from metis.learning import Trained
-from metis.simulation.pools.local import Fetch, Known, Ticket
+from metis.simulation.pools.local import Fetch, Known, Measured, Ticket
 
 _BEYOND = InternalError("the recorded events end before this result")
 
@@ -19,12 +19,12 @@ class RecordedPool:
 
     def __init__(self, events: Iterable[tuple[float, Event | Action]]) -> None:
         self._updates: dict[int, UpdateRequest | TaskFailed] = {}
-        self._metrics: dict[int, dict[str, float]] = {}
+        self._metrics: dict[int, Measured] = {}
         for _, item in events:
             if isinstance(item, (UpdateRequest, TaskFailed)):
                 self._updates[item.task] = item
             elif isinstance(item, Evaluated):
-                self._metrics[item.version] = item.metrics
+                self._metrics[item.version] = (item.metrics, item.by_learner)
 
     def train(
         self,
@@ -45,7 +45,7 @@ class RecordedPool:
             case _:
                 return Known(_BEYOND)
 
-    def evaluate(self, due: float, model: Model, memories: object = None) -> Ticket[dict[str, float]]:
+    def evaluate(self, due: float, model: Model, memories: object = None) -> Ticket[Measured]:
         # The simulator asks in the order of versions, and the controller's model carries no weights here,
         # so the version is the number of evaluations asked for before among those recorded.
         version = next(iter(self._metrics), None)
