@@ -147,6 +147,21 @@ def test_a_compressed_update_is_what_travels_and_its_error_is_reported(
         assert 0 < done["compression_error"] < 1
 
 
+def test_a_site_with_another_frozen_part_is_refused(trainer: Trainer, site: Path) -> None:
+    """Its layout fits, because a frozen part does not travel; the digest of the others comes with the settings."""
+    changed = settings(site)
+    changed["experiment"]["training"]["parameters"] = {"frozen": ["0.*"]}
+    own = trainer.prepare(site, settings=changed)["done"]["frozen"]
+    assert len(own) == 64
+    assert "done" in trainer.prepare(site, settings={**changed, "frozen": own})
+    refused = trainer.prepare(site, settings={**changed, "frozen": "0" * 64})
+    assert refused["kind"] == "network_differs"
+    assert refused["failed"] == (
+        f"the frozen part of the network here has the digest {own[:12]}, the federation's 000000000000; load the same "
+        "base model as the other sites"
+    )
+
+
 def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> None:
     """Sizes, the layout and what is measured."""
     silo = build_silo(settings(site), site, "zurich", 1)
@@ -154,7 +169,7 @@ def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> N
     assert done == {
         "examples": 40, "batch_size": 10, "evaluation_examples": 20, "fingerprint": silo.engine.layout.fingerprint,
         "layout": silo.engine.layout.to_json(), "metric": "accuracy", "higher_is_better": True, "seed": 1990,
-        "metrics": ["accuracy", "loss"],
+        "metrics": ["accuracy", "loss"], "validation_examples": 0, "frozen": "",
     }  # fmt: skip
 
 

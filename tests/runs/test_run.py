@@ -90,6 +90,7 @@ def test_the_setting_is_there_before_the_first_event(saved: tuple[Run, Path], tm
     assert Setting.from_summary(json.loads((out / "setting.json").read_text("utf-8"))) == run.setting
 
 
+@pytest.mark.filterwarnings("ignore:dtype is")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_networks_of_other_dtypes_come_back(dtype: str, tmp_path: Path) -> None:
     """The mixture is float32, and so is what is saved of narrower networks."""

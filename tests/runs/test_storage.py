@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 from metis.core.mixing import CachedAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import DataError
-from metis.runs.storage import DiskStore, load_arrays, load_model, save_arrays, save_model, warm_start
+from metis.experiments.start import started_from
+from metis.runs.storage import DiskStore, load_arrays, load_model, save_arrays, save_model
 
 LAYOUT = Layout(
     (
@@ -255,10 +256,10 @@ def test_a_model_starts_with_the_weights_of_a_file(tmp_path: Path) -> None:
     save_model(tmp_path / "community.safetensors", saved)
     save_file(dict(saved.tensors()), tmp_path / "theirs.safetensors")
     for name in ("community", "theirs"):
-        started = warm_start(tmp_path / f"{name}.safetensors", model(1, NETWORK))
+        started = started_from(tmp_path / f"{name}.safetensors", model(1, NETWORK))
         assert started.sha256() == saved.sha256()
     extended = Layout((*NETWORK.tensors[:2], TensorSpec("c/weight", (3, 2), role="control"), NETWORK.tensors[2]))
-    started = warm_start(tmp_path / "theirs.safetensors", model(1, extended))
+    started = started_from(tmp_path / "theirs.safetensors", model(1, extended))
     assert started.network.sha256() == saved.sha256()
     assert (started.control == model(1, extended).control).all()
 
@@ -280,12 +281,12 @@ def test_a_file_that_does_not_fit_is_refused_by_its_first_difference(
     arrays = {name: array for name, array in ({**model(3, NETWORK).tensors(), **change}).items() if array is not None}
     save_file(arrays, tmp_path / "other.safetensors")
     with pytest.raises(DataError, match=re.escape(sentence)):
-        warm_start(tmp_path / "other.safetensors", model(1, NETWORK))
+        started_from(tmp_path / "other.safetensors", model(1, NETWORK))
 
 
 def test_a_file_that_is_not_there_or_not_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
-        warm_start(tmp_path / "none.safetensors", model(1, NETWORK))
+        started_from(tmp_path / "none.safetensors", model(1, NETWORK))
     (tmp_path / "notes.safetensors").write_text("lambda = 2")
     with pytest.raises(DataError, match="cannot be read as a safetensors file"):
-        warm_start(tmp_path / "notes.safetensors", model(1, NETWORK))
+        started_from(tmp_path / "notes.safetensors", model(1, NETWORK))

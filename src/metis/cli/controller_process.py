@@ -45,12 +45,12 @@ from metis.experiments.deploy import (
     make_plan,
     settings_document,
 )
+from metis.experiments.start import started_from
 from metis.kernels import use_all_processors
 from metis.net import host_and_port, is_loopback
 from metis.reporting.console import RunProgress
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
-from metis.runs.storage import warm_start
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
@@ -189,7 +189,7 @@ async def _serve(
         initial = initial_model(state, facts["initial"], layout)
         plan = make_plan(
             config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()), facts["experiment"],
-            bool(facts.get("validation_examples")),
+            bool(facts.get("validation_examples")), facts.get("frozen", ""),
         )  # fmt: skip
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)
@@ -258,7 +258,7 @@ async def _begin(
     layout = Layout.from_json(prepared["layout"])
     model = read_model(out, layout)
     if config.training.initial_model is not None:
-        model = warm_start(Path(config.training.initial_model), model)
+        model = started_from(config.training.initial_model, model)
         report("info", f"starting from {config.training.initial_model}, sha256 {model.network.sha256()}")
     blob = state.put_blob(model_parts(model))
     out.unlink()
@@ -271,6 +271,7 @@ async def _begin(
         "higher_is_better": prepared["higher_is_better"],
         "evaluation_examples": prepared["evaluation_examples"],
         "validation_examples": prepared.get("validation_examples", 0),
+        "frozen": prepared.get("frozen", ""),
     }
     state.begin(facts)
     return facts

@@ -111,6 +111,10 @@ def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: S
             f"a simulation asks {Path(config.site.file).name} for the data of all {config.learner_count} sites on this "
             "machine; where data may not leave a site, have it return made-up data of the same shapes"
         )
+    if config.training.dtype in ("float16", "bfloat16") and not quiet:
+        from metis.learning.engine import LOSSY
+
+        note(LOSSY)
     overridden = [change.partition("=")[0].strip() for change in changes]
     return build_federation(config, source=source, division=division, overridden=overridden)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from metis.core.layers import MeasuredPace, ShortestPeriod
@@ -61,12 +62,12 @@ def settings_document(config: ExperimentConfig) -> dict[str, Any]:
     return {"experiment": document, "policy": 0}
 
 
-def _settings_of_added(config: ExperimentConfig, name: str) -> dict[str, Any]:
+def _settings_of_added(config: ExperimentConfig, name: str, frozen: str = "") -> dict[str, Any]:
     """For a learner that the file does not name: it trains like those of the first group."""
     document = settings_document(config)
     experiment = document["experiment"]
     experiment["learners"] = [{**experiment["learners"][0], "name": name, "names": [name], "count": 1}]
-    return document
+    return document | ({"frozen": frozen} if frozen else {})
 
 
 def check_same_run(config: ExperimentConfig, begun: Mapping[str, Any]) -> None:
@@ -153,6 +154,7 @@ def make_plan(
     metrics: Iterable[str] = (),
     begun: Mapping[str, Any] | None = None,
     validated: bool = False,  # the controller has validation examples
+    frozen: str = "",  # digest of what neither is trained nor travels
 ) -> FederationPlan:
     """Everything that the controller needs to run; `config` has one policy, `begun` is the file as it was at first."""
     (chosen,) = config.policy
@@ -178,7 +180,7 @@ def make_plan(
         "versions": versions(),  # the controller's
     }
     if config.training.initial_model is not None:
-        facts |= initial_fact(config.training.initial_model, initial_model)
+        facts |= initial_fact(Path(config.training.initial_model).name, initial_model)
     setting = Setting.of(
         policy,
         initial_model,
@@ -191,12 +193,14 @@ def make_plan(
         facts=facts,
     )
     make = make_core(policy, began_with, terms, config.run.refusals_allowed)
-    settings = json.dumps(settings_document(config))
+    settings = json.dumps(settings_document(config) | ({"frozen": frozen} if frozen else {}))
     reported = tuple(sorted({"loss", metric, *metrics}))
     caps = {name: group.max_examples for group in config.learners for name in group.learner_names}
     limits = {name: cap for name, cap in caps.items() if cap is not None}
     return FederationPlan(
         make, initial_model, settings, setting, members, terms, policy.wire, reported, limits,
         began_with=began_with, stop=rule,
-        settings_of_added=None if config.site is None else lambda name: json.dumps(_settings_of_added(config, name)),
+        settings_of_added=None
+        if config.site is None
+        else lambda name: json.dumps(_settings_of_added(config, name, frozen)),
     )  # fmt: skip

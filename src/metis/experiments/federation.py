@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,16 +28,17 @@ from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
+from metis.experiments.start import Start, name_of, started_from
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
-from metis.learning.engine import METRICS, measured, trainable_of
+from metis.learning.engine import LOSSY, METRICS, measured, trainable_of
 from metis.privacy.records import Privacy
 from metis.runs import display
 from metis.runs.at_learners import AtLearners
 from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
-from metis.runs.storage import initial_fact, warm_start
+from metis.runs.storage import initial_fact
 from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
@@ -92,6 +94,8 @@ def _torch_engine(
         raise ArgumentError("network is missing; give a function that makes a torch module, or an engine", "network")
     if given["metrics"] is None:
         given["metrics"] = measured(task, metric if metric in METRICS[task] else None) if task in METRICS else None
+    if given["dtype"] in ("float16", "bfloat16"):
+        warnings.warn(f"dtype is '{given['dtype']}': {LOSSY}", UserWarning, stacklevel=4)
     return TorchEngine(
         task=task, threads=threads, **{name: value for name, value in given.items() if value is not None}
     )
@@ -127,6 +131,7 @@ def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
 
 
 def _setting_of(federation: Federation, policy: Policy, target: Target | None, travels: Model) -> Setting:
+    start = federation._start
     learners = [
         LearnerInfo(
             setup.name,
@@ -147,7 +152,7 @@ def _setting_of(federation: Federation, policy: Policy, target: Target | None, t
         higher_is_better=federation.higher_is_better,
         target=target,
         class_names=federation.class_names,
-        facts=federation.facts | ({} if federation._start is None else initial_fact(federation._start, travels)),
+        facts=federation.facts | ({} if start is None else initial_fact(name_of(start), travels)),
     )
 
 
@@ -161,7 +166,8 @@ class Federation:
     name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
     of a step's gradient, `accumulate` the batches of a step. `parameters` says which are `federated`, `local` or
     `frozen`, by patterns or a function of the name. An `engine` takes the place of all that concerns the network and
-    how it is trained and measured. Runs begin with the weights of the safetensors file `initial_model`, if given.
+    how it is trained and measured. Runs begin with the weights of `initial_model`, if given: a safetensors file, a
+    state dict that torch has saved, a folder of Hugging Face, a state dict, or a module.
     """
 
     def __init__(
@@ -183,7 +189,7 @@ class Federation:
         augment: Augmentation | None = None,
         device: str | None = None,
         dtype: str | None = None,
-        precision: Literal["float32", "bf16", "fp16", "auto"] | None = None,
+        precision: Literal["float32", "tf32", "bf16", "fp16", "auto"] | None = None,
         threads: int = 1,
         buffers: Literal["average", "local"] | None = None,
         clip_norm: float | None = None,
@@ -194,7 +200,7 @@ class Federation:
         class_names: Sequence[str] = (),
         facts: dict[str, Any] | None = None,
         engine: Engine | None = None,
-        initial_model: str | Path | None = None,
+        initial_model: Start | None = None,
         faults: ControllerFaults | None = None,
     ) -> None:
         names = [learner.name for learner in learners]
@@ -223,7 +229,7 @@ class Federation:
         self.augment = augment
         self.seed = seed
         self.faults = faults or ControllerFaults()
-        self._start = None if initial_model is None else Path(initial_model)
+        self._start = initial_model
         self.metric = metric or _first_metric(metrics) or ("accuracy" if task == "classification" else "mae")
         self.higher_is_better = (
             self.metric not in ("loss", "mae", "mse", "rmse") if higher_is_better is None else higher_is_better
@@ -242,19 +248,14 @@ class Federation:
     def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
         return [
             Learner(
-                setup.name,
-                index,
+                setup.name, index,
                 self.train if setup.poison is None else setup.poison.taught(self.train, setup.indices),
-                setup.indices,
-                setup.batch_size,
-                solver,
-                self.seed,
-                self.augment,
+                setup.indices, setup.batch_size, solver, self.seed, self.augment,
                 layers=layers if setup.poison is None else (setup.poison, *layers),
                 privacy=setup.privacy,
             )
             for index, setup in enumerate(self.learners)
-        ]
+        ]  # fmt: skip
 
     def simulate(
         self,
@@ -504,5 +505,5 @@ class Federation:
         return self.started(self.engine.initial_model(self.seed))
 
     def started(self, network: Model) -> Model:
-        """The network as runs begin with it: as initialized, or with the weights of the file `initial_model`."""
-        return network if self._start is None else warm_start(self._start, network)
+        """The network as runs begin with it: as initialized, or with the weights of `initial_model`."""
+        return network if self._start is None else started_from(self._start, network)

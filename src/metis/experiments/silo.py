@@ -54,7 +54,7 @@ def _trainable(engine: Engine) -> int:
 def read_settings(settings: Any) -> tuple[ExperimentConfig, int]:
     """The experiment and the index of its policy in the settings that the controller sent, all checked."""
     source = "the controller's settings"
-    if not isinstance(settings, Mapping) or settings.keys() != {"experiment", "policy"}:
+    if not isinstance(settings, Mapping) or settings.keys() - {"frozen"} != {"experiment", "policy"}:
         raise ConfigError(f"{source} are not valid: they must have the keys experiment and policy")
     experiment, policy = settings["experiment"], settings["policy"]
     if not isinstance(experiment, Mapping):

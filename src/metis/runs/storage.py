@@ -102,28 +102,25 @@ def load_model(path: Path) -> Model:
         raise DataError(f"{path} is damaged: {problem}") from problem
 
 
-def warm_start(path: Path, model: Model) -> Model:
-    """This model with the weights of a safetensors file of any program; what a layer adds is kept."""
-    if not path.is_file():
-        raise DataError(f"the initial model: there is no file {path}")
-    arrays, _ = load_arrays(path)
+def warm_start(arrays: Mapping[str, NDArray[Any]], model: Model, whose: str) -> Model:
+    """This model with these weights, which are checked; what a layer adds is kept."""
     layout = model.network.layout
     problem = next(filter(None, (_misfit(spec, arrays.get(spec.name)) for spec in layout.tensors)), None)
     if problem is None and (extra := sorted(arrays.keys() - layout.slices.keys())):
-        problem = f"it has a tensor '{extra[0]}', which the network does not have"
+        problem = f"it has a tensor '{extra[0]}', which the network does not have or does not federate"
     if problem is not None:
-        raise DataError(f"the initial model {path} does not fit the network: {problem}")
+        raise DataError(f"{whose} does not fit the network: {problem}")
     network = Model.from_tensors(arrays, layout)
     if not np.isfinite(network.vector).all():
-        raise DataError(f"the initial model {path} has numbers that are not finite")
+        raise DataError(f"{whose} has numbers that are not finite")
     vector = model.vector.copy()
     vector[: layout.size] = network.vector
     return Model(model.layout, vector, network.counters)
 
 
-def initial_fact(path: str | Path, model: Model) -> dict[str, str]:
+def initial_fact(name: str, model: Model) -> dict[str, str]:
     """What a report says of a run that began with this file; the digest is that of a run's community model."""
-    return {"initial model": f"{Path(path).name}, sha256 {model.network.sha256()}"}
+    return {"initial model": f"{name}, sha256 {model.network.sha256()}"}
 
 
 def _misfit(spec: TensorSpec, array: NDArray[Any] | None) -> str | None:

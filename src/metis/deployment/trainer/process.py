@@ -168,6 +168,12 @@ class _Trainer:
             theirs = Layout.from_json(command["layout"])
             if theirs.fingerprint != layout.fingerprint:
                 raise _NetworkDiffers(f"the network here is not the federation's: {_difference(layout, theirs)}")
+        frozen, shared = getattr(silo.engine, "frozen_sha256", ""), command["settings"].get("frozen", "")
+        if shared and frozen != shared:
+            raise _NetworkDiffers(
+                f"the frozen part of the network here has the digest {frozen[:12] or 'of nothing'}, the federation's "
+                f"{shared[:12]}; load the same base model as the other sites"
+            )
         self._silo = silo
         memory = None if command["memory"] is None else Path(command["memory"])
         self._memories = Memories(memory, writes=self._group.rank == 0)
@@ -178,6 +184,7 @@ class _Trainer:
             "batch_size": 0 if learner is None else learner.batch_size,
             "evaluation_examples": 0 if silo.evaluation is None else len(silo.evaluation),
             "validation_examples": 0 if silo.validation is None else len(silo.validation),
+            "frozen": frozen,
             "fingerprint": layout.fingerprint,
             "layout": layout.to_json(),
             "metric": silo.metric,

@@ -293,17 +293,18 @@ class TrainingConfig(OpenTable):
         description="of the weights at learners; 16 bits lose small steps, so for speed use precision; models are "
         "mixed, stored and counted as float32",
     )
-    precision: Literal["float32", "bf16", "fp16", "auto"] = Field(
+    precision: Literal["float32", "tf32", "bf16", "fp16", "auto"] = Field(
         default="float32",
         description="of the forward pass in training, with weights and mixing in float32; metis probe measures whether "
-        "bf16 pays here; fp16 needs a GPU; auto: bf16 where the hardware has it",
+        "bf16 pays here; tf32 and fp16 need a GPU; auto: bf16 where the hardware has it",
     )
     threads: Count = Field(default=1, description="torch threads of each process; at most its processors")
     buffers: Literal["average", "local"] = Field(
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
     )
     initial_model: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="safetensors file to start from, instead of the network's own initialization"
+        default=None,
+        description="safetensors file, state dict of torch or folder of Hugging Face to start from",
     )
     clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
     accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")

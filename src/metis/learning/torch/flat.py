@@ -6,6 +6,8 @@ floating-point buffers), then buffers that stay in the silo, then what never cha
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -77,6 +79,7 @@ class FlatNetwork:
         ends = np.cumsum([sum(t.numel() for t in some.values()) for some in (local, shared, own)])
         self._personal, self._shared = flat[: ends[0]], flat[ends[0] : ends[1]]
         self._own, self._stays = flat[ends[1] : ends[2]], flat[ends[2] :]
+        self._frozen = {name: homes[name] for name in stays}
         self._initial = [(part, part.clone()) for part in (self._personal, self._own, self._stays)]
         self._float_homes = [(*owner(module, name), homes[name]) for name in floats]
         self._counter_homes = [(*owner(module, name), tensor) for name, tensor in counters.items()]
@@ -93,6 +96,15 @@ class FlatNetwork:
             if isinstance(layer, _BatchNorm) and kinds.get(f"{path}.running_mean") == "frozen"
         ]
         self.personal = self._sharing is not None and any(kind == "local" for kind in kinds.values())
+
+    @functools.cached_property
+    def frozen_sha256(self) -> str:
+        """A digest of what neither is trained nor travels, which must be the same everywhere; empty without any."""
+        digest = hashlib.sha256()
+        for name, home in sorted(self._frozen.items()):
+            digest.update(f"{name} {tuple(home.shape)}\n".encode())
+            digest.update(np.ascontiguousarray(to_numpy(home), np.float32).data)
+        return digest.hexdigest() if self._frozen else ""
 
     def _load(self, model: Model, memory: Memory) -> None:
         if model.layout is not self._layout and model.layout != self._layout:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from metis.errors import ConfigError
 
-PRECISIONS = ("float32", "bf16", "fp16", "auto")
-PrecisionName = Literal["float32", "bf16", "fp16", "auto"]
+PRECISIONS = ("float32", "tf32", "bf16", "fp16", "auto")
+PrecisionName = Literal["float32", "tf32", "bf16", "fp16", "auto"]
 
 _FIRST_SCALE, _LARGEST_SCALE, _GROWS_AFTER = 2.0**16, 2.0**24, 200  # of the loss in fp16
 
@@ -25,6 +25,17 @@ def fast_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """While active, matrices are multiplied with mantissas of 10 bits; torch has this setting for the whole process."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
 class Precision:
     """How one engine computes."""
 
@@ -35,8 +46,8 @@ class Precision:
             name = "bf16" if dtype == torch.float32 and fast_bf16(device) else "float32"
         if name != "float32" and dtype != torch.float32:
             raise ConfigError(f"precision is '{name}', but dtype is {dtype}; weights must be float32 to be mixed")
-        if name == "fp16" and device.type != "cuda":
-            raise ConfigError(f"precision is 'fp16', which needs a GPU, but device is '{device}'; bf16 does not")
+        if name in ("tf32", "fp16") and device.type != "cuda":
+            raise ConfigError(f"precision is '{name}', which needs a GPU, but device is '{device}'; bf16 does not")
         self.name, self._device = name, device
         self._low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
         self.start()
@@ -53,6 +64,10 @@ class Precision:
     @contextlib.contextmanager
     def lowered(self) -> Iterator[None]:
         """While active, operations that allow it are in 16 bits."""
+        if self.name == "tf32":
+            with _tf32():
+                yield
+            return
         if self._low is None:
             yield
             return
@@ -61,7 +76,8 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this loss; in fp16 enlarged, so that small numbers are not lost."""
-        (loss if self._scale == 1 else loss * self._scale).backward()  # type: ignore[no-untyped-call]
+        with _tf32() if self.name == "tf32" else contextlib.nullcontext():
+            (loss if self._scale == 1 else loss * self._scale).backward()  # type: ignore[no-untyped-call]
 
     def restore(self, gradient: Tensor) -> bool:
         """Undo the enlarging; False if it was too much, and the step must be left out."""
