@@ -23,12 +23,12 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.at_learners import at_learners
+from metis.experiments.at_learners import at_learners, own_tests, setting_of
 from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
-from metis.experiments.start import Start, name_of, started_from
+from metis.experiments.start import Start, started_from
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import LOSSY, METRICS, measured, trainable_of
@@ -37,8 +37,7 @@ from metis.runs import display
 from metis.runs.at_learners import AtLearners
 from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
-from metis.runs.setting import LearnerInfo, Setting
-from metis.runs.storage import initial_fact
+from metis.runs.setting import Setting
 from metis.runs.trace import EVENTS
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
@@ -128,32 +127,6 @@ def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
         check(solver)
     if any(layer.key == "nova" for layer in policy.layers) and not getattr(engine, "plain_steps", True):
         raise ConfigError("nova takes a batch for a step, which it is not with clip_norm or accumulate")
-
-
-def _setting_of(federation: Federation, policy: Policy, target: Target | None, travels: Model) -> Setting:
-    start = federation._start
-    learners = [
-        LearnerInfo(
-            setup.name,
-            len(setup.indices),
-            setup.batch_size,
-            setup.speed.time_per_batch,
-            setup.power,
-            () if federation.class_counts is None else tuple(int(n) for n in federation.class_counts[index]),
-        )
-        for index, setup in enumerate(federation.learners)
-    ]
-    return Setting.of(
-        policy,
-        travels,
-        learners,
-        seed=federation.seed,
-        metric=federation.metric,
-        higher_is_better=federation.higher_is_better,
-        target=target,
-        class_names=federation.class_names,
-        facts=federation.facts | ({} if start is None else initial_fact(name_of(start), travels)),
-    )
 
 
 class Federation:
@@ -469,8 +442,7 @@ class Federation:
     @property
     def sites(self) -> dict[LearnerId, NDArray[np.int64]]:
         """Which test examples are whose, of the learners that have any of their own."""
-        own = {one.name: np.asarray(one.test, np.int64) for one in self.learners if one.test is not None}
-        return {name: test for name, test in own.items() if len(test)} if self.own_sites is None else self.own_sites
+        return own_tests(self)
 
     def evaluate_at_learners(self, model: Model) -> AtLearners:
         """What a model is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""
@@ -487,7 +459,7 @@ class Federation:
 
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
         """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""
-        return _setting_of(self, policy, target, travels or self.initial_model)
+        return setting_of(self, policy, target, travels or self.initial_model)
 
     def __repr__(self) -> str:
         data = self.facts.get("dataset", f"{len(self.train):,} training examples")
