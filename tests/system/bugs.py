@@ -51,15 +51,22 @@ _CONTROLLER, _LEARNER, _CORE = "metis.deployment.controller", "metis.deployment.
 BUGS: dict[str, Bug] = {
     # --- an update becomes durable before it is acknowledged --------------------------------------
     "a blob is not synced": Bug(
-        f"{_CONTROLLER}.blobs", "            disk().fsync(self._file.fileno())\n", "            pass\n"
+        f"{_CONTROLLER}.blobs",
+        "            disk().fsync(self._file.fileno())\n",
+        "            pass\n",
+        needs="power controller|strike controller",
     ),
     "the folder of blobs is not synced": Bug(
         f"{_CONTROLLER}.blobs",
         "        if durable:\n            self._sync_folder",
         "        if False:\n            self._sync_folder",
+        needs="power controller|strike controller",
     ),
     "SQLite does not sync each commit": Bug(
-        f"{_CONTROLLER}.database", "synchronous={'FULL' if self._durable else 'NORMAL'}", "synchronous=NORMAL"
+        f"{_CONTROLLER}.database",
+        "synchronous={'FULL' if self._durable else 'NORMAL'}",
+        "synchronous=NORMAL",
+        needs="power controller|strike controller",
     ),
     "an update is acknowledged before it is journaled": Bug(
         f"{_CONTROLLER}.requests",
@@ -80,17 +87,19 @@ BUGS: dict[str, Bug] = {
         needs="EIO|strike controller",
     ),
     "after an error of the disk it goes on": Bug(
-        f"{_CONTROLLER}.disk", "    disk().end_process(EXIT_DISK_FAILED, text)", "    raise DiskFull(text)"
+        f"{_CONTROLLER}.disk", "    disk().end_process(EXIT_DISK_FAILED, text)", "    raise DiskFull(text)", needs="EIO"
     ),
     "an entry is skipped on a full disk": Bug(
         f"{_CONTROLLER}.writer",
         "                self.submit(self._apply_first)\n            raise\n",
         "                self._unapplied.popleft()\n            raise\n",
+        needs="full disk|strike controller",
     ),
     "what was half applied is applied twice": Bug(
         f"{_CONTROLLER}.durable",
         "        if self._half_applied is None:\n            self._half_applied",
         "        if True:\n            self._half_applied",
+        needs="full disk|strike controller",
     ),
     # --- published models -------------------------------------------------------------------------
     "a publication is not journaled": Bug(
@@ -107,6 +116,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "for version in range(self._published + 1, self.controller.community.stamp.version + 1):",
         "for version in range(0):",
+        needs="controller",
     ),
     "a community model changes between two starts": Bug(
         f"{_CONTROLLER}.durable",
@@ -118,9 +128,13 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.state",
         "                if self._durable:\n                    sync(path)\n                    sync(self._snapshots)",
         "                if False:\n                    sync(path)\n                    sync(self._snapshots)",
+        needs="power controller|strike controller",
     ),
     "community models of a snapshot are not synced": Bug(
-        f"{_CONTROLLER}.state", "        for blob in sorted(blobs):\n            self.sync_blob(blob)\n", ""
+        f"{_CONTROLLER}.state",
+        "        for blob in sorted(blobs):\n            self.sync_blob(blob)\n",
+        "",
+        needs="power controller|strike controller",
     ),
     "collection forgets what has just come": Bug(
         f"{_CONTROLLER}.blobs", "        kept = {*self._fresh, *self._held}\n", "        kept = set[str]()\n"
@@ -145,6 +159,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "self.state.write_snapshot(self._seq, arrays",
         "self.state.write_snapshot(self.state.last_seq(), arrays",
+        needs="controller",
     ),
     "the initial model is collected": Bug(f"{_CONTROLLER}.durable", ", *self.pinned, self.hashes[0]", ", *self.pinned"),
     # --- delivery and tasks -----------------------------------------------------------------------
@@ -183,19 +198,26 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.blobs",
         "                self._digest.update(piece)\n                if check",
         "                if check",
+        needs="reset|cut|learner|controller",
     ),
     "a task is not sent again after a reconnection": Bug(
         f"{_CONTROLLER}.process",
         "        self._time.let_the_clock_go()\n        self._sessions.offer(session.learner)",
         "        self._time.let_the_clock_go()",
+        needs="reset|cut|learner|controller",
     ),
     "a task is sent to a learner that is working on it": Bug(
         f"{_CONTROLLER}.sessions", " or session.held_task == opened.task.number:", ":"
     ),
     "a reconnection is a new join": Bug(
-        f"{_CONTROLLER}.requests", "            if same and not record.set_aside:", "            if False:"
+        f"{_CONTROLLER}.requests",
+        "            if same and not record.set_aside:",
+        "            if False:",
+        needs="reset|cut|learner|controller",
     ),
-    "a lease never ends": Bug(f"{_CONTROLLER}.sessions", "oldest = monotonic() - self._lease", "oldest = -1e9"),
+    "a lease never ends": Bug(
+        f"{_CONTROLLER}.sessions", "oldest = monotonic() - self._lease", "oldest = -1e9", needs="cut|learner|stop"
+    ),
     "a lease ends while the learner is heard": Bug(
         f"{_CONTROLLER}.service", "                session.last_heard = monotonic()\n", ""
     ),
@@ -203,6 +225,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.sessions",
         "self.heard = dict.fromkeys(present, self._began)",
         "self.heard = dict.fromkeys(present, self._began - lease)",
+        needs="controller",
     ),
     "the deadline is posted again and again": Bug(
         f"{_CONTROLLER}.timekeeper", "            self._deadline_posted = standing.deadline\n", ""
@@ -211,9 +234,13 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.timekeeper",
         "self._writer.post(DeadlinePassed(), self._deadline_given_up)",
         "self._writer.post(DeadlinePassed())",
+        needs="full disk|strike controller",
     ),
     "the run's clock begins again": Bug(
-        f"{_CONTROLLER}.timekeeper", "self.clock = RunClock(max(seconds, ticked))", "self.clock = RunClock(0.0)"
+        f"{_CONTROLLER}.timekeeper",
+        "self.clock = RunClock(max(seconds, ticked))",
+        "self.clock = RunClock(0.0)",
+        needs="controller",
     ),
     # --- the learner ------------------------------------------------------------------------------
     "an update is dropped before its receipt": Bug(
@@ -226,27 +253,40 @@ BUGS: dict[str, Bug] = {
         f"{_LEARNER}.uploads",
         "            await asyncio.sleep(backoff.next(self._connection.heartbeat))\n",
         "            await asyncio.sleep(1e6)\n",
+        needs="reset|cut|controller",
     ),
     "the names of new folders are not synced": Bug(
         "metis.files", "        sync(made.parent)\n", "        pass\n", needs="power learner"
     ),
     "the spool is not synced": Bug(
-        f"{_LEARNER}.work", "                sync_file(file)\n        except OSError:", "        except OSError:"
+        f"{_LEARNER}.work",
+        "                sync_file(file)\n        except OSError:",
+        "        except OSError:",
+        needs="power learner|strike learner",
     ),
     "the folder of the spool is not synced": Bug(
-        f"{_LEARNER}.work", "            raise\n        sync(path.parent)\n", "            raise\n"
+        f"{_LEARNER}.work",
+        "            raise\n        sync(path.parent)\n",
+        "            raise\n",
+        needs="power learner|strike learner",
     ),
     "a local model is not synced": Bug(
-        "metis.files", "            sync_file(file)\n    sync(path.parent)", "    sync(path.parent)"
+        "metis.files",
+        "            sync_file(file)\n    sync(path.parent)",
+        "    sync(path.parent)",
+        needs="power learner|strike learner",
     ),
     "the folder of a local model is not synced": Bug(
-        "metis.files", "            sync_file(file)\n    sync(path.parent)", "            sync_file(file)"
+        "metis.files",
+        "            sync_file(file)\n    sync(path.parent)",
+        "            sync_file(file)",
+        needs="power learner|strike learner",
     ),
     "half an update is handed in": Bug(
-        f"{_LEARNER}.work", "whole = storage().size(self.update_file(update.task)) == update.bytes", "whole = True"
-    ),
-    "an update of another run is handed in": Bug(
-        f"{_LEARNER}.uploads", "if update.run != session.welcome.run or not", "if not"
+        f"{_LEARNER}.work",
+        "whole = storage().size(self.update_file(update.task)) == update.bytes",
+        "whole = True",
+        needs="power learner|strike learner",
     ),
     "a learner trains a task again that waits to be handed in": Bug(
         f"{_LEARNER}.tasks", "if self._uploads.has(task.number) or (", "if ("
@@ -263,11 +303,13 @@ BUGS: dict[str, Bug] = {
         f"{_LEARNER}.process",
         "await asyncio.sleep(backoff.next(heartbeat) if wait is None",
         "await asyncio.sleep(1e6 if wait is None",
+        needs="reset|cut|controller",
     ),
     "the spool is tidied of what waits": Bug(
         f"{_LEARNER}.work",
         "        waiting = {self.update_file(update.task).name for update in self.updates()}\n",
         "        waiting = set[str]()\n",
+        needs="learner",
     ),
     # --- administrators and members ---------------------------------------------------------------
     "a command that is not journaled is answered": Bug(
@@ -326,7 +368,10 @@ BUGS: dict[str, Bug] = {
     ),
     # --- rounds -----------------------------------------------------------------------------------
     "a learner that left keeps its task": Bug(
-        f"{_CORE}.roster", "        record.present = False\n", "        record.present = False\n        return\n"
+        f"{_CORE}.roster",
+        "        record.present = False\n",
+        "        record.present = False\n        return\n",
+        needs="cut|learner",
     ),
     "an update counts before the journal says so": Bug(
         f"{_CONTROLLER}.writer",

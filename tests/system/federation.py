@@ -232,7 +232,8 @@ class Federation(World):
         name = rng.choice(LEARNERS)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
-        self.note("fault", kind if kind.endswith("controller") or kind == "EIO" else f"{kind} {name}")
+        everywhere = kind.endswith("controller") or kind.startswith(("EIO", "command", "clock"))
+        self.note("fault", kind if everywhere else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
         whose = CONTROLLER if kind.endswith("controller") else name
         boot, machine, line = self.boots[whose], self.machines[whose], self.network.line(name)
@@ -364,7 +365,7 @@ class Federation(World):
                 self._start_later(boot.name, 2.0)
             else:
                 self.note("traceback", self._without_paths("".join(traceback.format_exception(problem)[-6:])))
-                self.violated(f"{boot.name} ended with {problem!r}")
+                self.violated(self._without_paths(f"{boot.name} ended with {problem!r}"))
             return
         if boot.name == CONTROLLER:
             self._finished = self._finished or bool(task.result())

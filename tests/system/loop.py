@@ -20,6 +20,7 @@ from greenlet import getcurrent, greenlet
 
 BOOT: contextvars.ContextVar[Boot | None] = contextvars.ContextVar("boot", default=None)
 EPOCH = 1.8e9  # the date at which every simulation begins
+_ENDLESS = 100_000  # steps of a seed; most take four thousand
 _FLOOD = 300  # jobs that wait for one thread: a queue that only grows
 
 
@@ -182,6 +183,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 boot.deferred.append(handle)
                 continue
             self.steps += 1
+            if self.steps == _ENDLESS:
+                raise Stuck(f"I18: {_ENDLESS} steps and no end: something goes round in circles")
             handle._run()
 
 

@@ -402,6 +402,12 @@ class Served:
         delay, context = 0.0 if how == 1 else rng.random() * 0.05, self._connection.server.boot.context.copy()
         self._loop.call_later(delay, self._task.cancel, context=context)
 
+    def cut_short(self) -> None:
+        """The server stops: the handler is cancelled, and its caller only sees that the connection is gone."""
+        if self._task is not None:
+            self._gone = True
+            self._task.cancel()
+
     # --- the handler ----------------------------------------------------------------------------
 
     async def next(self) -> bytes | None:
@@ -506,7 +512,7 @@ class Server:
             for connection in list(line.connections):
                 if connection.server is self:
                     for _, served in connection.calls:
-                        served.gone()
+                        served.cut_short()
                     connection.end_died(1, power=False)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 
 from metis.reporting.figures import blank_figure, house_style
 from system.federation import CONTROLLER, LEARNERS, Federation
 
-_LIFE, _TASK, _MESSAGE, _FAULT, _MODEL = "#d9dee5", "#4c78a8", "#9aa4b1", "#d62728", "#2ca02c"
+_LIFE, _TASK, _MESSAGE, _FAULT, _MODEL, _COMMAND = (
+    "#d9dee5", "#4c78a8", "#9aa4b1", "#d62728", "#2ca02c", "#8a5a00"
+)  # fmt: skip
 
 
 def save_picture(federation: Federation, path: Path) -> None:
@@ -49,11 +52,12 @@ def save_picture(federation: Federation, path: Path) -> None:
                 case "says" if text.startswith("round:"):
                     axes.plot(at, lanes[CONTROLLER], "|", color=_MODEL, markersize=16, markeredgewidth=2)
                 case "fault":
-                    axes.axvline(at, color=_FAULT, linewidth=0.8, linestyle=(0, (3, 2)))
-                    axes.text(at, -0.62, text, color=_FAULT, fontsize=7, rotation=35, ha="left", va="bottom")
+                    color = _COMMAND if text.startswith("command") else _FAULT
+                    axes.axvline(at, color=color, linewidth=0.8, linestyle=(0, (3, 2)))
+                    axes.text(at, -0.62, text, color=color, fontsize=7, rotation=35, ha="left", va="bottom")
                 case "VIOLATED":
                     axes.axvline(at, color=_FAULT, linewidth=2)
-                    axes.set_title(text, color=_FAULT, fontsize=9, loc="left", pad=42)
+                    axes.set_title(shorten(text, 140), color=_FAULT, fontsize=9, loc="left", pad=60)
         for name, since in alive.items():
             axes.broken_barh([(since, end - since)], (lanes[name] - 0.3, 0.6), color=_LIFE, zorder=1)
         axes.set_yticks(list(lanes.values()), ["controller", *LEARNERS])

@@ -132,6 +132,12 @@ def _problem(seed: int, folder: str) -> str | None:
 
 def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path | None) -> int:
     """How many seeds it takes to find each planted bug; a seed that fails without it does not count."""
+    import apsw  # noqa: F401  # once, for all that are forked: whatever no bug is in
+    import google.protobuf.descriptor_pool  # noqa: F401
+    import greenlet  # noqa: F401
+    import grpc.aio  # noqa: F401
+    import safetensors.numpy  # noqa: F401
+
     from system.bugs import BUGS
 
     results: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from metis.deployment.controller.state import State
+from metis.errors import StateError
 from metis.system import REAL, SYSTEM, Disk, System
 from system.disk import DiskPath, Machine, VirtualDisk
 from system.loop import Boot, World
@@ -150,7 +153,44 @@ async def a_channel_that_is_closed(stubs: dict[str, Any], channel: Any, script: 
     script.seen.append(isinstance((await asyncio.gather(reading, return_exceptions=True))[0], asyncio.CancelledError))
 
 
+async def many_messages_at_once(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    call = stubs["collect"]()
+    for number in range(200):
+        await call.write(bytes([number]) * 1000)
+    await call.done_writing()
+    whole = await call
+    script.seen.append((len(whole), [whole[1001 * number] for number in range(200)]))
+
+
+async def two_calls_at_once(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    calls = [stubs["collect"](), stubs["collect"]()]
+    for message in (b"a", b"b"):
+        for call in calls:
+            await call.write(message)
+    for call in calls:
+        await call.done_writing()
+    script.seen.append(await asyncio.gather(*calls))
+
+
+async def nothing_is_written_behind_the_end(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    call = stubs["chat"]()
+    await call.done_writing()
+    with pytest.raises(asyncio.InvalidStateError):
+        await call.write(b"more")
+    script.seen.append(await call.read() is grpc.aio.EOF)
+    script.seen.append((call.done(), await call.details()))
+
+
+async def a_cancelled_call_that_is_awaited(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    call = stubs["collect"]()
+    await call.write(b"x")
+    script.seen.append((call.cancel(), call.cancel()))
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 PLAYS: list[Play] = [
+    many_messages_at_once, two_calls_at_once, nothing_is_written_behind_the_end, a_cancelled_call_that_is_awaited,
     messages_in_order, an_abort_in_a_stream, a_header_and_one_answer, one_request_and_many_answers,
     one_request_and_one_answer, a_call_that_is_cancelled, a_method_that_nobody_serves, a_channel_that_is_closed,
 ]  # fmt: skip
@@ -199,6 +239,33 @@ def test_calls_are_as_those_of_grpc(play: Play) -> None:
     assert real  # it saw something
 
 
+async def _gone(network: Any) -> list[Any]:
+    """A server that stops in the middle of a stream, and a port where nobody listens any more."""
+    script, seen = Script(), []
+    server = network.server()
+    server.add_generic_rpc_handlers((script.handler,))
+    port = server.add_insecure_port("127.0.0.1:0" if network is grpc.aio else "127.0.0.1:1")
+    await server.start()
+    async with network.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = _stubs(channel)["chat"]()
+        await call.write(b"a")
+        seen.append(await call.read())
+        reading = asyncio.ensure_future(_failure(call.read()))
+        await server.stop(0)
+        seen.append((await asyncio.wait_for(reading, 60))[0])
+    async with network.insecure_channel(f"127.0.0.1:{port}") as channel:
+        seen.append((await asyncio.wait_for(_failure(_stubs(channel)["ask"](b"a")), 60))[0])
+    return seen
+
+
+def test_a_server_that_is_gone_is_as_one_of_grpc() -> None:
+    """Both ends see the same whatever broke: UNAVAILABLE, which is tried again."""
+    real = asyncio.run(_gone(grpc.aio))
+
+    assert _simulated(lambda boot: _gone(Network(boot.world))) == real
+    assert real == [b"<a>", "UNAVAILABLE", "UNAVAILABLE"]
+
+
 # --- the disk ------------------------------------------------------------------------------------
 
 
@@ -240,6 +307,68 @@ def _database(disk: Disk, path: Path) -> Any:
         return refused, database.execute("SELECT * FROM t ORDER BY n").fetchall(), database.in_transaction
 
 
+def _lock_twice(disk: Disk, path: Path) -> tuple[bool, bool]:
+    """Within one process a lock is per open file."""
+    first = disk.open(path, os.O_RDWR | os.O_CREAT)
+    taken = disk.lock(first)
+    disk.close(first)
+    second = disk.open(path, os.O_RDWR)
+    again = disk.lock(second)
+    disk.close(second)
+    return taken, again
+
+
+def _cut(disk: Disk, path: Path) -> bytes:
+    """Truncate, write behind the end, open with O_TRUNC."""
+    descriptor = disk.open(path, os.O_RDWR | os.O_CREAT)
+    disk.pwrite(descriptor, b"0123456789", 0)
+    disk.truncate(descriptor, 4)
+    disk.pwrite(descriptor, b"z", 8)
+    seen = disk.pread(descriptor, 100, 0)
+    disk.close(descriptor)
+    disk.close(disk.open(path, os.O_RDWR | os.O_TRUNC))
+    return seen + path.read_bytes()
+
+
+def _continue(path: Path) -> tuple[bytes, bytes]:
+    """As a resumed transfer does: read what is there, then append."""
+    _write(path, "wb", b"abc")
+    with path.open("a+b", buffering=0) as file:
+        file.seek(0)
+        before = file.read(100)
+        file.write(b"def")
+        file.truncate(5)
+    return before, path.read_bytes()
+
+
+def _journal(disk: Disk, path: Path) -> Any:
+    """SQLite as the state folder uses it: locked, in WAL mode, checkpointed, rolled back, opened again."""
+    seen: list[Any] = []
+    for start in range(2):
+        with contextlib.closing(disk.connect(path)) as database:
+            for pragma in (
+                "locking_mode=EXCLUSIVE", "journal_mode=WAL", "wal_autocheckpoint=0", "synchronous=FULL",
+                "cell_size_check=ON", "user_version", "integrity_check(1)",
+            ):  # fmt: skip
+                seen.append(database.execute(f"PRAGMA {pragma}").fetchall())
+            if start == 0:
+                database.execute("CREATE TABLE j (seq INTEGER PRIMARY KEY, at REAL, record TEXT, blob BLOB)").fetchall()
+                database.execute("PRAGMA user_version=3").fetchall()
+            database.execute("BEGIN IMMEDIATE").fetchall()
+            database.execute("INSERT INTO j (at, record) VALUES (?, ?)", (0.5, "lost")).fetchall()
+            seen.append(database.in_transaction)
+            database.execute("ROLLBACK").fetchall()
+            for _ in range(300):
+                database.execute("INSERT INTO j (at, record, blob) VALUES (?, ?, ?)", (0.1, "ä" * 50, b"x")).fetchall()
+            seen.append(database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            seen.append(database.execute("SELECT count(*), max(seq), max(at), max(record) FROM j").fetchone())
+            seen.append([_observed(lambda: database.execute("SELECT * FROM missing").fetchall(), "")])
+    _write(path, "wb", b"no database at all, but long enough to be looked at" * 40)
+    with contextlib.closing(disk.connect(path)) as database:
+        seen.append(_observed(lambda: database.execute("PRAGMA integrity_check(1)").fetchall(), ""))
+    return seen
+
+
 def _disk_script(root: Path, disk: Disk) -> list[Any]:
     """What a state folder and a work folder do with their files."""
     folder, file = root / "folder", root / "folder" / "file"
@@ -264,6 +393,14 @@ def _disk_script(root: Path, disk: Disk) -> list[Any]:
         lambda: sorted(path.name for path in folder.iterdir()),
         lambda: sorted(path.name for path in folder.glob("o*")),
         lambda: _database(disk, root / "a" / "db"),
+        lambda: _lock_twice(disk, folder / "lock"),
+        lambda: _cut(disk, folder / "cut"),
+        lambda: _continue(folder / "part"),
+        lambda: (folder / "part").replace(folder / "cut").read_bytes(),  # over another file
+        lambda: (folder / "cut").replace(root / "a" / "cut").name,  # into another folder
+        lambda: disk.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL),
+        lambda: disk.open(folder / "missing", os.O_RDWR),
+        lambda: _journal(disk, root / "a" / "journal"),
         (folder / "other").unlink,
         lambda: sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()),
     ]
@@ -285,6 +422,46 @@ def test_files_are_as_those_of_the_system() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         real = _disk_script(Path(folder), REAL.disk)
+
+    assert _simulated(simulated) == real
+
+
+def _state_script(folder: Path) -> list[Any]:
+    """The state folder itself, over three starts: journal, blobs, snapshots, collection."""
+    seen: list[Any] = []
+    for start in range(3):
+        with State.open(folder) as state:
+            if start == 0:
+                state.begin({"rounds": 3})
+            kept = state.put_blob((memoryview(b"kept" * 9),))
+            seq = state.append(start + 0.5, {"event": "one", "start": start}, update=start, blob=kept)
+            state.put_blob((memoryview(b"fresh%d" % start),))
+            state.write_snapshot(seq, {"a": np.arange(3.0)}, {"start": start}, [kept])
+            seen += [state.epoch, state.facts(), [(one.seq, one.at, one.record, one.blob) for one in state.entries()]]
+            seen += [state.find(0) is not None, state.find(9), state.collect([kept]), state.verify_blob(kept)]
+            seen += [[(one.seq, one.facts, one.blobs) for one in state.snapshots()]]
+            seen += [float(state.load_snapshot(state.snapshots()[0])["a"].sum())]
+            seen += [sorted(path.name for path in (folder / "blobs").iterdir())]
+    _write(folder / "controller.db", "wb", b"x" * 8192)
+    with pytest.raises(StateError) as refused:
+        State.open(folder)
+    return [*seen, str(refused.value).replace(str(folder), "")]
+
+
+def test_a_state_folder_is_as_one_of_the_system() -> None:
+    """With SQLite on the simulated disk and on the real one."""
+
+    async def simulated(boot: Boot) -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            machine = Machine(boot.world, f"{folder}/machine")
+            SYSTEM.set(System(threads=SYSTEM.get().threads, disk=VirtualDisk(boot, machine)))
+            try:
+                return _state_script(DiskPath(f"{machine.root}/state"))
+            finally:
+                machine.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        real = _state_script(Path(folder, "state"))
 
     assert _simulated(simulated) == real
 
