@@ -403,7 +403,8 @@ class VirtualDisk(Disk):
         self._machine.truncate(item, path, descriptor, size)
 
     def pread(self, descriptor: int, count: int, offset: int) -> bytes:
-        self._of(descriptor)
+        if self._boot.dead or self._boot.world.over:  # a file that is only read may be open by itself
+            raise Crashed
         return os.pread(descriptor, count, offset)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
