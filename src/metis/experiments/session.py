@@ -34,6 +34,7 @@ from metis.simulation.pools.local import Workplace, make_pool
 from metis.simulation.pools.recorded import RecordedPool
 from metis.simulation.pools.settings import PoolSettings
 from metis.simulation.simulator import Machine, Simulator, present_at_start
+from metis.simulation.weights import restore_weights, weights_of
 
 if TYPE_CHECKING:
     from metis.experiments.federation import Federation
@@ -97,7 +98,7 @@ class Session:
         self._wall_before = checkpoint.wall_seconds
         use_all_processors()
         with closing(make_pool(self._workplace, self._pool_settings)) as pool:
-            simulator.load_arrays(self._initial_model, checkpoint.arrays, pool, self._store())
+            restore_weights(simulator, self._initial_model, checkpoint.arrays, pool, self._store())
             checkpoint.cut(self._out)
             self._file = (self._out / EVENTS).open("a", encoding="utf-8", buffering=1)
             return self._go(simulator)
@@ -252,5 +253,5 @@ class Session:
         self._file.flush()
         os.fsync(self._file.fileno())
         assert self._out is not None
-        Checkpoint(simulator.arrays(), self._lines, self._wall()).save(self._out, self._identity)
+        Checkpoint(weights_of(simulator), self._lines, self._wall()).save(self._out, self._identity)
         self._last_checkpoint = time.perf_counter()

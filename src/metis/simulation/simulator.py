@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metis.core.controller import Controller
 from metis.core.events import (
@@ -96,7 +95,7 @@ class _Arrival:
 
 
 @dataclass(slots=True)
-class _Measurement:
+class Measurement:
     version: int
     model: Model
     ticket: Ticket[Measured]
@@ -237,14 +236,14 @@ class Simulator:
             self._handle(DeadlinePassed())
             return True
         result: Any = None
-        if isinstance(occurrence, (_Arrival, _Measurement)):
+        if isinstance(occurrence, (_Arrival, Measurement)):
             with interrupts.welcome():  # the only place that takes long; nothing has changed yet
                 try:
                     result = occurrence.ticket.result()
                 except Diverged as problem:
                     result = problem
         self._agenda.pop()
-        if isinstance(occurrence, _Measurement):
+        if isinstance(occurrence, Measurement):
             self.now = max(self.now, at)  # elsewhere, and in no time
         else:
             self._advance(at, self._faults.write_seconds if isinstance(occurrence, _Arrival) else 0.0)
@@ -279,7 +278,7 @@ class Simulator:
         match occurrence:
             case _Arrival():
                 self._arrive(occurrence, result)
-            case _Measurement():
+            case Measurement():
                 self._last_evaluated = occurrence.version
                 self._handle(Evaluated(occurrence.version, *result))
                 self._keep_best(occurrence.version, occurrence.model)
@@ -412,7 +411,7 @@ class Simulator:
         if self._evaluate and not self.finished and self._cadence.due(self.now):
             ticket = self._pool.evaluate(self.now, action.community_model, self._kept())
             # Before anything else that was due meanwhile: a resumed run measures the latest model again.
-            self._push(self._due, _Measurement(action.stamp.version, action.community_model, ticket), _EVALUATION)
+            self._push(self._due, Measurement(action.stamp.version, action.community_model, ticket), _EVALUATION)
 
     def _kept(self) -> dict[int, Memory] | None:
         """What each learner keeps for itself, where models are measured with it."""
@@ -453,59 +452,3 @@ class Simulator:
             return lambda: model
         versions.put(str(version), model.vector)
         return lambda: Model(layout, versions.get(str(version))[:], counters)
-
-    # --- checkpoints: the numbers that a replay of the events cannot bring back -----------------
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Community, base models of open tasks and the learners' memories, by name."""
-        community = self.controller.community
-        arrays: dict[str, NDArray[Any]] = {
-            "model": community.model.vector,
-            "counters": community.model.counters,
-            **{f"community/{name}": array for name, array in community.arrays().items()},
-            **{f"base/{version}": np.array(fetch().vector) for version, fetch in self._base_models.items()},
-        }
-        if self.best_model is not None:
-            arrays["best"] = self.best_model.vector
-        for index, memory in self._memories.items():
-            arrays |= {f"memory/{index}/{name}": array for name, array in memory.items()}
-        return arrays
-
-    def load_arrays(
-        self, initial_model: Model, arrays: Mapping[str, NDArray[Any]], pool: Pool, store: ModelStore
-    ) -> None:
-        """After a replay without weights: put the weights back and let the open tasks really train."""
-
-        def model(vector: NDArray[Any]) -> Model:
-            return Model(initial_model.layout, vector, arrays["counters"])
-
-        def below(prefix: str) -> dict[str, NDArray[Any]]:
-            return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-        self._pool = pool
-        self.controller.store = store
-        self.controller.community.load_arrays(model(arrays["model"]), below("community/"), store)
-        self.best_model = model(arrays["best"]) if "best" in arrays else None
-        bases = {int(version): model(vector) for version, vector in below("base/").items()}
-        self._base_models = {version: self._keep(version, base) for version, base in bases.items()}
-        for index in range(len(self._machines)):
-            if memory := below(f"memory/{index}/"):
-                self._memories[index] = memory
-        dues = {id(occurrence): at for at, occurrence in self._agenda}
-        for arrival in self._open.values():
-            if self.controller.community.uses_base:
-                self.controller.roster[self._machines[arrival.learner].name].base_model = bases[arrival.version]
-            arrival.ticket = pool.train(
-                dues.get(id(arrival), math.inf),  # or over a line that stays cut
-                arrival.learner,
-                self._base_models[arrival.version],
-                arrival.task,
-                arrival.spent.steps,
-                self._memories.get(arrival.learner),
-                arrival.rate,
-                arrival.batches_per_step,
-            )
-        for at, occurrence in self._agenda:
-            if isinstance(occurrence, _Measurement):  # it comes first, so it is of the latest model
-                occurrence.model = self.controller.community.model
-                occurrence.ticket = pool.evaluate(at, occurrence.model, self._kept())

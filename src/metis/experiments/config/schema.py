@@ -75,8 +75,7 @@ class DataConfig(Table):
         default=None, description="evaluate on this many test examples, drawn at random"
     )
     validation: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="share of the training examples, drawn at random, that is held out to choose the best model by",
+        default=None, description="share of the training examples that is held out to choose the best model by"
     )
     smallest_site: Count | None = Field(
         default=None, description="merge sites of fewer people, for the sets that come from several sites"
@@ -113,8 +112,7 @@ class PartitionConfig(Table):
     )
     alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
     test: Literal["shared", "own"] = Field(
-        default="shared",
-        description="own: the test examples are divided too, like the training examples, and measured at each learner",
+        default="shared", description="own: test examples are divided like the training examples, for each learner"
     )
     assignment: Literal["alternate", "in_order"] = Field(
         default="alternate",
@@ -228,8 +226,7 @@ class LearnerGroup(Table):
     privacy: PrivacyConfig | None = Field(default=None, description="how they protect their records")
     poison: PoisonConfig | None = Field(default=None, description="a rehearsed attack; a deployment ignores it")
     max_examples: Count | None = Field(
-        default=None,
-        description="a real learner that claims more is refused; deployment.max_examples if not given",
+        default=None, description="a real learner that claims more is refused; deployment.max_examples if not given"
     )
     epsilon: NotNegative | None = Field(
         default=None, description="relative power while training (the paper: GPU 2, CPU 1)"
@@ -303,8 +300,7 @@ class TrainingConfig(OpenTable):
         default="average", description="BatchNorm statistics: mixed or kept (R10)"
     )
     initial_model: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="safetensors file, state dict of torch or folder of Hugging Face to start from",
+        default=None, description="safetensors file, state dict of torch or folder of Hugging Face to start from"
     )
     clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
     accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")
@@ -340,8 +336,7 @@ class StopConfig(Table):
     steps: Count | None = Field(default=None, description="local steps of all learners together")
     at_target: bool = Field(default=False, description="stop as soon as evaluation.target is reached")
     patience: Count | None = Field(
-        default=None,
-        description="stop after so many evaluations without a better metric; of validation examples if there are any",
+        default=None, description="stop after so many evaluations without a better metric (on validation examples)"
     )
 
 
