@@ -483,3 +483,66 @@ def test_signals_that_go_to_the_whole_group_are_the_parents_to_answer(trainer: T
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(trainer.process.pid, number)
         assert trainer.ask("ping") == {"done": {}}
+
+
+# --- records that are protected -----------------------------------------------------------------------
+
+
+def protection(folder: Path, **settings: Any) -> dict[str, Any]:
+    """What a learner's process says about privacy when it prepares its child."""
+    places = {"ledger": str(folder / "ledger"), "witness": str(folder / "witness"), "data": "cohort", "run": "r1"}
+    return {"settings": settings or None, **places}
+
+
+def test_private_training_reserves_first_and_says_nothing_clear(
+    trainer: Trainer, site: Path, model: Path, tmp_path: Path
+) -> None:
+    """Exactly the steps, no loss, new noise each time; the ledger has the task before it is trained, each time."""
+    facts = trainer.prepare(site, privacy=protection(tmp_path, noise=2.0, budget=3.0))["done"]
+    assert facts["private"] and facts["steps_left"] > 10 and facts["larger_batches"] is True
+    hashes = set()
+    for number in range(2):
+        done = trainer.train(model, tmp_path / "out", steps=4, seconds=0.0, batches_per_step=2)["done"]
+        assert (done["steps"], done["loss"]) == (4, None)
+        hashes.add(done["sha256"])
+        lines = (tmp_path / "ledger" / "cohort.ledger").read_text().splitlines()
+        assert len(lines) == 2 + number and json.loads(lines[-1])["steps"] == 4
+        assert json.loads(lines[-1])["rate"] == 0.5  # two batches of 10 of 40 records
+    assert len(hashes) == 2
+    left = trainer.prepare(site, privacy=protection(tmp_path, noise=2.0, budget=3.0))["done"]["steps_left"]
+    assert left == facts["steps_left"] - 8
+
+
+def test_a_task_beyond_the_privacy_budget_is_refused(trainer: Trainer, site: Path, model: Path, tmp_path: Path) -> None:
+    """Nothing is trained, and nothing is reserved; nor for a task that ends by time."""
+    left = trainer.prepare(site, privacy=protection(tmp_path, noise=2.0, budget=1.0))["done"]["steps_left"]
+    answer = trainer.train(model, tmp_path / "out", steps=2 * left + 10)
+    assert answer["kind"] == "privacy_budget" and "does not allow" in answer["failed"]
+    assert "deadline" in trainer.train(model, tmp_path / "out", steps=None, seconds=1.0)["failed"]
+    assert not (tmp_path / "out").exists()
+    assert len((tmp_path / "ledger" / "cohort.ledger").read_text().splitlines()) == 1
+
+
+def test_a_ledger_that_is_behind_its_witness_keeps_the_site_out(
+    trainer: Trainer, site: Path, model: Path, tmp_path: Path
+) -> None:
+    """Restored from a backup: the site does not even join."""
+    demands = protection(tmp_path, noise=2.0, budget=3.0)
+    trainer.prepare(site, privacy=demands)
+    trainer.train(model, tmp_path / "out", steps=1)
+    ledger = tmp_path / "ledger" / "cohort.ledger"
+    backup = ledger.read_bytes()
+    trainer.train(model, tmp_path / "out", task=2, steps=1)
+    ledger.write_bytes(backup)
+    assert "lacks reservations" in trainer.prepare(site, privacy=demands)["failed"]
+
+
+def test_the_federation_may_ask_for_more_noise_than_the_site(trainer: Trainer, site: Path, tmp_path: Path) -> None:
+    """Of both settings the strictest count; without any of the site's own, the federation's alone."""
+    learners = [{"name": "all", "names": ["cleveland", "zurich"], "batch_size": 10, "time_per_batch": 0.1}]
+    learners[0]["privacy"] = {"noise": 3.0}
+    theirs = settings(site, learners=learners)
+    facts = trainer.prepare(site, settings=theirs, privacy=protection(tmp_path, noise=2.0, budget=3.0))["done"]
+    assert (facts["noise"], facts["budget"]) == (3.0, 3.0)
+    facts = trainer.prepare(site, settings=theirs, privacy=protection(tmp_path))["done"]
+    assert (facts["noise"], facts["steps_left"]) == (3.0, None)

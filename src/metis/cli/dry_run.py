@@ -64,7 +64,7 @@ async def show(
     """Prepare, train one batch, evaluate, and print every field that a learner would send, with its value."""
     rules = policy.read()
     try:
-        facts, trained, measured = await _rehearse(config, site, name, device, trainer)
+        facts, trained, measured = await _rehearse(config, site, name, device, trainer, rules)
     except LearnerError as problem:
         raise ConfigError(f"this site could not take part: {problem}") from problem
     fields = _fields(_messages(facts, trained, measured, rules))
@@ -92,16 +92,24 @@ async def show(
 
 
 async def _rehearse(
-    config: ExperimentConfig, site: Path | None, name: str, device: str | None, trainer: Sequence[str]
+    config: ExperimentConfig,
+    site: Path | None,
+    name: str,
+    device: str | None,
+    trainer: Sequence[str],
+    rules: SitePolicy,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """What the training process answers when it prepares, trains a batch and evaluates."""
     child = Child(trainer)
     try:
         with tempfile.TemporaryDirectory(prefix="metis-dry-run-") as folder:
             model, update = Path(folder) / "initial.model", Path(folder) / "update.model"
+            places = {"ledger": f"{folder}/ledger", "witness": f"{folder}/witness"}  # nothing is really spent
+            own = {key: value for key, value in (rules.privacy or {}).items() if key not in (*places, "data")}
             facts = await child.call(
                 "prepare", settings=settings_document(config), site=None if site is None else str(site), name=name,
                 index=0, layout=None, memory=None, device=device, pace=None,
+                privacy={"settings": own or None, **places},
             )  # fmt: skip
             await child.call("initial", seed=None, out=str(model))
             trained = await child.call(
@@ -119,7 +127,9 @@ def _messages(
     """One of each message, as the learner makes them; what only a failure has stays empty."""
     loss = outgoing.loss(trained["loss"], facts["examples"], rules)
     update = update_of(_RUN, {**trained, "loss": loss})
-    evaluation = None if measured is None else outgoing.evaluation(0, measured, facts["metrics"], rules)
+    evaluation = None
+    if measured is not None and not facts.get("private", False):
+        evaluation = outgoing.evaluation(0, measured, facts["metrics"], rules)
     instance = secrets.token_hex(16)
     return [
         pb.Hello(protocol=PROTOCOL, software=f"metis {__version__}", instance=instance, unix_time=time.time()),

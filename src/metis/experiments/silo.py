@@ -15,6 +15,7 @@ from metis.core.policy import Policy
 from metis.errors import ConfigError
 from metis.experiments.compose import policy_and_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
+from metis.experiments.private import build_privacy
 from metis.experiments.setup import TrainingSetup, build_training_setup
 from metis.experiments.site import load_site, optional_examples, settled, site_examples, site_setup
 
@@ -117,6 +118,7 @@ def learner_silo(
         config.seed,
         setup.augment,
         layers=chosen.learner_layers,
+        privacy=build_privacy(group),
     )
     return _silo(config, setup, chosen, learner, evaluation, None, device)
 

@@ -73,7 +73,9 @@ class LearnerRequests:
         if not writer.controller.finished:
             text = f"learner '{learner}' joins with {ready.examples} examples, batches of {ready.batch_size}"
             writer.in_loop(self._report, "info", text)
-            writer.journal(LearnerJoined(learner, ready.examples, ready.batch_size), writer.now())
+            left = min(ready.steps_left, MAX_STEPS) if ready.HasField("steps_left") else None
+            joined = LearnerJoined(learner, ready.examples, ready.batch_size, left, ready.larger_batches)
+            writer.journal(joined, writer.now())
 
     def fail(self, session: Session, failed: pb.Failed) -> None:
         """Close a task that the learner could not do."""

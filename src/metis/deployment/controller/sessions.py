@@ -277,6 +277,7 @@ class Sessions:
                 steps=task.budget.steps,
                 seconds=max(0.0, seconds) if math.isfinite(seconds) else None,
                 rate=None if task.rate == 1 else task.rate,
+                batches_per_step=None if task.budget.batches_per_step == 1 else task.budget.batches_per_step,
                 sha256=opened.sha256,
                 bytes=model_bytes(self._layout),
                 seal=opened.model_mac,

@@ -13,18 +13,20 @@ from metis.deployment.wire import wire_pb2 as pb
 
 def ready(facts: Mapping[str, Any], policy: SitePolicy) -> pb.Ready:
     """From what the training process found when it prepared; without metrics to report there is nothing to evaluate."""
-    measured = facts["evaluation_examples"]
+    private, measured = facts.get("private", False), facts["evaluation_examples"]
     return pb.Ready(
         examples=facts["examples"],
         batch_size=facts["batch_size"],
-        evaluation_examples=measured if policy.reports(measured) else 0,
+        evaluation_examples=measured if policy.reports(measured) and not private else 0,
         layout=facts["fingerprint"],
+        steps_left=facts.get("steps_left"),
+        larger_batches=facts.get("larger_batches", False),
     )
 
 
-def loss(value: float, examples: int, policy: SitePolicy) -> float:
-    """The training loss over this many examples as it travels; NaN if it does not."""
-    return policy.coarse(value) if policy.reports(examples) else math.nan
+def loss(value: float | None, examples: int, policy: SitePolicy) -> float:
+    """The training loss over this many examples as it travels; NaN if it does not, as of records that are protected."""
+    return math.nan if value is None or not policy.reports(examples) else policy.coarse(value)
 
 
 def evaluation(
@@ -64,6 +66,8 @@ FIELDS = {
     "Ready.batch_size": "examples in a batch",
     "Ready.evaluation_examples": "number of evaluation examples; 0 if no metric is reported",
     "Ready.layout": "SHA-256 of the names and shapes of the network's tensors",
+    "Ready.steps_left": "steps that its privacy budget allows, to two digits",
+    "Ready.larger_batches": "whether it fills with larger batches what that leaves of a period",
     "Heartbeat.task": "task that it works on",
     "Heartbeat.steps": "batches done in it",
     "Evaluation.version": "community model that was measured",

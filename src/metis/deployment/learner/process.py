@@ -101,7 +101,15 @@ class LearnerProcess:
         self._absence = Absence(self._supervisor, self.connection, self._policy, self._log, route.where, authority)
         self.uploads = Uploads(self._supervisor, self.connection, self.work, self._log, Stretch(stretch_seconds))
         self.training = Training(
-            self._supervisor, self.connection, self.work, self.child, self._log, site=site, device=device, pace=pace
+            self._supervisor,
+            self.connection,
+            self.work,
+            self.child,
+            self._log,
+            site=site,
+            device=device,
+            pace=pace,
+            policy=self._policy,
         )
         self._tasks = Tasks(
             self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log,

@@ -46,6 +46,10 @@ EXAMPLE = """\
 # report_metrics = false
 # metric_decimals = 2
 # min_metric_examples = 50
+
+# Records are protected by noise (DP-SGD), whatever the federation says; where it says more, that counts. The budget is
+# epsilon, over all runs with the data set of this name; the ledger of what is spent lies beside this file.
+# privacy = { noise = 1.1, clip = 1.0, budget = 8.0, delta = 1e-5, data = "cohort-2024" }
 """
 
 
@@ -86,6 +90,7 @@ class SitePolicy:
     report_metrics: bool = True
     metric_decimals: int | None = None
     min_metric_examples: int | None = None
+    privacy: Mapping[str, Any] | None = None  # the settings of `Privacy`, and data, ledger, witness
 
     # --- what is refused ------------------------------------------------------------------------
 
@@ -219,7 +224,21 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
+def _is_positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")  # type: ignore[operator]
+
+
 _COUNT = ("a whole number of 1 or more", _is_count)
+_PRIVACY: dict[str, Callable[[Any], bool]] = {
+    "noise": _is_positive,
+    "clip": _is_positive,
+    "budget": _is_positive,
+    "delta": lambda value: _is_positive(value) and value < 1,
+    "larger_batches": lambda value: isinstance(value, bool),
+    "data": _is_text,
+    "ledger": _is_text,
+    "witness": _is_text,
+}
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "controller": ("a host, or HOST:PORT", _is_text),
     "federation": ("the fingerprint of a CA, or the name of a run", _is_text),
@@ -237,4 +256,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "report_metrics": ("true or false", lambda value: isinstance(value, bool)),
     "metric_decimals": ("a whole number from 0 to 15", lambda value: type(value) is int and 0 <= value <= 15),
     "min_metric_examples": _COUNT,
-}
+    "privacy": (
+        "a table with noise, and perhaps clip, budget, delta, larger_batches, data, ledger, witness",
+        lambda value: isinstance(value, dict) and "noise" in value and all(
+            key in _PRIVACY and _PRIVACY[key](given) for key, given in value.items()
+        ),
+    ),
+}  # fmt: skip

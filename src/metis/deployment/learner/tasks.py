@@ -159,6 +159,8 @@ class Tasks:
         self, task: pb.Task, kind: pb.Cause.Kind, reason: str, steps: int, seconds: float, details: str = ""
     ) -> None:
         self.current = None
+        if self._training.private and kind != pb.Cause.PRIVACY_BUDGET:  # how a training failed may tell of its records
+            kind, steps, seconds = pb.Cause.UNKNOWN, 0, 0.0
         cause = self._log.failed(kind, f"task {task.number}: failed: {reason}", details)
         self._connection.send_failed(task.number, cause, steps, seconds)
 
@@ -181,7 +183,9 @@ class Tasks:
         if kept := sorted(answer["metrics"].keys() - known):
             self._report("info", f"not reported, because the federation does not have that name: {', '.join(kept)}")
         policy, refusal = self._policy.ask()
-        evaluation = None if refusal else outgoing.evaluation(task.version, answer, known, policy)
+        evaluation = (
+            None if refusal or self._training.private else outgoing.evaluation(task.version, answer, known, policy)
+        )
         if evaluation is None:
             self._report("info", "not reported: the site policy keeps it, or the federation knows none of the names")
         elif not self._connection.send(evaluation=evaluation):

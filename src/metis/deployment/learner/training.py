@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from metis.deployment.learner import outgoing
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.site_log import SiteLog
-from metis.deployment.learner.site_policy import SitePolicy
+from metis.deployment.learner.site_policy import PolicyFile, SitePolicy
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, update_of
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
-from metis.errors import ChildDied, ChildFailed
+from metis.errors import ChildDied, ChildFailed, ConfigError
 from metis.system import monotonic
 
 _GRACE_SECONDS = 10.0  # for an abandoned training to end
@@ -38,10 +38,12 @@ class Training:
         site: Path | None,
         device: str | None,
         pace: float | None,
+        policy: PolicyFile | None = None,
     ) -> None:
         self._supervisor, self._connection, self._work, self._child = supervisor, connection, work, child
         self._log = log
         self._site, self._device, self._pace = site, device, pace
+        self._policy = policy or PolicyFile()
         self._lock = asyncio.Lock()
         self._prepared: tuple[Any, ...] | None = None  # for which run
         self._prepared_pid: int | None = None
@@ -51,10 +53,11 @@ class Training:
     async def prepare(self, welcome: pb.Welcome) -> dict[str, Any] | None:
         """Let the child make network and data, unless it has; None if it cannot be kept alive."""
         async with self._lock:
-            wanted = (welcome.run, welcome.learner, welcome.index, welcome.settings, welcome.layout)
+            demands = self._privacy(welcome.run)
+            wanted = (welcome.run, welcome.learner, welcome.index, welcome.settings, welcome.layout, str(demands))
             while not (self._child.alive and self._child.pid == self._prepared_pid and self._prepared == wanted):
                 try:
-                    self._facts = await self._make(welcome)
+                    self._facts = await self._make(welcome, demands)
                 except ChildDied as problem:
                     if await self.died(problem):
                         continue
@@ -62,7 +65,24 @@ class Training:
                 self._prepared, self._prepared_pid = wanted, self._child.pid
             return self._facts
 
-    async def _make(self, welcome: pb.Welcome) -> dict[str, Any]:
+    @property
+    def private(self) -> bool:
+        """Whether the records are protected: then nothing clear about them leaves."""
+        return bool(self._facts.get("private"))
+
+    def _privacy(self, run: str) -> dict[str, Any]:
+        """What the site demands of the training process, and where the ledger of its data set is."""
+        try:
+            rules = self._policy.read().privacy
+        except ConfigError as problem:
+            raise ChildFailed(f"the site policy cannot be used: {problem}", kind="setup") from None
+        own = dict(rules or {})
+        beside = None if self._policy.path is None or rules is None else self._policy.path.parent / "privacy"
+        ledger = own.pop("ledger", None) or beside or self._work.folder / "privacy"
+        places = {"ledger": str(ledger), "witness": own.pop("witness", None), "data": own.pop("data", None), "run": run}
+        return {"settings": own or None, **places}
+
+    async def _make(self, welcome: pb.Welcome, privacy: dict[str, Any]) -> dict[str, Any]:
         try:
             settings, layout = json.loads(welcome.settings), json.loads(welcome.layout)
         except ValueError:
@@ -79,12 +99,15 @@ class Training:
             memory=str(self._work.memory),
             device=self._device,
             pace=self._pace,
+            privacy=privacy,
         )
         self._supervisor.report(
             "ready",
             f"ready: {facts['examples']} examples in batches of {facts['batch_size']}"
             + (f", {facts['evaluation_examples']} to evaluate on" if facts["evaluation_examples"] else ""),
         )
+        if facts.get("private"):
+            self._supervisor.report("info", _protection(facts))
         return facts
 
     async def died(self, problem: ChildDied) -> bool:
@@ -128,6 +151,7 @@ class Training:
             steps=task.steps if task.HasField("steps") else None,
             seconds=seconds,
             rate=task.rate if task.HasField("rate") else 1.0,
+            batches_per_step=task.batches_per_step if task.HasField("batches_per_step") else 1,
             out=str(self._work.update_file(task.number)),
             progress=progress,
         )
@@ -156,3 +180,11 @@ class Training:
             out=str(out),
             metadata={"run": self._work.run, "version": str(version)},
         )
+
+
+def _protection(facts: Mapping[str, Any]) -> str:
+    """For the site's operator: what protects the records, and what is spent."""
+    text = f"records are protected with noise {facts['noise']:g}; epsilon {facts['epsilon_spent']:.3g}"
+    if facts["budget"] is None:
+        return f"{text} is spent, without a budget (delta {facts['delta']:g})"
+    return f"{text} of {facts['budget']:g} is spent (delta {facts['delta']:g}), {facts['steps_left']} steps are left"

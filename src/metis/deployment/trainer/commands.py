@@ -8,15 +8,18 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
 `abandoned`. They are done one after the other.
 
     {"id": 1, "command": "prepare", "settings": {...}, "site": FILE or null, "name": NAME or null, "index": 0,
-     "layout": [...] or null, "memory": FOLDER or null, "device": DEVICE or null, "pace": SECONDS or null}
+     "layout": [...] or null, "memory": FOLDER or null, "device": DEVICE or null, "pace": SECONDS or null,
+     "privacy": {"settings": {...} or null, "ledger": FOLDER, "witness": FOLDER or null, "data": NAME or null,
+                 "run": RUN} or absent}
     {"id": 1, "done": {"examples": 120, "batch_size": 16, "evaluation_examples": 30, "fingerprint": "9f2c...",
                        "layout": [...], "metric": "accuracy", "higher_is_better": true, "seed": 1990}}
         makes network and data, once for each run; a `layout` that the network does not have is a failure. `name`
         null is the controller: no training data, its held-out data to evaluate on. `memory` is where momentum and
-        local buffers outlive the process. With `pace` each batch takes at least that long.
+        local buffers outlive the process. With `pace` each batch takes at least that long. `privacy` is what the site
+        demands, and where its ledger is; of records that are protected, the answer has "private" and "steps_left".
 
     {"id": 2, "command": "train", "task": 7, "model": FILE, "steps": 240 or null, "seconds": 11.5 or null,
-     "rate": 1.0, "out": FILE}
+     "rate": 1.0, "batches_per_step": 1, "out": FILE}
     {"id": 2, "progress": {"task": 7, "steps": 31}}                      at most one a second
     {"id": 2, "done": {"task": 7, "steps": 240, "seconds": 10.9, "time_per_batch": 0.045, "loss": 0.31,
                        "sha256": "51ab...", "bytes": 4840, "compression_error": 0.004 or null}}

@@ -24,8 +24,10 @@ from metis.deployment.trainer.commands import Answers, Commands
 from metis.deployment.trainer.followers import Followers, own_device
 from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
+from metis.deployment.trainer.privacy import PrivacyGuard
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
 from metis.errors import ChildFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
+from metis.privacy.ledger import BudgetSpent
 from metis.runs.folds import VALIDATION
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class _Trainer:
             self._group = group._replace(meeting_point=self._followers.meeting_point)
         self._silo: Silo | None = None
         self._memories = Memories(None)
+        self._guard: PrivacyGuard | None = None
         self._pace = 0.0
         self._works: dict[str, Callable[[dict[str, Any], float, dict[str, Any]], dict[str, Any]]] = {
             "prepare": self._prepare,
@@ -179,6 +182,9 @@ class _Trainer:
         self._memories = Memories(memory, writes=self._group.rank == 0)
         self._pace = float(command["pace"] or 0.0) if self._group.rank == 0 else 0.0
         learner = silo.learner
+        self._guard = None
+        if learner is not None:
+            self._guard = PrivacyGuard.of(learner, silo.engine, command.get("privacy") or {}, self._group.size)
         return {
             "examples": 0 if learner is None else len(learner.indices),
             "batch_size": 0 if learner is None else learner.batch_size,
@@ -191,6 +197,7 @@ class _Trainer:
             "metrics": sorted({"loss", silo.metric, *getattr(silo.engine, "metrics", ())}),
             "higher_is_better": silo.higher_is_better,
             "seed": silo.seed,
+            **({} if self._guard is None else self._guard.facts()),
         }
 
     def _join(self, _command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +221,8 @@ class _Trainer:
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
         started = reported = time.monotonic()
-        ranks, unwanted, budget = self._ranks, False, Budget(command["steps"], max(0.0, ends - started))
+        ranks, unwanted = self._ranks, False
+        budget = Budget(command["steps"], max(0.0, ends - started), command.get("batches_per_step") or 1)
         if self._group.rank:  # the first process decides for all
             budget = Budget()
 
@@ -236,6 +244,8 @@ class _Trainer:
                 raise _Abandoned
             return bool(verdict)
 
+        if self._guard is not None:
+            self._guard.reserve(task, budget)
         trained = learner.train_while(
             engine,
             community_model,
@@ -256,7 +266,7 @@ class _Trainer:
             "steps": trained.steps,
             "seconds": trained.seconds,
             "time_per_batch": robust_time_per_batch(whole),
-            "loss": trained.loss,
+            "loss": trained.loss if math.isfinite(trained.loss) else None,
             "sha256": sha256,
             "bytes": length,
             "compression_error": trained.notes.get("compression_error"),
@@ -331,7 +341,12 @@ def explained(problem: Exception) -> tuple[str, str, str]:
     first = problem.__cause__ if isinstance(problem, MetisError) else problem
     if isinstance(first, OSError) and first.errno in _DISK:
         return text, "disk", details
-    kinds = ((NotFinite, "data_not_finite"), (Diverged, "diverged"), (_NetworkDiffers, "network_differs"))
+    kinds = (
+        (NotFinite, "data_not_finite"),
+        (BudgetSpent, "privacy_budget"),
+        (Diverged, "diverged"),
+        (_NetworkDiffers, "network_differs"),
+    )
     kind = next((kind for known, kind in kinds if isinstance(problem, known)), None)
     return text, kind or ("setup" if isinstance(problem, MetisError) else "site_code"), details
 

@@ -22,6 +22,7 @@ _SENTENCES = {
     pb.Cause.UPDATE_LOST: "its update was lost before it was handed in",
     pb.Cause.SITE_POLICY: "its site policy does not allow it",
     pb.Cause.STOPPED: "it was stopped by its operator",
+    pb.Cause.PRIVACY_BUDGET: "its privacy budget does not allow it",
 }
 # Each rule by its key in `site-policy.toml`.
 RULES = {

@@ -39,16 +39,20 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., instance: _Optional[str] = ..., run: _Optional[str] = ..., task: _Optional[int] = ..., unix_time: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("examples", "batch_size", "evaluation_examples", "layout")
+    __slots__ = ("examples", "batch_size", "evaluation_examples", "layout", "steps_left", "larger_batches")
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    LARGER_BATCHES_FIELD_NUMBER: _ClassVar[int]
     examples: int
     batch_size: int
     evaluation_examples: int
     layout: str
-    def __init__(self, examples: _Optional[int] = ..., batch_size: _Optional[int] = ..., evaluation_examples: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+    steps_left: int
+    larger_batches: bool
+    def __init__(self, examples: _Optional[int] = ..., batch_size: _Optional[int] = ..., evaluation_examples: _Optional[int] = ..., layout: _Optional[str] = ..., steps_left: _Optional[int] = ..., larger_batches: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("task", "steps")
@@ -76,6 +80,7 @@ class Cause(_message.Message):
         UPDATE_LOST: _ClassVar[Cause.Kind]
         SITE_POLICY: _ClassVar[Cause.Kind]
         STOPPED: _ClassVar[Cause.Kind]
+        PRIVACY_BUDGET: _ClassVar[Cause.Kind]
     UNKNOWN: Cause.Kind
     SITE_CODE: Cause.Kind
     SETUP: Cause.Kind
@@ -90,6 +95,7 @@ class Cause(_message.Message):
     UPDATE_LOST: Cause.Kind
     SITE_POLICY: Cause.Kind
     STOPPED: Cause.Kind
+    PRIVACY_BUDGET: Cause.Kind
     class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NO_RULE: _ClassVar[Cause.Rule]
@@ -202,7 +208,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ..., members: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "evaluate")
+    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "evaluate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +219,7 @@ class Task(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     epoch: int
@@ -224,8 +231,9 @@ class Task(_message.Message):
     bytes: int
     seal: bytes
     rate: float
+    batches_per_step: int
     evaluate: bool
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., evaluate: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., evaluate: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("version", "sha256", "bytes", "seal")
