@@ -73,6 +73,7 @@ HOMES: dict[str, set[str] | None] = {
     "pooch": {"data"},
     "requests": {"data"},  # comes with pooch, whose errors it raises
     "nibabel": {"data"},
+    "optuna": {"experiments"},
     "markupsafe": {"reporting", "reproduction"},  # comes with jinja2
     "matplotlib": {"reporting", "reproduction"},
     "jinja2": {"reporting", "reproduction"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 from pathlib import Path
@@ -115,3 +116,14 @@ def test_faults_that_are_not_described_right(wrong: str, sentence: str) -> None:
 def test_restarts_are_drawn_or_listed() -> None:
     with pytest.raises(ConfigError, match="is given together with restart_every"):
         load_config(REHEARSAL, ["faults.restart_every=5", "faults.restart_seconds=5"])
+
+
+@pytest.mark.skipif(not os.environ.get("METIS_DATA"), reason="needs heart_disease.csv in METIS_DATA")
+def test_flambys_pooled_figure_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seed 42: the published accuracies of its centres give a mean of 0.739."""
+    if not (Path(os.environ["METIS_DATA"]) / "heart_disease.csv").is_file():
+        pytest.skip("heart_disease.csv is not in METIS_DATA")
+    names = runpy.run_path(str(FOLDER.parent / "flamby.py"))
+    found = names["main"]("heart_disease", seeds=[42, 43], rounds=1)
+    assert found["Pooled"] == [pytest.approx(0.7367, abs=0.005), pytest.approx(0.735, abs=0.005)]
+    assert "published 0.735" in capsys.readouterr().out

@@ -98,6 +98,9 @@ if TYPE_CHECKING:
     from metis.experiments.flamby import (
         flamby_federation as flamby_federation,
     )
+    from metis.experiments.search import (
+        search as search,
+    )
     from metis.learning.torch.metrics import (
         BatchMean as BatchMean,
     )
@@ -204,6 +207,7 @@ _PUBLIC = {
     "metis.learning.torch.metrics": ("BatchMean",),
     "metis.learning.torch.optimizers": ("TorchOptimizer",),
     "metis.experiments.flamby": ("flamby_federation",),
+    "metis.experiments.search": ("search",),
     "metis.reporting.notebook": ("Comparison",),
     "metis.reporting.trackers.tracking": ("Tracking",),
     "metis.runs.run": ("Run",),

@@ -24,6 +24,7 @@ import numpy as np
 
 from metis.data import volumes
 from metis.data.dataset import Dataset
+from metis.data.medmnist import from_archive
 from metis.data.sources import DATASETS, Arrays, DatasetSource, RemoteFile
 from metis.errors import DataError
 from metis.registry import did_you_mean
@@ -262,7 +263,7 @@ def _read(source: DatasetSource, path: Path) -> Dataset:
     try:
         # Opened here, because numpy leaves a file that turns out not to be an archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in _ARRAYS}
+            arrays = from_archive(stored) if "train_images" in stored else {key: stored[key] for key in _ARRAYS}
     except KeyError as error:
         raise DataError(f"{path} is not a data set: it needs the arrays {', '.join(_ARRAYS)}") from error
     except (*_DAMAGE, TypeError) as error:  # TypeError: a single array, which is not an archive

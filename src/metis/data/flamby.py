@@ -38,6 +38,7 @@ class FlambyData:
     x_test: NDArray[np.float32]
     y_test: NDArray[np.float32]
     sites_test: NDArray[np.str_]
+    x_pooled: NDArray[np.float32]  # training inputs as FLamby's pooled baseline has them
 
 
 def load_flamby(name: FlambyName, folder: Path | str | None = None) -> FlambyData:
@@ -48,13 +49,13 @@ def load_flamby(name: FlambyName, folder: Path | str | None = None) -> FlambyDat
     path = Path(where or ".") / f"{name}.csv"
     if not path.is_file():
         raise DataError(f"FLamby's {name} needs {path.name}; put it in a folder and name that with METIS_DATA")
-    x, y, sites, test = _heart_disease(path) if name == "heart_disease" else _tcga_brca(path)
-    x, y = x.astype(np.float32), y.astype(np.float32)
-    return FlambyData(name, x[~test], y[~test], sites[~test], x[test], y[test], sites[test])
+    x, y, sites, test, pooled = _heart_disease(path) if name == "heart_disease" else _tcga_brca(path)
+    x, y, pooled = x.astype(np.float32), y.astype(np.float32), pooled.astype(np.float32)
+    return FlambyData(name, x[~test], y[~test], sites[~test], x[test], y[test], sites[test], pooled[~test])
 
 
 def _heart_disease(path: Path) -> tuple[NDArray[Any], ...]:
-    """10 attributes as 13 features, without patients that have a gap, standardized at each hospital."""
+    """10 attributes as 13 features, without patients that have a gap, standardized at each hospital, or pooled."""
     table = read_table(path, ["hospital", *_HEART, "num"])
     values = numeric_columns(path, table, [*_HEART, "num"], gaps=True)
     whole = ~np.isnan(np.column_stack([values[name] for name in (*_HEART, "num")])).any(axis=1)
@@ -65,16 +66,20 @@ def _heart_disease(path: Path) -> tuple[NDArray[Any], ...]:
             columns.append(values[name][whole])
     for name in ("cp", "restecg"):  # one feature a kind, but for the first
         columns += [values[name][whole] == kind for kind in np.unique(values[name][whole])[1:]]
-    x = np.column_stack(columns).astype(np.float64)
-    test = np.zeros(len(x), np.bool_)
+    raw = np.column_stack(columns).astype(np.float64)
+    x, test = raw.copy(), np.zeros(len(raw), np.bool_)
     for hospital, bits in _HEART_TEST.items():
         members = np.flatnonzero(hospitals == hospital)
         if len(members) < bits.bit_length():
             raise DataError(f"{path}: {hospital} has {len(members)} patients without a gap, fewer than FLamby's")
         test[members] = [bool(bits >> number & 1) for number in range(len(members))]
-        own = x[members][~test[members]]
-        x[members] = (x[members] - own.mean(axis=0)) / (own.std(axis=0, ddof=1) + 1e-9)
-    return x, (values["num"][whole] > 0)[:, None], hospitals, test
+        x[members] = _standardized(raw[members], test[members])
+    return x, (values["num"][whole] > 0)[:, None], hospitals, test, _standardized(raw, test)
+
+
+def _standardized(x: NDArray[np.float64], test: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """By mean and deviation of the training examples."""
+    return np.asarray((x - x[~test].mean(axis=0)) / (x[~test].std(axis=0, ddof=1) + 1e-9))
 
 
 def _tcga_brca(path: Path) -> tuple[NDArray[Any], ...]:
@@ -84,4 +89,4 @@ def _tcga_brca(path: Path) -> tuple[NDArray[Any], ...]:
     values = numeric_columns(path, table, [*features, "center", "E", "T"])
     sites = np.array([_REGIONS[int(center)] for center in values["center"]])
     x = np.column_stack([values[name] for name in features])
-    return x, np.column_stack([values["E"], values["T"]]), sites, np.asarray(table["split"]) == "test"
+    return x, np.column_stack([values["E"], values["T"]]), sites, np.asarray(table["split"]) == "test", x

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.data import tables, volumes
+from metis.data import medmnist, tables, volumes
 from metis.data.dataset import Dataset, Task
 from metis.registry import Registry
 
@@ -67,6 +67,12 @@ class DatasetSource:
             return ()
         kinds = inspect.signature(function).parameters.values()
         return tuple(parameter.name for parameter in kinds if parameter.kind is parameter.KEYWORD_ONLY)
+
+
+def _medmnist(files: Mapping[str, Path]) -> Arrays:
+    (path,) = files.values()
+    with np.load(path, allow_pickle=False) as stored:
+        return medmnist.from_archive(stored)
 
 
 DATASETS: Registry[DatasetSource] = Registry("data set", "metis.datasets")
@@ -306,3 +312,18 @@ for _known in (
     ),
 ):
     DATASETS.add(_known.name, _known)
+
+for _name, _set in medmnist.SETS.items():
+    DATASETS.add(
+        _name,
+        DatasetSource(
+            name=_name,
+            title=_set.title,
+            shape=(28, 28) if _set.channels == 1 else (28, 28, _set.channels),
+            class_names=_set.class_names,
+            train=_set.train,
+            test=_set.test,
+            files=(RemoteFile(f"{_name}.npz", (medmnist.ADDRESS.format(_name),), _set.md5),),
+            convert=_medmnist,
+        ),
+    )

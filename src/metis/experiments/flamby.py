@@ -20,7 +20,12 @@ RATE = {"heart_disease": 0.001, "tcga_brca": 0.1}  # of FLamby's FedAvg
 
 
 def flamby_federation(
-    name: FlambyName, *, speeds: Sequence[float] = (0.1,), seed: int = 42, folder: Path | str | None = None
+    name: FlambyName,
+    *,
+    speeds: Sequence[float] = (0.1,),
+    seed: int = 42,
+    folder: Path | str | None = None,
+    pooled: bool = False,
 ) -> Federation:
     """Fed-Heart-Disease (4 hospitals, accuracy) or Fed-TCGA-BRCA (6 regions, C-index) as in FLamby's benchmark.
 
@@ -28,6 +33,8 @@ def flamby_federation(
     - `speeds`: seconds for a batch; the centres take them in turn, the largest first.
     - `seed`: of the initial model and the order of batches; FLamby uses 42 to 46. The split is FLamby's own.
     - `folder`: where the CSV file is; without it the folder that METIS_DATA names.
+    - `pooled`: for FLamby's pooled baseline, `metis.centralized()`: training inputs are standardized by all patients
+      instead of at each centre, test inputs at each centre as before.
 
     Every learner has its own test examples: `evaluate_at_learners`.
     """
@@ -45,7 +52,7 @@ def flamby_federation(
             loss=cox_loss if survival else binary_loss,
             metrics={"c_index": concordance} if survival else {"accuracy": binary_accuracy},
         ),
-        train=(data.x_train, data.y_train),
+        train=(data.x_pooled if pooled else data.x_train, data.y_train),
         test=(data.x_test, data.y_test),
         learners=[
             SimulatedLearner(
