@@ -101,6 +101,9 @@ if TYPE_CHECKING:
     from metis.experiments.search import (
         search as search,
     )
+    from metis.learning.torch.loader import (
+        Loader as Loader,
+    )
     from metis.learning.torch.metrics import (
         BatchMean as BatchMean,
     )
@@ -204,6 +207,7 @@ _PUBLIC = {
         "Federation",
         "SimulatedLearner",
     ),
+    "metis.learning.torch.loader": ("Loader",),
     "metis.learning.torch.metrics": ("BatchMean",),
     "metis.learning.torch.optimizers": ("TorchOptimizer",),
     "metis.experiments.flamby": ("flamby_federation",),

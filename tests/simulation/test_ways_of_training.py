@@ -65,6 +65,12 @@ WAYS: dict[str, dict[str, Any]] = {
         "collate": pad,
         "metrics": ["accuracy", "auc", "f1"],
     },
+    "read ahead": {
+        "network": Padded,
+        "train": metis.Loader(ITEMS, workers=3, collate=pad),
+        "test": metis.Loader(ITEMS[:30], workers=2, prefetch=1, collate=pad),
+        "metrics": ["accuracy", "auc", "f1"],
+    },
 }
 
 

@@ -257,7 +257,9 @@ class SiteExamples:
         return self._examples.batch(indices)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("items", "collate") and "_examples" in self.__dict__:  # where the examples are items of a dataset
+        if (
+            name in ("items", "collate", "stream") and "_examples" in self.__dict__
+        ):  # where the examples are items of a dataset
             return getattr(self._examples, name)
         raise AttributeError(name)
 

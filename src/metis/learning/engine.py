@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -47,6 +47,12 @@ class SomeExamples:
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         return self._examples.batch(self._indices[indices])
+
+
+def batches_of(examples: Examples, orders: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+    """The batches of these indices, read ahead where the examples can."""
+    stream = getattr(examples, "stream", None)
+    return map(examples.batch, orders) if stream is None else stream(orders)
 
 
 @dataclass(frozen=True)

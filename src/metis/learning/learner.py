@@ -16,7 +16,7 @@ from metis.core.layers import Layer, Memory, Outgoing, Work
 from metis.core.model import Layout, Model, mixable_problem
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError, Diverged, NotFinite
-from metis.learning.engine import Engine, Examples, Trained
+from metis.learning.engine import Engine, Examples, Trained, batches_of
 from metis.learning.private import PrivateStep, draw
 from metis.privacy.chance import SeededChance, SystemChance
 from metis.privacy.records import Privacy, rate_at, sampling_rate
@@ -68,11 +68,11 @@ class Learner:
     def batches(self, task_number: int) -> Iterator[Any]:
         """Endless batches, shuffled again in each epoch; the same for the same seed, learner and task."""
         generator = self._augmentation_generator(task_number)
-        for chosen in self.orders(task_number):
-            if self.ranks is not None:
+        if self.ranks is not None:
+            for chosen in self.orders(task_number):
                 yield self.ranks.part(self.examples, chosen, self.augment, generator)
-            else:
-                yield self._batch(chosen, generator)
+        for batch in batches_of(self.examples, self.orders(task_number)):
+            yield self._augmented(batch, generator)
 
     @property
     def sampling_rate(self) -> float:
@@ -96,7 +96,7 @@ class Learner:
     def _parts(self, chosen: NDArray[np.int64], generator: Any) -> Iterator[Any]:
         """In parts of a plain batch's size, so that a step never needs more memory than it."""
         for start in range(0, len(chosen), self.batch_size):
-            yield self._batch(chosen[start : start + self.batch_size], generator)
+            yield self._augmented(self.examples.batch(chosen[start : start + self.batch_size]), generator)
 
     def _augmentation_generator(self, task_number: int) -> Any:
         if self.augment is None:
@@ -105,8 +105,7 @@ class Learner:
 
         return seeded_generator(torch_seed(self._seed_of(_AUGMENTATION, task_number)))
 
-    def _batch(self, chosen: NDArray[np.int64], generator: Any) -> Any:
-        batch = self.examples.batch(chosen)
+    def _augmented(self, batch: Any, generator: Any) -> Any:
         if self.augment is None:
             return batch
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:

@@ -21,7 +21,7 @@ from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
-from metis.learning.engine import Batch, Examples, Trained
+from metis.learning.engine import Batch, Examples, Trained, batches_of
 from metis.learning.private import PrivateStep
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
@@ -369,8 +369,9 @@ class TorchEngine(FlatNetwork, PrivateTraining):
                 layer.train()
         total = 0.0
         # Parts of equal size: a last batch of one example would have no variance for BatchNorm to measure.
-        for part in np.array_split(indices, math.ceil(len(indices) / self._evaluation_batch)) if len(indices) else ():
-            loss, outputs, targets = self._objective.measure(module, self._objective.move(examples.batch(part)))
+        parts = np.array_split(indices, math.ceil(len(indices) / self._evaluation_batch)) if len(indices) else []
+        for part, batch in zip(parts, batches_of(examples, parts), strict=True):
+            loss, outputs, targets = self._objective.measure(module, self._objective.move(batch))
             total += float(loss) * len(part)
             if self._measures and targets is None:
                 raise ConfigError(self._objective.without_targets)
