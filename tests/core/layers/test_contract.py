@@ -166,6 +166,7 @@ def test_a_layer_composes_or_is_refused_by_name(policy: Policy, layer: Layer) ->
 def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None:
     """Everything else goes with every policy."""
     asynchronous = ["async_fedavg", "fedrec", "fedasync", "fedbuff"]
+    baselines = sorted({"alone", "centralized"} & set(POLICIES))
     refusals = {
         "sample": ("sample is drawn for each round, and {} has none; sync_fedavg and semisync_fedavg do", asynchronous),
         "nova": (
@@ -174,38 +175,38 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             ["semisync", *asynchronous],
         ),
         "robust": (
-            "robust compares the models that are mixed at a time, and {} takes them in one by one; sync_fedavg, "
-            "semisync_fedavg and fedbuff mix several",
+            "robust compares the models that are mixed at a time, and {} adds models or differences up as they come; "
+            "sync_fedavg, semisync_fedavg and fedbuff mix several",
             ["semisync", "async_fedavg", "fedrec", "fedasync"],
         ),
         "secure_sum": (f"secure_sum {SecureSum.needs['rounds']}".replace("{policy}", "{}"), asynchronous),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "schedule": (
             "schedule changes lambda, which is for semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "shortest_period": (
             "shortest_period bounds the periods of semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "probe": (
             "probe replaces the cold start of semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "pace": (
             "pace chooses the periods of semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "late": (
             "late lets semi-synchronous periods end without some learners; {} has no periods",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "messages": (
             "messages bounds the periods of semi-synchronous training; {} has none",
-            ["sync_fedavg", *asynchronous],
+            ["sync_fedavg", *baselines, *asynchronous],
         ),
         "differences": (
             "differences replaces the average of a round, and {} does not average rounds; "
@@ -225,6 +226,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             (key, "semisync"): f"{key} is given together with pace; keep one of them"
             for key in ("adaptive", "schedule")
         },
+        ("secure_sum", "semisync"): f"secure_sum {SecureSum.needs['average']}".format(policy="semisync", other=""),
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},
     }
 

@@ -247,7 +247,9 @@ def test_bits_do_not_depend_on_threads(rule: RobustRule, threads: int) -> None:
 def test_only_what_mixes_several_models_can_be_robust() -> None:
     """Policies that take models in one by one are refused by name, and so is what a rule cannot protect."""
     for policy in (async_fedavg(), fedrec(), fedasync(regularization=0)):
-        with pytest.raises(ArgumentError, match=f"robust compares .* and {policy.name} takes them in one by one"):
+        with pytest.raises(
+            ArgumentError, match=f"robust compares .* and {policy.name} adds models or differences up as they come"
+        ):
             policy.with_layers(Median())
     with pytest.raises(ArgumentError, match="is given together with"):
         sync_fedavg().with_layers(Median(), FedNova())

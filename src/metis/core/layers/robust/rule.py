@@ -32,8 +32,8 @@ class RobustRule(
     Layer,
     ABC,
     needs={
-        "cohort": "compares the models that are mixed at a time, and {policy} takes them in one by one; sync_fedavg, "
-        "semisync_fedavg and fedbuff mix several",
+        "cohort": "compares the models that are mixed at a time, and {policy} adds models or differences up as they "
+        "come; sync_fedavg, semisync_fedavg and fedbuff mix several",
         "models": "compares local models, which nobody can under {other}",
         "layout": "does not protect what {other} adds to a model; use a solver without it",
     },
