@@ -73,7 +73,7 @@ simulate-system: $(STAMP)  ## the deployed code under simulated network, disk an
 
 simulate-nightly: $(STAMP)  ## 20,000 seeds that nobody has played, every rare branch, every planted bug; hours
 	$(BIN)/python tests/system/run.py --seeds $$(date +%-j)0000:$$(($$(date +%-j) * 10000 + 20000)) --reached --sometimes
-	$(BIN)/python tests/system/run.py --bug all
+	$(BIN)/python tests/system/run.py --bug all --results build/bugs-found.json
 
 chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
 	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)

@@ -165,7 +165,7 @@ BUGS: dict[str, Bug] = {
     # --- delivery and tasks -----------------------------------------------------------------------
     "a late update counts": Bug(
         f"{_CORE}.controller",
-        "if not self.protocol.accepts_stale and task.based_on != self.community.stamp:",
+        "if not self.protocol.accepts_stale and (task.based_on != self.community.stamp or self.closed is not None):",
         "if False:",
     ),
     "an update of a closed task counts": Bug(
@@ -315,7 +315,7 @@ BUGS: dict[str, Bug] = {
     "a command that is not journaled is answered": Bug(
         f"{_CONTROLLER}.writer",
         "        self.submit(job, lambda: _answer(done, StateError(_FAILED)))\n        return await done\n",
-        "        self._loop.call_later(2.0, self.submit, job)\n        return Entry(0, 0.0, {})\n",
+        "        self._loop.call_later(2.0, self.submit, job)\n        return Entry(0, 0.0, {}, None, None)\n",
         needs="command",
     ),
     "a command ends with its caller": Bug(

@@ -320,6 +320,8 @@ class DiskPath(pathlib.PosixPath):
         machine, path, other = _machine(self), str(self), str(target)
         machine.pass_through("rename", path)
         (folder, name), (there, new) = machine.find(path), machine.find(other)
+        if name not in folder.names:
+            raise FileNotFoundError(errno.ENOENT, "No such file", path)
         item = folder.names[name]
         if folder is there:
             folder.change(name, new, item)

@@ -155,6 +155,7 @@ def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path | None) 
         results[name] = {"found": found is not None, "seeds": played, "checker": _checker(said)}
         kept = {bug: results[bug] for bug in BUGS if bug in results}
         if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"{len(names) - survivors} of {len(names)} found")
     return bool(survivors)

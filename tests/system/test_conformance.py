@@ -386,6 +386,7 @@ def _disk_script(root: Path, disk: Disk) -> list[Any]:
         lambda: file.replace(folder / "other").name,
         file.exists,
         (folder / "missing").unlink,
+        lambda: (folder / "missing").replace(folder / "other"),
         lambda: (folder / "missing").unlink(missing_ok=True),
         lambda: (folder / "other").write_text("text\n", encoding="utf-8"),
         lambda: (folder / "other").read_text("utf-8"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from system.bugs import BUGS
+from system.tables import FOUND, PAGE, filled
 
 HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").glob("*.json"))
@@ -98,6 +99,21 @@ def test_every_planted_bug_still_has_its_place(name: str) -> None:
     for before, _ in bug.changes:
         assert bug.path.read_text(encoding="utf-8").count(before) == 1
     compile(bug.planted, str(bug.path), "exec")
+
+
+def test_every_planted_bug_has_a_result() -> None:
+    """`run.py --bug all --results tests/system/bugs-found.json` writes it: found or not, and within how many seeds."""
+    found = json.loads(FOUND.read_text("utf-8"))
+
+    assert not BUGS.keys() - found.keys(), "hunt these"
+    assert all(result["seeds"] > 0 for result in found.values())
+
+
+def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+    """`python tests/system/tables.py` writes them."""
+    page = PAGE.read_text("utf-8")
+
+    assert filled(page) == page
 
 
 def test_a_violation_is_shown_and_drawn(tmp_path: Path) -> None:
