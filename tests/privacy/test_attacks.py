@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from metis.core.canonical import encode
+from metis.core.ring import Body
 from metis.core.secure_sum import Abandonment, Opening, Place, Statement, Upload, Vote, threshold
 from metis.errors import Refused
+from metis.privacy import member as member_module
 from metis.privacy.keys import derive
 from metis.privacy.masks import mask
 from metis.privacy.opener import Opener
@@ -186,6 +189,29 @@ def test_4_who_has_voted_does_not_refuse_and_the_other_way_round(cohort: Cohort)
     assert cohort.restarted("h01").refuse(statement.context) == first
     with pytest.raises(Refused, match="has voted"):
         cohort.restarted("h01").vote(statement)
+
+
+def test_4_the_second_context_of_a_version_has_other_masks(cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of the round are the same; the seeds that come from them are not."""
+    seeds: list[set[bytes]] = []
+    real = member_module.mask
+
+    def seen(body: Body, sections: Any, plus: list[bytes], minus: list[bytes]) -> None:
+        seeds.append({*plus, *minus})
+        real(body, sections, plus, minus)
+
+    monkeypatch.setattr(member_module, "mask", seen)
+    first, again = cohort.opening(), cohort.opening(attempt=1)
+    refusals = []
+    for name in cohort.names:
+        cohort.accept(name, first)
+        cohort.members[name].mask(first.context, cohort.body(name, first), cohort.layout)
+        refusals.append(cohort.members[name].refuse(first.context))
+    abandoned = [Abandonment(first.context, tuple(refusals))]
+    for name in cohort.names:
+        cohort.accept(name, again, abandoned=abandoned)
+        cohort.members[name].mask(again.context, cohort.body(name, again), cohort.layout)
+    assert not set().union(*seeds[:7]) & set().union(*seeds[7:])
 
 
 def test_4_a_version_does_not_come_back(cohort: Cohort) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,31 @@ def test_7_who_seals_wrong_boxes_is_named_and_the_sum_is_opened() -> None:
         opener.open(bodies | {"h03": cohort.members["h03"].upload(opening.context)[1]}, LAYOUT),  # type: ignore[index]
         opening.ring.sum([cohort.body(name, opening) for name in cohort.names], LAYOUT),
     )
+
+
+def test_7_who_seals_other_shares_than_it_committed_to_is_named_and_not_the_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The boxes of N - t members open, with wrong shares in them; the members notice before they answer."""
+    cohort, sealed = Cohort(7), []
+    opening, seal = cohort.opening(), member_module.seal
+
+    def wrong(key: bytes, data: bytes, *rest: Any) -> bytes:
+        sealed.append(data)
+        return seal(key, bytes([data[0] ^ 1]) + data[1:] if len(sealed) <= 2 else data, *rest)
+
+    cohort.accept("h03", opening)
+    with monkeypatch.context() as patch:
+        patch.setattr(member_module, "seal", wrong)
+        cohort.members["h03"].mask(opening.context, cohort.body("h03", opening), cohort.layout)
+    opener, _ = uploaded(cohort, opening)
+    agreed(cohort, opener)
+    for name in cohort.names:
+        answer = cohort.members[name].answer(opener.request(name))
+        assert (answer.rows[3] == b"") == (name in cohort.names[:2])
+        opener.answer(answer)
+    assert opener.openable
+    assert set(opener.liars) == {"h03"}
 
 
 @pytest.mark.parametrize("wrong", [2, 3])
