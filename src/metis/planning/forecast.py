@@ -30,6 +30,7 @@ from metis.core.policy import Policy
 from metis.core.protocols import CommunicationProtocol
 from metis.core.stop import StopRule
 from metis.errors import ConfigError
+from metis.privacy.records import Privacy
 from metis.simulation.loop import ScheduledEvent, play
 from metis.simulation.speed import Speed
 
@@ -52,6 +53,7 @@ class PlannedLearner:
     upload: float = 0.0
     power: Power = field(default_factory=Power)
     source: str = "the file"  # where the time per batch comes from
+    privacy: Privacy | None = None  # how it protects its records
 
     @property
     def batches(self) -> int:

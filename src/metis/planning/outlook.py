@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,11 @@ from metis.experiments.config.load import (
 )
 from metis.experiments.data import dry_assignments
 from metis.experiments.learners import build_link, build_power, build_speed
+from metis.experiments.private import build_privacy
 from metis.experiments.setup import build_augmentation, network_options
 from metis.planning.advice import LambdaRange, names, sensible_range, warnings
 from metis.planning.forecast import HOUR, Forecast, PlannedLearner, forecast
+from metis.planning.privacy import spending
 from metis.planning.timings import LearnerTiming, Timings
 from metis.registry import parameters_of
 from metis.text import seconds
@@ -64,6 +66,7 @@ class Outlook:
     sensible: LambdaRange | None  # None if no policy has a lambda
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # what is spent of it; empty if nobody protects records
 
     @property
     def watts(self) -> bool:
@@ -103,6 +106,7 @@ class Outlook:
             },
             "warnings": list(self.warnings),
             "notes": list(self.notes),
+            **({"privacy": dict(self.privacy)} if self.privacy else {}),
             "accuracy": "not predicted",
         }
 
@@ -184,6 +188,7 @@ def make_outlook(
         sensible,
         tuple(warnings(learners, forecasts, reference)),
         tuple(notes),
+        privacy=spending(learners, forecasts, config.stop.rounds),
     )
 
 
@@ -343,6 +348,7 @@ def _learner(
         link.download_time(model_bytes),
         link.upload_time(model_bytes),
         build_power(group),
+        privacy=build_privacy(group),
     )
     if timing is None:
         return learner

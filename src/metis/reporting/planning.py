@@ -33,7 +33,32 @@ def plan_view(plan: Row, width: int = WIDTH) -> Group:
         ("Idle share of the time", lambda row: percent(row["idle_share"])),
     ):
         parts += [*_matrix(plan, title, show, width), ""]
+    if "privacy" in plan:
+        parts += [_privacy(plan["privacy"]), ""]
     parts += _advice(plan)
+    return Group(*parts)
+
+
+def _privacy(privacy: Row) -> Group:
+    """What each policy spends of each site's budget, if nothing limited its steps."""
+    rounds = privacy["rounds"]
+    ends = "at the end" if rounds is None else f"after {rounds} rounds"
+    columns: list[_Column] = [
+        ("policy", lambda row: Text(row["label"])),
+        ("learner", lambda row: Text(row["learner"])),
+        ("batches\nper round", lambda row: number(row["steps_per_round"])),
+        (f"epsilon\n{ends}", lambda row: "–" if row["epsilon"] is None else f"{row['epsilon']:.3g}"),
+        ("budget", lambda row: "–" if row["budget"] is None else number(row["budget"])),
+        (
+            "rounds until\nit is spent",
+            lambda row: "–" if row["rounds_until_spent"] is None else number(row["rounds_until_spent"]),
+        ),
+    ]
+    rows = [{"label": policy["label"], **row} for policy in privacy["policies"] for row in policy["learners"]]
+    parts: list[RenderableType] = [_costs("Privacy, if nothing limited the batches", columns, rows)]
+    if privacy["lambda_of_slowest"] is not None:
+        text = f"With λ = {privacy['lambda_of_slowest']:.3g} the slowest learner spends exactly its budget. "
+        parts.append(Text(text + "A run limits each site to its budget, whatever λ is.", style="dim"))
     return Group(*parts)
 
 
