@@ -46,6 +46,8 @@ def test_they_are_journaled_and_audited(folder: Path) -> None:
     assert run("add", "d", "--state", folder) == (0, "'d' is a member already\n")
     assert run("remove", "b", "--state", folder, "--withdraw")[0] == 0
     assert run("remove", "b", "--state", folder) == (0, "'b' is not a member\n")
+    code, text = run("remove", "hospital", "--state", folder)
+    assert code != 0 and "there is no member 'hospital'; the members are a, c-1, d" in " ".join(text.split())
 
     found = listed(folder)
     assert [member["name"] for member in found["members"]] == ["a", "c-1", "d"] and found["removed"] == ["b"]
@@ -97,3 +99,11 @@ def test_indices_are_never_reused() -> None:
     assert "a" not in members and members.names == ["b", "c"] and members.removed("a")
     everybody = Members(None, {"x": False}, ())
     assert "anyone" in everybody and "x" not in everybody
+
+
+def test_a_proxy_can_be_named(tmp_path: Path) -> None:
+    """For every command that dials the controller, in front of and behind which there may be one."""
+    at = ("--controller", "127.0.0.1:1", "--insecure", "--proxy", "https://proxy.example.org:3128")
+    texts = [run("list", *at)[1], CliRunner().invoke(app, ["admin", *at, "status"]).output]
+    for text in texts:
+        assert "the proxy must speak plain HTTP" in " ".join(text.split())

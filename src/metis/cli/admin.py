@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from metis.cli.audit import show_audit
-from metis.cli.options import JsonOption
+from metis.cli.options import JsonOption, ProxyOption
 from metis.cli.output import add, deployed, print_json, say, stdout
 from metis.cli.rounds import RoundOption, RoundsOption, SiteOption, show_rounds, site_table
 from metis.cli.status import View, show_view, watch_views
@@ -56,17 +56,22 @@ def _connection(
     controller: ControllerOption = None,
     identity: IdentityOption = None,
     insecure: InsecureOption = False,
+    proxy: ProxyOption = None,
 ) -> None:
-    context.obj = (controller, identity, insecure)
+    context.obj = (controller, identity, insecure, proxy)
 
 
-def connect(controller: str | None, identity: Path | None, insecure: bool) -> RemoteController:
+def connect(
+    controller: str | None, identity: Path | None, insecure: bool, proxy: str | None = None
+) -> RemoteController:
     """A connection to a controller, tried out."""
     if controller is None:
         raise ConfigError("name the controller: --controller HOST:PORT")
     if (identity is None) != insecure:
         raise ConfigError("give your certificate, --identity KIT, or --insecure to a controller on this machine")
-    remote: RemoteController = deployed("metis.deployment.administrator").RemoteController.dial(controller, identity)
+    remote: RemoteController = deployed("metis.deployment.administrator").RemoteController.dial(
+        controller, identity, proxy
+    )
     return remote
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from metis.cli.options import JsonOption
+from metis.cli.options import JsonOption, ProxyOption
 from metis.cli.output import OUR_ERROR, add, deployed, print_json, stdout
 from metis.errors import ConfigError
 from metis.net import host_and_port
@@ -50,6 +50,7 @@ def doctor(
     device: Annotated[
         str | None, typer.Option("--device", help="Device to train or evaluate on, as in cuda:0.")
     ] = None,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check everything that a controller or a learner needs on this machine, one line each, with what to do.
@@ -62,7 +63,7 @@ def doctor(
     chosen = (
         _of_controller(checks, file, state, identity, site, device)
         if file is not None
-        else _of_learner(checks, str(controller), identity, site, work, device)
+        else _of_learner(checks, str(controller), identity, site, work, device, proxy)
     )
     failed, findings = 0, []
     for finding in checks.examine(chosen):
@@ -83,10 +84,16 @@ def _show(finding: Any) -> None:
 
 
 def _of_learner(
-    checks: Any, controller: str, identity: Path | None, site: Path | None, work: Path, device: str | None
+    checks: Any,
+    controller: str,
+    identity: Path | None,
+    site: Path | None,
+    work: Path,
+    device: str | None,
+    proxy: str | None,
 ) -> Iterable[Any]:
     address = host_and_port(controller, "federation.example.org:7443")
-    route = deployed("metis.deployment.route").route_to(*address)
+    route = deployed("metis.deployment.route").route_to(*address, proxy)
     kit = checks.kit_or_none(identity)
     yield "versions", checks.check_versions
     if identity is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from metis.cli.admin import ControllerOption, IdentityOption, InsecureOption, answer, connect, show_members
-from metis.cli.options import JsonOption
+from metis.cli.options import JsonOption, ProxyOption
 from metis.cli.output import add as add_command, deployed
 from metis.errors import ConfigError
 
@@ -32,7 +32,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _change(
-    command: str, state: Path | None, controller: str | None, identity: Path | None, insecure: bool, **arguments: Any
+    command: str,
+    state: Path | None,
+    controller: str | None,
+    identity: Path | None,
+    insecure: bool,
+    proxy: str | None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     if (state is None) == (controller is None):
         raise ConfigError("name either a running controller, --controller HOST:PORT, or the folder of a stopped one")
@@ -40,7 +46,7 @@ def _change(
     if state is not None:
         changed: dict[str, Any] = deployed("metis.deployment.controller.offline").change_member(state, command, given)
         return changed
-    with connect(controller, identity, insecure) as remote:
+    with connect(controller, identity, insecure, proxy) as remote:
         return remote.command(command, **given)
 
 
@@ -50,6 +56,7 @@ def add(
     controller: ControllerOption = None,
     identity: IdentityOption = None,
     insecure: InsecureOption = False,
+    proxy: ProxyOption = None,
     watts: Annotated[float | None, typer.Option("--watts", min=0, help="Power while training.")] = None,
     idle_watts: Annotated[float | None, typer.Option("--idle-watts", min=0, help="Power while idle.")] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", min=0, help="Relative power, instead of watts.")] = None,
@@ -57,7 +64,16 @@ def add(
 ) -> None:
     """Let a site join, for the first time or again; its learner needs a certificate with this name."""
     found = _change(
-        "add", state, controller, identity, insecure, learner=name, watts=watts, idle_watts=idle_watts, epsilon=epsilon
+        "add",
+        state,
+        controller,
+        identity,
+        insecure,
+        proxy,
+        learner=name,
+        watts=watts,
+        idle_watts=idle_watts,
+        epsilon=epsilon,
     )
     answer(found, as_json)
 
@@ -68,6 +84,7 @@ def remove(
     controller: ControllerOption = None,
     identity: IdentityOption = None,
     insecure: InsecureOption = False,
+    proxy: ProxyOption = None,
     withdraw: Annotated[
         bool, typer.Option("--withdraw", help="Also take its last contribution out of the community model.")
     ] = False,
@@ -75,7 +92,7 @@ def remove(
 ) -> None:
     """Remove a site at once: it is disconnected, its open task is void, and it may not join any more."""
     arguments = {"learner": name, "withdraw": withdraw or None}
-    answer(_change("remove", state, controller, identity, insecure, **arguments), as_json)
+    answer(_change("remove", state, controller, identity, insecure, proxy, **arguments), as_json)
 
 
 def list_(
@@ -83,6 +100,7 @@ def list_(
     controller: ControllerOption = None,
     identity: IdentityOption = None,
     insecure: InsecureOption = False,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the members: those of the file, with what was changed since."""
@@ -91,4 +109,4 @@ def list_(
             raise ConfigError(f"{state} is not the state folder of a controller: it has no controller.db")
         show_members(deployed("metis.deployment.controller.offline").members_of(state), as_json)
         return
-    show_members(_change("members", None, controller, identity, insecure), as_json)
+    show_members(_change("members", None, controller, identity, insecure, proxy), as_json)

@@ -49,7 +49,7 @@ class RemoteController:
         )
 
     @classmethod
-    def dial(cls, address: str, identity: Path | None) -> RemoteController:
+    def dial(cls, address: str, identity: Path | None, proxy: str | None = None) -> RemoteController:
         """With the certificate of a kit; without one in plain text, on this machine only."""
         host, port = host_and_port(address, "federation.example.org:7443")
         kit: Kit | None = None
@@ -60,7 +60,7 @@ class RemoteController:
                 raise ConfigError(f"{identity} belongs to {kit}; give the kit of an admin or a viewer")
         elif not is_loopback(host):
             raise ConfigError(f"--insecure works on one machine only, and {host} is another one; give --identity KIT")
-        route = route_to(host, port)
+        route = route_to(host, port, proxy)
         preflight(route, kit)
         target, options = route.channel()
         if kit is None:

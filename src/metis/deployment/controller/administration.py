@@ -411,15 +411,19 @@ class Administration:
     async def _remove(self, caller: Administrator, arguments: Document) -> Document:
         learner = _name(arguments)
         if learner not in self._members:
+            if not self._members.removed(learner):
+                raise ConfigError(self._members.stranger(learner))
             return {"text": f"'{learner}' is not a member"}
         withdraw = arguments.get("withdraw") is True
+        contributed = await self._writer.ask(lambda: self._writer.controller.roster.get(learner) is not None)
         await self._writer.perform(MemberRemoved(learner, withdraw))
-        kept = "is taken out of the community model" if withdraw else "stays in the community model"
+        kept = "its last contribution is taken out of" if withdraw else "its last contribution stays in"
+        kept = f"{kept} the community model" if contributed else "it has never joined"
         left, minimum = len(self._members.names), self._plan.deployment.minimum
         few = (
             f"; {plural(left, 'member')} left, but deployment.minimum is {minimum}: it pauses" if left < minimum else ""
         )
-        return {"text": f"'{learner}' was removed and may not join any more; its last contribution {kept}{few}"}
+        return {"text": f"'{learner}' was removed and may not join any more; {kept}{few}"}
 
 
 def member_added(learner: LearnerId, arguments: Mapping[str, Any]) -> MemberAdded:

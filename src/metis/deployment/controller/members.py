@@ -41,3 +41,7 @@ class Members:
     @property
     def names(self) -> list[LearnerId]:
         return [learner for learner in self._indices if learner in self]
+
+    def stranger(self, learner: LearnerId) -> str:
+        """The sentence for a name that was never a member."""
+        return f"there is no member '{learner}'; the members are {', '.join(self.names) or 'none'}"

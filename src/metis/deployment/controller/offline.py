@@ -35,6 +35,8 @@ def change_member(folder: Path, command: str, arguments: Mapping[str, Any]) -> d
         raise ConfigError(f"{folder} is not the state folder of a controller: it has no controller.db")
     with State.open(folder) as state:
         members, at = _members(facts := state.facts(), state.entries(), folder)
+        if command == "remove" and learner not in members.known:
+            raise ConfigError(members.stranger(learner))
         if (command == "add") == (learner in members):
             return {"text": f"'{learner}' is {'a member already' if command == 'add' else 'not a member'}"}
         if command == "add":
