@@ -50,6 +50,10 @@ def _cached_update(figures: Figures) -> Check:
     yield f"drift is {figures['drift']}: float64 does round, but not far", 0 < figures["drift"] < 1e-12
 
 
+def _sealed(figures: Figures) -> Check:
+    yield "a time is not positive", all(_positive(seconds) for seconds in figures["seconds"].values())
+
+
 def _simulator_overhead(figures: Figures) -> Check:
     yield "a time is not positive", _positive(figures["seconds"])
 
@@ -108,6 +112,7 @@ def _any_figures(figures: Figures) -> Check:
 CHECKS: dict[str, Callable[[Figures], Check]] = {
     "mixing": _mixing,
     "cached_update": _cached_update,
+    "sealed": _sealed,
     "simulator_overhead": _simulator_overhead,
     "simulator_peers": _simulator_peers,
     "round_overhead": _round_overhead,

@@ -38,6 +38,7 @@ _MAGIC, _VERSION = b"METISEAL", b"\x01"
 _NONCE, _TAG, _SALT, _IDENTITY = 12, 16, 16, 8
 _HEADER = len(_MAGIC) + len(_VERSION) + _IDENTITY + _SALT
 _SEALED = _NONCE + CHUNK + _TAG
+_CHUNKS_AT_ONCE = 8
 _AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
 _CHANGED = "a sealed model was damaged, changed or cut off after it was written; restore it from a copy"
 VARIABLE = "METIS_STORAGE_KEY"
@@ -151,13 +152,18 @@ class SealedStorage(Storage):
         first, last = offset // CHUNK, min(-(-(offset + count) // CHUNK), chunks)
         if first >= last:
             return b""
-        raw = memoryview(self._raw(descriptor, (last - first) * _SEALED, _HEADER + first * _SEALED))
-        content = b"".join(
-            self._open_chunk(cipher, raw[(number - first) * _SEALED :][:_SEALED], number, number == chunks - 1)
-            for number in range(first, last)
-        )
+        content = b"".join(self._chunks(descriptor, cipher, range(first, last), chunks))
         begin = offset - first * CHUNK
         return content[begin : begin + count]
+
+    def _chunks(self, descriptor: int, cipher: AESGCM, numbers: range, chunks: int) -> Iterator[bytes]:
+        """The content of some chunks; a few are read at a time, into memory that stays in the cache."""
+        for at in range(0, len(numbers), _CHUNKS_AT_ONCE):
+            group = numbers[at : at + _CHUNKS_AT_ONCE]
+            raw = memoryview(self._raw(descriptor, len(group) * _SEALED, _HEADER + group[0] * _SEALED))
+            for place, number in enumerate(group):
+                piece = raw[place * _SEALED : (place + 1) * _SEALED]
+                yield self._open_chunk(cipher, piece, number, number == chunks - 1)
 
     @staticmethod
     def _raw(descriptor: int, count: int, offset: int) -> bytes:
