@@ -16,7 +16,7 @@ COVERED ?= tests/core --deselect tests/core/test_machine.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray simulate-system simulate-nightly chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray simulate-system simulate-nightly attack-secure-sum chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,11 @@ simulate-system: $(STAMP)  ## the deployed code under simulated network, disk an
 simulate-nightly: $(STAMP)  ## 20,000 seeds that nobody has played, every rare branch, every planted bug; hours
 	$(BIN)/python tests/system/run.py --seeds $$(date +%-j)0000:$$(($$(date +%-j) * 10000 + 20000)) --reached --sometimes
 	$(BIN)/python tests/system/run.py --bug all --results build/bugs-found.json
+
+attack-secure-sum: $(STAMP)  ## 10,000 schedules of the secure sum, an adversarial controller up to 13 members, every guard deleted
+	$(BIN)/python tests/privacy/schedules.py 10000
+	$(BIN)/python -m pytest -q tests/privacy/test_adversary.py
+	$(BIN)/python tests/privacy/guards.py
 
 chaos: $(STAMP)  ## try the fault matrix on real processes, a line a row (ARGS='5 17 --times 2', ARGS=--list)
 	$(BIN)/python tests/deployment/chaos/run.py $(ARGS)
