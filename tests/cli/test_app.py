@@ -367,7 +367,9 @@ def test_init_writes_any_policy_and_solver_with_all_settings(policy: str, solver
     settings = [line for line in chosen.splitlines() if re.match(r"# \w+ = ", line)]
     assert len(settings) >= len(POLICIES[policy].__annotations__) - 1
     for line in settings:
-        if line.startswith(("# max_local_epochs", "# exchange", "# returning")):  # these have no default
+        if line.startswith(
+            ("# max_local_epochs", "# exchange", "# returning", "# update_requests_an_hour")
+        ):  # these have no default
             chosen = chosen.replace(line, f"#{line}")
     everything = re.sub(r"(?m)^# (?=\w+ = )", "", chosen)
     file.write_text(f"{head}[training]{everything}[stop]{tail}", encoding="utf-8")

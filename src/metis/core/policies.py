@@ -172,10 +172,10 @@ def centralized(local_epochs: LocalEpochs = 1.0) -> Policy:
 
 @POLICIES.register("alone")
 def alone(
-    learner: Annotated[str | None, Setting("who trains; without it the learner with the most examples")] = None,
+    learner: Annotated[str, Setting("who trains; without it the learner with the most examples")] = "",
     local_epochs: LocalEpochs = 1.0,
 ) -> Policy:
     """Baseline: one learner without the others, a model after every `local_epochs`; simulated only."""
-    baseline = Baseline(learner=learner)
+    baseline = Baseline(learner=learner or None)
     label = f"Alone ({learner or 'largest'})"
     return replace(sync_fedavg(local_epochs), name="alone", label=label, baseline=baseline)
