@@ -223,8 +223,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
             if pending:
                 self._step(solver_steps, pending)
         kept = solver_steps.kept()
-        model = self._store(community_model, kept)
-        return Trained(model, steps, total_loss / examples if examples else math.nan, kept)
+        return Trained(self._store(community_model, kept), steps, total_loss / (examples or math.nan), kept)
 
     def _steps_of(self, solver: Solver, community: Tensor, memory: Memory) -> Steps:
         if isinstance(solver, TorchOptimizer):
