@@ -139,8 +139,9 @@ class Federation:
     name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
     of a step's gradient, `accumulate` the batches of a step. `parameters` says which are `federated`, `local` or
     `frozen`, by patterns or a function of the name. An `engine` takes the place of all that concerns the network and
-    how it is trained and measured. Runs begin with the weights of `initial_model`, if given: a safetensors file, a
-    state dict that torch has saved, a folder of Hugging Face, a state dict, or a module.
+    how it is trained and measured. `faults` are those of the controller in a rehearsal. Runs begin with the weights of
+    `initial_model`, if given: a safetensors file, a state dict that torch has saved, a folder of Hugging Face, a state
+    dict, or a module.
     """
 
     def __init__(

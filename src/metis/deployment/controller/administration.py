@@ -321,9 +321,11 @@ class Administration:
             try:
                 return self._state.blob_path(self._writer.durable.hashes[-1 if version is None else version])
             except (KeyError, DataError):
-                raise Refused(
-                    _CODE.NOT_FOUND, f"the controller does not have community model {version} any more"
-                ) from None
+                latest = self._view.standing.version
+                text = f"the controller does not have community model {version} any more"
+                if version is not None and version > latest:
+                    text = f"there is no community model {version} yet; the latest is {latest}"
+                raise Refused(_CODE.NOT_FOUND, text) from None
 
         return await self._writer.ask(find)
 
