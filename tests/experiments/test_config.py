@@ -209,7 +209,7 @@ def test_an_override_is_refused_by_its_path(override: str, message: str) -> None
         ({"partition": {"classes": "non_iid"}}, "partition.classes_per_learner: missing; classes = 'non_iid' needs it"),
         ({"data": {"train_examples": 3}}, "learners: are 4, but there are 3 examples: each needs at least one"),
         ({"data": {"train_examples": 5000}}, "data.train_examples: is 5000, but digits has 1,437"),
-        ({"policy": []}, "policy: is empty; choose one of sync_fedavg, semisync_fedavg, semisync, async_fedavg, fedrec, fedasync, fedbuff in a table [policy]"),
+        ({"policy": []}, "policy: is empty; choose one of sync_fedavg, semisync_fedavg, semisync, async_fedavg, fedrec, fedasync, fedbuff, centralized, alone in a table [policy]"),
         ({"policy": [{"name": "sync_fedavg", "label": "a"}, {"name": "fedrec", "label": "A"}]}, "policy.1.label: would be 'A', as that of policy.0; give each a label of its own"),
         ({"policy": [{"name": "fedrec"}, {"name": "fedasync", "mixing": 2.0}]}, "policy.1.mixing: is 2.0, must be at most 1"),
     ],

@@ -16,6 +16,7 @@ from metis.learning import TorchEngine, as_examples
 from metis.learning.torch import precision
 from metis.learning.torch.precision import Precision
 from metis.planning.probe import Probe
+from simulation.federations import lively
 
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(64, 8)).astype(np.float32)
@@ -64,7 +65,8 @@ def test_auto_is_bf16_where_the_hardware_has_it(fast: bool, chosen: str, monkeyp
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"precision": "bf61"}, "precision is 'bf61'; allowed: float32, bf16, fp16, auto"),
+        ({"precision": "bf61"}, "precision is 'bf61'; allowed: float32, tf32, bf16, fp16, auto"),
+        ({"precision": "tf32"}, "precision is 'tf32', which needs a GPU, but device is 'cpu'; bf16 does not"),
         ({"precision": "fp16"}, "precision is 'fp16', which needs a GPU, but device is 'cpu'; bf16 does not"),
         ({"precision": "bf16", "dtype": "float64"}, "precision is 'bf16', but dtype is torch.float64; weights must be"),
     ],
@@ -98,3 +100,19 @@ def test_a_probe_recommends_what_it_measured(bf16: float, advice: str) -> None:
     probe = Probe("site", 10, 5, 2, 0.1, 0.1, 0.1, 20, 7, 28, "cpu", {"float32": 0.1, "bf16": bf16})
     assert re.search(advice, probe.advice)
     assert probe.to_json()["advice"] == probe.advice
+
+
+def test_tf32_is_on_while_it_computes_and_as_it_was_afterwards() -> None:
+    """torch has this setting for the whole process; the code that sets it needs no GPU."""
+    precise = Precision("float32", CPU, torch.float32)
+    precise.name = "tf32"
+    before = torch.backends.cuda.matmul.allow_tf32
+    with precise.lowered():
+        assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_warned_of(dtype: str) -> None:
+    with pytest.warns(UserWarning, match=f"dtype is '{dtype}': weights of 16 bits .* lose most steps of training"):
+        lively(dtype=dtype)
