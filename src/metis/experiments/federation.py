@@ -225,8 +225,7 @@ class Federation:
                 setup.name, index,
                 self.train if setup.poison is None else setup.poison.taught(self.train, setup.indices),
                 setup.indices, setup.batch_size, solver, self.seed, self.augment,
-                layers=layers if setup.poison is None else (setup.poison, *layers),
-                privacy=setup.privacy,
+                layers=layers if setup.poison is None else (setup.poison, *layers), privacy=setup.privacy,
             )
             for index, setup in enumerate(self.learners)
         ]  # fmt: skip
