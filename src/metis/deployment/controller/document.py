@@ -32,6 +32,7 @@ class RosterRow:
     time_per_batch: float | None
     task: LocalTask | None
     task_sent_at: float
+    steps_left: int | None = None  # of its privacy budget, as far as it told
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def core_status(controller: Controller) -> CoreStatus:
                 record.time_per_batch,
                 record.task,
                 record.task_sent_at,
+                record.steps_left,
             )
             for record in controller.roster
         ),
@@ -178,7 +180,8 @@ def _learner(
     heard = presence.last_heard(row.learner, session)
     overdue = row.task is not None and now - row.task_sent_at > row.task.budget.seconds + lease
     state = (
-        "set aside" if row.set_aside
+        "budget spent" if row.set_aside and row.steps_left == 0
+        else "set aside" if row.set_aside
         else "away" if not row.present
         else "disconnected" if session is None
         else "late" if overdue
@@ -197,6 +200,7 @@ def _learner(
         "task": None if row.task is None else row.task.number,
         "steps_of_task": session.steps if session else 0,
         "budget_steps": None if row.task is None else row.task.budget.steps,
+        "steps_left": row.steps_left,
         "silent_seconds": monotonic() - heard if math.isfinite(heard) else None,
         "updates": spent.update_requests if spent else 0,
         "compression_error": fold.compression_errors.get(row.learner),
