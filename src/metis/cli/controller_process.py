@@ -48,6 +48,7 @@ from metis.experiments.deploy import (
 from metis.experiments.start import started_from
 from metis.kernels import use_all_processors
 from metis.net import host_and_port, is_loopback
+from metis.privacy.keys import Peers
 from metis.reporting.console import RunProgress
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
@@ -96,6 +97,7 @@ def run_controller(
     host, port = host_and_port(listen, "0.0.0.0:7443", listen=True)
     credentials: Any = None  # of gRPC, which is known in deployment only
     certificates: Certificates = tuple
+    peers: Peers | None = None
     if insecure:
         if not is_loopback(host):
             raise ConfigError(
@@ -116,6 +118,7 @@ def run_controller(
         for warning in warnings(kit):
             report("warning", warning)
         credentials = server_credentials(kit)
+        peers = Peers(kit.authority)
         ends: dict[str, datetime] = {}
         revocations = Revocations(kit)
         identify, administrators = identify_by_certificate(revocations, ends), administrator_by_certificate(revocations)
@@ -147,6 +150,7 @@ def run_controller(
                 administrators,
                 credentials,
                 certificates,
+                peers,
                 listen,
                 http,
                 site,
@@ -165,6 +169,7 @@ async def _serve(
     administrators: Administrators,
     credentials: Any,
     certificates: Certificates,
+    peers: Peers | None,
     listen: str,
     http: str,
     site: Path | None,
@@ -205,6 +210,7 @@ async def _serve(
             watch=watch,
             certificates=certificates,
             administrators=administrators,
+            peers=peers,
         )
         report("info", f"one durable commit takes {state.measure_commit() * 1000:.2f} ms on this disk")
         loop = asyncio.get_running_loop()

@@ -238,6 +238,7 @@ def _by_certificate(route: Any, identity: Path | None, name: str | None, report:
 
     return {
         "called": kit.name,
+        "kit": identity,
         "authority": kits.fingerprint(kit.authority.public_key()),
         "credentials": lambda: kits.channel_credentials(kits.load_kit(identity)),
         "preflight": _checked(check),

@@ -199,7 +199,7 @@ def make_plan(
     limits = {name: cap for name, cap in caps.items() if cap is not None}
     return FederationPlan(
         make, initial_model, settings, setting, members, terms, policy.wire, reported, limits,
-        began_with=began_with, stop=rule,
+        began_with=began_with, stop=rule, secure_sum=policy.secure_sum,
         settings_of_added=None
         if config.site is None
         else lambda name: json.dumps(_settings_of_added(config, name, frozen)),

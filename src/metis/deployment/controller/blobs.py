@@ -169,6 +169,12 @@ class Blobs:
         self._fresh = set()
         return kept
 
+    def discard(self, name: str) -> None:
+        """Delete a blob that nothing needs any more, also though the journal names it."""
+        if _SHA256.fullmatch(name):
+            with self._lock, writing(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+
     def delete_others(self, kept: Collection[str]) -> int:
         """Delete all that are neither kept nor came meanwhile, and return how many."""
         with writing(self.folder):

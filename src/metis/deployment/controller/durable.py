@@ -28,6 +28,7 @@ from metis.core.events import (
     LocalTask,
     RolledBack,
     RoundMeasure,
+    SumOpened,
     UpdateRequest,
 )
 from metis.core.mixing import MemoryStore, ModelStore
@@ -122,6 +123,11 @@ class DurableController:
         self.pinned: set[str] = set()  # blobs that are needed elsewhere: the best model, one being evaluated
         self._recover()
 
+    @property
+    def local_blobs(self) -> dict[LearnerId, str]:
+        """The files of the latest local models."""
+        return self._store.blobs
+
     # --- tasks ------------------------------------------------------------------------
 
     def open_task(self, learner: LearnerId) -> LocalTask | None:
@@ -192,11 +198,13 @@ class DurableController:
 
     def _event(self, entry: Entry) -> Event:
         event = _event_of(entry.record)
-        if entry.blob is None:
-            return event
+        if entry.blob is None or (isinstance(event, UpdateRequest) and self.controller.secure is not None):
+            return event  # masked models are read by nobody here
         whose = f"learner '{event.learner}'" if isinstance(event, UpdateRequest) else "a rollback"
         if self._recovering and not self.state.verify_blob(entry.blob):
             raise DataError(f"the model file blobs/{entry.blob} of {whose} is damaged")
+        if isinstance(event, SumOpened):
+            return replace(event, total=np.frombuffer(read_file(self.state.blob_path(entry.blob)), np.uint8))
         model = read_model(self.state.blob_path(entry.blob), self.layout)
         if isinstance(event, RolledBack):
             return replace(event, community_model=model)
@@ -356,7 +364,8 @@ class DurableController:
         self.hashes.update(self.versions)  # the publication may have been noted behind the snapshot
         self.pinned |= set(snapshot.facts["pinned"])
         self._store.blobs = dict(snapshot.facts["locals"])
-        for blob in {*self._store.blobs.values(), *self.versions.values()}:
+        masked = controller.secure is not None  # then the local models of a round that is over are gone
+        for blob in {*([] if masked else self._store.blobs.values()), *self.versions.values()}:
             if not self.state.verify_blob(blob):  # better found now than in the middle of a round
                 raise DataError(f"the model file blobs/{blob} is damaged or missing")
         community = controller.community

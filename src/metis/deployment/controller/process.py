@@ -18,8 +18,10 @@ import grpc
 from metis.core.events import (
     Action,
     CommunityPublished,
+    Event,
     LearnerId,
     LearnerSetAside,
+    RoundAbandoned,
     SendTask,
     SpeedChanged,
     StopRequested,
@@ -43,6 +45,7 @@ from metis.deployment.controller.sessions import Presence, Sessions
 from metis.deployment.controller.settings import Evaluator, FederationPlan, Report
 from metis.deployment.controller.state import State
 from metis.deployment.controller.steps import StepGuard
+from metis.deployment.controller.sums import Sums
 from metis.deployment.controller.surroundings import Surroundings
 from metis.deployment.controller.timekeeper import Timekeeper
 from metis.deployment.controller.view import View
@@ -51,8 +54,10 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
 from metis.deployment.wire.protocol import SERVER_OPTIONS, administration_handler, network, service_handler
+from metis.deployment.wire.secure import settings_hash
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
+from metis.privacy.keys import Peers
 from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
 from metis.system import monotonic, unix_time
@@ -76,6 +81,7 @@ class ControllerProcess:
         watch: Callable[[RunFold], None] | None = None,
         certificates: Certificates = tuple,
         administrators: Administrators | None = None,  # None: nobody can administer it remotely
+        peers: Peers | None = None,  # whose signatures masked rounds count
     ) -> None:
         self.plan, self.state, self.folder = plan, state, folder
         self.recent: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
@@ -110,10 +116,29 @@ class ControllerProcess:
             plan, state.run, state.epoch, self._view, self._presence, self._members, self._clock.now, report,
             self._evaluations.asked,
         )  # fmt: skip
-        guard = StepGuard(self._settings.step_guard, self._settings.step_limit, state, self.layout)
+        # Of a masked update nobody knows how far it goes.
+        guard = StepGuard(
+            "off" if plan.secure_sum is not None else self._settings.step_guard,
+            self._settings.step_limit,
+            state,
+            self.layout,
+        )
         self._requests = LearnerRequests(
             self._writer, self._view, state, self.layout, guard, report, self._time.held_for
         )  # fmt: skip
+        self._sums: Sums | None = None
+        if plan.secure_sum is not None:
+            if peers is None:
+                raise ConfigError(
+                    "secure_sum needs certificates, which sign what members agree on: give --identity DIR"
+                )
+            self._sums = Sums(
+                state, self.layout, plan.secure_sum.bits, settings_hash(plan.learner_settings), peers, report,
+                self._sessions.secure, self._sessions.offer, self._settings.lease,
+            )  # fmt: skip
+            self._sums.post = self._post_sum
+            self._sessions.opening_of = self._sums.opening_of
+        self._recovered_round = recovered.masked
         self._surroundings = Surroundings(plan, state, report, certificates)
         self.notify = self._requests.notify = self._surroundings.notifier.notify
         self._audit = AuditLog(state.folder / AUDIT)
@@ -129,6 +154,7 @@ class ControllerProcess:
             refused=self._surroundings.refused_calls.add,
             disk_full=self._surroundings.disk_full,
             audit=self._audit,
+            masked=self._sums,
         )
         self._administration = None if administrators is None else Administration(
             self, plan, state, folder, self._writer, self._view, self._members, self._time, self._audit,
@@ -172,6 +198,9 @@ class ControllerProcess:
             self._report("info", f"resuming at {self._clock.now():.1f} s of the run with community model {version}")
         if not self._view.fold.history:
             self._evaluations.request(version)
+        if self._sums is not None:
+            self._spawn(self._sums.run())
+            self._sums.applied(self._recovered_round)
         try:
             while True:  # a federation that has ended may be extended
                 await self._until_the_end()
@@ -311,6 +340,8 @@ class ControllerProcess:
         self._time.let_the_clock_go()
         for action in outcome.actions:
             self._perform(action)
+        if self._sums is not None:
+            self._sums.applied(outcome.masked)
         if self._watch is not None:
             self._watch(self._view.fold)
         self._woken.set()
@@ -352,6 +383,10 @@ class ControllerProcess:
                 self._report("warning", text)
                 self.notify("set_aside", text, learner=action.learner)
                 notify(action.learner, pb.Notice.SET_ASIDE, action.reason)
+            case RoundAbandoned():
+                self._report(
+                    "warning", f"the masked round on community model {action.version} begins again: {action.reason}"
+                )
             case SpeedChanged():
                 text = f"a batch took {action.before:.3g} seconds and now takes {action.now:.3g}"
                 self._report("warning", f"learner '{action.learner}' has changed: {text}")
@@ -377,6 +412,9 @@ class ControllerProcess:
                 self._requests.fail(session, message.failed)
             case "evaluation":
                 self._evaluations.reported(session, message.evaluation)
+            case "secure":
+                if self._sums is not None:
+                    self._sums.hear(session.learner, message.secure)
             case "leaving":
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 self._presence.owed.discard(session.learner)
@@ -392,6 +430,15 @@ class ControllerProcess:
         self._presence.back(session.learner)
         self._time.let_the_clock_go()
         self._sessions.offer(session.learner)
+        if self._sums is not None:
+            self._sums.back(session.learner)
+
+    def _post_sum(self, event: Event, content: bytes | None) -> None:
+        """Let happen what a masked round has come to."""
+        if content is None:
+            self._writer.post(event)
+        else:
+            self._writer.submit(lambda: self._writer.open_sum(event, content))
 
     def _keeping(self, report: Report) -> Report:
         """The report, which also keeps the latest lines for administrators."""

@@ -99,6 +99,7 @@ class Sessions:
         self._view, self._presence, self._now, self._report = view, presence, now, report
         self.open: dict[LearnerId, Session] = {}
         self.stopping = False
+        self.opening_of: Callable[[int], bytes | None] | None = None  # of masked rounds, by version
         self._members = members
 
     @property
@@ -232,6 +233,11 @@ class Sessions:
         if (session := self.open.get(learner)) is not None:
             session.send(notice=pb.Notice(kind=kind, text=text, task=task))
 
+    def secure(self, learner: LearnerId, message: pb.SecureSum) -> None:
+        """Ask a member of a masked round for something."""
+        if (session := self.open.get(learner)) is not None:
+            session.send(secure=message)
+
     def remove(self, learner: LearnerId) -> None:
         """It does not belong to the federation any more."""
         if (session := self.open.get(learner)) is not None:
@@ -263,6 +269,9 @@ class Sessions:
         if session is None or session.ready is None or opened is None or session.held_task == opened.task.number:
             return
         task = opened.task
+        opening = b"" if self.opening_of is None else self.opening_of(task.based_on.version)
+        if opening is None:
+            return  # a masked round, whose members have not agreed on keys yet
         seconds = task.budget.seconds - max(0.0, self._now() - opened.sent_at)
         session.held_task, session.steps = task.number, 0
         evaluate = self._plan.deployment.evaluate_at_learners and session.evaluates
@@ -282,5 +291,6 @@ class Sessions:
                 bytes=model_bytes(self._layout),
                 seal=opened.model_mac,
                 evaluate=evaluate,
+                opening=opening,
             )
         )

@@ -11,7 +11,7 @@ from typing import Protocol
 from metis.core.controller import Controller
 from metis.core.costs import Power
 from metis.core.events import LearnerId
-from metis.core.layers import Layer
+from metis.core.layers import Layer, SecureSum
 from metis.core.mixing import ModelStore
 from metis.core.model import Model
 from metis.core.policy import Policy
@@ -84,6 +84,7 @@ class FederationPlan:
     max_examples: Mapping[LearnerId, int] = field(default_factory=dict)  # of those whose number the file limits
     began_with: StopRule = field(default_factory=StopRule)  # the stop rule of `make`
     stop: StopRule | None = None  # of the file as it is now; None: as it was
+    secure_sum: SecureSum | None = None  # the layer that masks updates, if there is one
     settings_of_added: Callable[[LearnerId], str] | None = (
         None  # instead of `learner_settings`; None: none can be added
     )

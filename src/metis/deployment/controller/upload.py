@@ -63,6 +63,16 @@ class Updates(Protocol):
         """The version of such a model."""
 
 
+class Masked(Protocol):
+    """Checks masked updates, of which the numbers say nothing."""
+
+    def allows(self, length: int) -> bool:
+        """Whether an update may have so many bytes."""
+
+    def problem(self, learner: str, content: bytes) -> str | None:
+        """Why it cannot count; None if it can."""
+
+
 class UploadReceiver:
     """Receives local models, many at a time within a bound on memory."""
 
@@ -75,7 +85,9 @@ class UploadReceiver:
         alive: Callable[[str], None],
         *,
         largest_number: float,
+        masked: Masked | None = None,
     ) -> None:
+        self._masked = masked
         self._state, self._layout, self._wire = state, layout, wire
         self._updates, self._alive, self._largest_number = updates, alive, largest_number
         self._length = model_bytes(layout) if wire is None else wire.wire_bytes(layout)
@@ -103,7 +115,9 @@ class UploadReceiver:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this update belongs to run {header.run[:40]!r}, but this controller serves run {self._state.run}",
             )
-        if header.bytes != self._length:
+        if self._masked is not None and not self._masked.allows(header.bytes):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a masked update does not have {header.bytes} bytes here")
+        if header.bytes != self._length and self._masked is None:
             raise Refused(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
@@ -115,13 +129,15 @@ class UploadReceiver:
         self._state.blobs.forget_partial(opened)
         with self._state.incoming(header.task if header.task in opened else None, header.sha256) as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
+            checks = wire is None and self._masked is None
+            length = header.bytes
             base = None if wire is None else self._updates.base_model(learner, header.task)
-            resuming = in_thread(incoming.resume, self._length, numbers.add if wire is None else None)
+            resuming = in_thread(incoming.resume, length, numbers.add if checks else None)
             try:
                 await asyncio.shield(resuming)
             finally:
                 await ended(resuming)
-            end = await self._stream(learner, requests, context, incoming, numbers if wire is None else None)
+            end = await self._stream(learner, requests, context, incoming, numbers if checks else None, length)
             incoming.whole()
             if header.sha256 not in ("", end.sha256):
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "header and end announce different bytes")
@@ -141,9 +157,9 @@ class UploadReceiver:
         context: Context,
         incoming: Incoming,
         numbers: NumberCheck | None,
+        length: int,
     ) -> pb.UploadEnd:
         """Everything between header and end; chunks are hashed, checked and written while the next ones travel."""
-        length = self._length
         received = checked = incoming.bytes
         asked, answered, answered_at = received, -1, 0.0  # the last bytes that were asked about, and answered, and when
 
@@ -223,10 +239,13 @@ class UploadReceiver:
     ) -> Received:
         """Keep what came, if it may be needed; of any other upload nothing stays, however often it is sent."""
         whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)
-        problem = numbers.problem() if whole else None
+        problem = self._problem(learner, incoming, numbers) if whole else None
         if whole and (problem is not None or self._state.find(header.task) is not None):
             return Received(learner, header, None if problem else incoming.sha256, problem)
         return Received(learner, header, incoming.commit(end.bytes, end.sha256))
+
+    def _problem(self, learner: str, incoming: Incoming, numbers: NumberCheck) -> str | None:
+        return numbers.problem() if self._masked is None else self._masked.problem(learner, incoming.content())
 
     def _unpack(
         self,

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from metis.core.controller import Controller
-from metis.core.events import Action, Event, LearnerId, LocalTask, SendTask
+from metis.core.events import Action, Event, LearnerId, LocalTask, RoundAbandoned, RoundFailed, SendTask, SumOpened
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.sums import MaskedRound, masked_round
 from metis.errors import ConfigError, DataError, DiskFull, StateError
 from metis.runs.trace import to_line
 from metis.system import one_thread, sleep
@@ -62,6 +65,7 @@ class Outcome:
     recorded: tuple[Recorded, ...]  # what was added to the trace; nothing if the core refused the event
     tasks: Mapping[LearnerId, OpenTask | None]  # of every learner that the event or its actions concern
     standing: Standing
+    masked: MaskedRound | None = None  # where a masked round stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Recovered:
     standing: Standing
     learners: Mapping[LearnerId, bool]  # in the order of first joining, and whether they are present
     member_changes: Mapping[LearnerId, bool]  # in the order of the first change of each: added or removed at last
+    masked: MaskedRound | None = None
 
 
 class Listener(Protocol):
@@ -141,6 +146,7 @@ class Writer:
             self._standing(),
             {record.learner: record.present for record in roster},
             dict(self.durable.controller.member_changes),
+            self._masked(),
         )
 
     def attach(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], listener: Listener) -> None:
@@ -271,10 +277,11 @@ class Writer:
         concerned = {action.learner for action in actions if isinstance(action, SendTask)}
         if "learner" in entry.record:
             concerned.add(entry.record["learner"])
-        if entry.record.get("event") == "rolled_back":  # everybody's task is void
+        void = any(isinstance(action, RoundAbandoned) for action in actions)
+        if void or entry.record.get("event") in ("rolled_back", "cohort_fixed"):  # tasks of many may be void
             concerned.update(record.learner for record in self.controller.roster)
         outcome = Outcome(
-            entry, tuple(actions), self._take_recorded(), self._tasks(concerned), self._standing()
+            entry, tuple(actions), self._take_recorded(), self._tasks(concerned), self._standing(), self._masked()
         )  # fmt: skip
         self.in_loop(self._listener.applied, outcome)
         if done is not None:
@@ -297,6 +304,21 @@ class Writer:
             return None
         version, sent_at = task.based_on.version, durable.controller.roster[learner].task_sent_at
         return OpenTask(task, sent_at, durable.hashes[version], durable.model_macs.get(version))
+
+    def _masked(self) -> MaskedRound | None:
+        controller, durable = self.durable.controller, self.durable
+        return masked_round(controller, durable.hashes[controller.community.stamp.version], durable.local_blobs)
+
+    def open_sum(self, event: Event, content: bytes) -> None:
+        """In the writer: journal the sum of a closed round; one that does not fit the public weights fails it."""
+        secure, closed = self.controller.secure, self.controller.closed
+        if not isinstance(event, SumOpened) or secure is None or closed is None or closed.version != event.version:
+            return
+        if secure.fits(np.frombuffer(content, np.uint8), event.learners):
+            self.journal(event, self.now(), self._state.put_blob([memoryview(content)]))
+        else:
+            reason = "the sum of the weights is not the public one: a member has masked something else"
+            self.journal(RoundFailed(event.version, reason), self.now())
 
     def _standing(self) -> Standing:
         controller = self.durable.controller

@@ -35,6 +35,7 @@ from metis.deployment.learner.connection import (
 from metis.deployment.learner.downloads import Downloads, TaskFailed
 from metis.deployment.learner.site_log import SiteLog, kind_of
 from metis.deployment.learner.site_policy import PolicyFile
+from metis.deployment.learner.sums import Sums
 from metis.deployment.learner.supervisor import Report, Supervisor
 from metis.deployment.learner.tasks import Tasks
 from metis.deployment.learner.training import Training
@@ -77,6 +78,7 @@ class LearnerProcess:
         policy: PolicyFile | None = None,
         authority: str | None = None,
         software: str = "metis",
+        kit: Path | None = None,
         silence: float = SILENCE_SECONDS,
         stretch_seconds: float = 2.0,
     ) -> None:
@@ -111,9 +113,10 @@ class LearnerProcess:
             pace=pace,
             policy=self._policy,
         )
+        self._sums = Sums(self._supervisor, self.connection, self.work, self._policy, kit)
         self._tasks = Tasks(
             self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log,
-            self._policy, self._step_back,
+            self._policy, self._step_back, self._sums,
         )  # fmt: skip
         self._getting_ready: asyncio.Task[None] | None = None
         self._set_aside = False
@@ -129,6 +132,7 @@ class LearnerProcess:
         self._supervisor.begin()
         with self.work:
             self.work.tidy()
+            self._sums.erase(only_old=True)
             self.uploads.look()
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
@@ -341,6 +345,8 @@ class LearnerProcess:
                 self._tasks.measure(message.evaluate)
             case "notice":
                 self._show(message.notice)
+            case "secure":
+                self._sums.hear(message.secure)
             case _:
                 pass  # a pulse, or of a later version; what must be understood comes with a new protocol number
 
@@ -363,6 +369,7 @@ class LearnerProcess:
         match farewell.kind:
             case pb.Farewell.FINISHED:
                 await self._tasks.abandon()
+                self._sums.erase()
                 await self._finish(farewell, calls)
             case pb.Farewell.REFUSED:
                 self._end(2, "error", f"the controller refuses this learner: {farewell.reason}")

@@ -50,6 +50,13 @@ EXAMPLE = """\
 # Records are protected by noise (DP-SGD), whatever the federation says; where it says more, that counts. The budget is
 # epsilon, over all runs with the data set of this name; the ledger of what is spent lies beside this file.
 # privacy = { noise = 1.1, clip = 1.0, budget = 8.0, delta = 1e-5, data = "cohort-2024" }
+
+# Masked sums: the learners that this site takes part with, itself included, by the names in their certificates, and how
+# many of them may work together with the controller without learning this site's model. Without peers it takes part in
+# no masked round; with min_masked_members it takes part in no other, and in none with fewer members.
+# peers = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+# colluders = 0
+# min_masked_members = 4
 """
 
 
@@ -91,6 +98,9 @@ class SitePolicy:
     metric_decimals: int | None = None
     min_metric_examples: int | None = None
     privacy: Mapping[str, Any] | None = None  # the settings of `Privacy`, and data, ledger, witness
+    peers: tuple[str, ...] = ()
+    colluders: int = 0
+    min_masked_members: int | None = None
 
     # --- what is refused ------------------------------------------------------------------------
 
@@ -119,6 +129,9 @@ class SitePolicy:
 
     def refuses_task(self, task: pb.Task) -> Refusal | None:
         """A task without an end in steps is judged while it runs, by `max_task_seconds`."""
+        if self.min_masked_members is not None and not task.opening:
+            text = f"its sum would not be masked, and this site wants {self.min_masked_members} members under masks"
+            return Refusal(pb.Cause.MASKS, f"{text} (min_masked_members)")
         most = self.max_task_seconds
         if most is not None and task.HasField("seconds") and task.seconds > most:
             text = f"it may take {task.seconds:g} s, and this site allows {most:g} s (max_task_seconds)"
@@ -150,7 +163,7 @@ class SitePolicy:
         """The rules that are set, by their keys."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in found.items() if value != getattr(SitePolicy, name)}
-        return {name: list(map(str, value)) if name == "hours" else value for name, value in given.items()}
+        return {name: list(map(str, value)) if name in ("hours", "peers") else value for name, value in given.items()}
 
 
 class PolicyFile:
@@ -201,7 +214,7 @@ def parsed(content: Mapping[str, Any], name: str) -> SitePolicy:
         allowed, check = _CHECKS[key]
         if not check(value):
             raise ConfigError(f"{name}: {key} is {value!r}; it must be {allowed}")
-        given[key] = tuple(map(_window, value)) if key == "hours" else value
+        given[key] = tuple(map(_window, value)) if key == "hours" else tuple(value) if key == "peers" else value
     return SitePolicy(**given)
 
 
@@ -262,4 +275,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
             key in _PRIVACY and _PRIVACY[key](given) for key, given in value.items()
         ),
     ),
+    "peers": (
+        "a list of learners' names",
+        lambda value: isinstance(value, list) and bool(value) and all(map(_is_text, value)),
+    ),
+    "colluders": ("a whole number of 0 or more", lambda value: type(value) is int and value >= 0),
+    "min_masked_members": _COUNT,
 }  # fmt: skip

@@ -12,6 +12,7 @@ from metis.deployment.learner.connection import Connection, Session
 from metis.deployment.learner.downloads import Downloads, TaskFailed
 from metis.deployment.learner.site_log import SiteLog, kind_of
 from metis.deployment.learner.site_policy import PolicyFile, Refusal, SitePolicy, at_this_hour
+from metis.deployment.learner.sums import Sums
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.training import Training
 from metis.deployment.learner.uploads import Uploads
@@ -38,7 +39,9 @@ class Tasks:
         log: SiteLog,
         policy: PolicyFile,
         step_back: Callable[[pb.Cause], None],  # leave the federation for a while
+        sums: Sums,
     ) -> None:
+        self._sums = sums
         self._supervisor, self._connection, self._work, self._log = supervisor, connection, work, log
         self._policy, self._step_back = policy, step_back
         self._downloads, self._training, self._uploads = downloads, training, uploads
@@ -123,7 +126,8 @@ class Tasks:
                 await asyncio.gather(before, return_exceptions=True)
                 if abandoned:
                     await self._training.wait_until_idle()
-            training = self._training.train(task, received, model, policy, self._progress)
+            masking = await self._sums.accept(task, model, policy)
+            training = self._training.train(task, received, model, policy, self._progress, masking)
             update = await asyncio.wait_for(training, policy.max_task_seconds)
         except asyncio.TimeoutError:
             text = f"it took more than the {policy.max_task_seconds:g} s that this site allows (max_task_seconds)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,13 @@ class Training:
             pass
 
     async def train(
-        self, task: pb.Task, received: float, model: Path, policy: SitePolicy, progress: Callable[[int], None]
+        self,
+        task: pb.Task,
+        received: float,
+        model: Path,
+        policy: SitePolicy,
+        progress: Callable[[int], None],
+        masking: Mapping[str, Any] | None = None,
     ) -> Update:
         """Train for a task that was received at this time, and keep the update in the spool."""
         facts = await self.prepare(self._connection.welcome)
@@ -153,8 +160,10 @@ class Training:
             rate=task.rate if task.HasField("rate") else 1.0,
             batches_per_step=task.batches_per_step if task.HasField("batches_per_step") else 1,
             out=str(self._work.update_file(task.number)),
+            masking=masking,
             progress=progress,
         )
+        answer["loss"] = math.nan if answer["loss"] is None else answer["loss"]
         update = update_of(run, {**answer, "loss": outgoing.loss(answer["loss"], facts["examples"], policy)})
         progress(update.steps)
         try:

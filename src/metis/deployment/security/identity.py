@@ -20,10 +20,13 @@ import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from metis.errors import ConfigError, LearnerError
+from metis.privacy.keys import Identity
 
 ROLES = ("learner", "controller", "admin", "viewer")
 AUTHORITY, CERTIFICATE, KEY, REVOKED, REQUEST = "ca.pem", "certificate.pem", "key.pem", "revoked.pem", "request.csr"
@@ -146,6 +149,14 @@ def check_kit(kit: Kit, role: str | None = None, now: datetime | None = None) ->
             f"; the keeper of the CA renews it with: metis certificates renew {kit.name}" if now > kit.not_after else ""
         )
         raise ConfigError(f"{path}: the certificate of {kit} {problem}{renew}")
+
+
+def signing_identity(folder: Path) -> Identity:
+    """Who signs in the secure sum, and with which key."""
+    kit, key = load_kit(folder), load_key(folder / KEY)
+    if not isinstance(key, (ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey, Ed25519PrivateKey)):
+        raise ConfigError(f"{folder / KEY} is a key that cannot sign")
+    return Identity(kit.name, key, kit.certificate.public_bytes(serialization.Encoding.DER))
 
 
 def warnings(kit: Kit, now: datetime | None = None) -> list[str]:

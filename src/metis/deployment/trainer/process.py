@@ -22,6 +22,7 @@ from metis.core.timing import robust_time_per_batch
 from metis.deployment.storage import storage
 from metis.deployment.trainer.commands import Answers, Commands
 from metis.deployment.trainer.followers import Followers, own_device
+from metis.deployment.trainer.masking import Masking
 from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.trainer.privacy import PrivacyGuard
@@ -217,6 +218,11 @@ class _Trainer:
         if learner is None:
             raise ConfigError("the controller's own process does not train")
         task, number = int(command["task"]), command["id"]
+        order = None if self._group.rank else command.get("masking")
+        masking = None if order is None else Masking(order)
+        if masking is not None and (done := masking.done()) is not None:  # before a crash
+            sha256, length = write_parts(Path(command["out"]), done[1])
+            return {**done[0], "sha256": sha256, "bytes": length}
         community_model = _read(command["model"], self._ready.layout)
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
@@ -257,20 +263,21 @@ class _Trainer:
             agree,
             float(command.get("rate", 1.0)),
         )
-        parts = (memoryview(trained.payload),) if trained.payload else model_parts(trained.model)
-        sha256, length = ("", 0) if self._group.rank else write_parts(Path(command["out"]), parts)
-        self._memories.keep(task, dict(trained.memory))
         whole = trained.batch_times[:-1] if pace.cut_short and trained.steps > 1 else trained.batch_times
-        return {
+        facts_of = {
             "task": task,
             "steps": trained.steps,
             "seconds": trained.seconds,
             "time_per_batch": robust_time_per_batch(whole),
-            "loss": trained.loss if math.isfinite(trained.loss) else None,
-            "sha256": sha256,
-            "bytes": length,
+            "loss": trained.loss if masking is None and math.isfinite(trained.loss) else None,  # or part of the sum
             "compression_error": trained.notes.get("compression_error"),
         }
+        parts = [memoryview(trained.payload)] if trained.payload else list(model_parts(trained.model))
+        if masking is not None:
+            parts = masking.mask(trained.model, community_model, trained.loss, facts_of)
+        sha256, length = ("", 0) if self._group.rank else write_parts(Path(command["out"]), parts)
+        self._memories.keep(task, dict(trained.memory))
+        return {**facts_of, "sha256": sha256, "bytes": length}
 
     def _evaluate(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready

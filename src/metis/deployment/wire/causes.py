@@ -34,6 +34,7 @@ RULES = {
     pb.Cause.DOWNLOAD: "max_download_bytes",
     pb.Cause.MEMBERS: "min_members",
     pb.Cause.UNREADABLE: "unreadable",
+    pb.Cause.MASKS: "min_masked_members",
 }
 
 

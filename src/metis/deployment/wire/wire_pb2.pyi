@@ -7,20 +7,40 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromLearner(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluation", "leaving", "ready")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluation", "leaving", "ready", "secure")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
     evaluation: Evaluation
     leaving: Leaving
     ready: Ready
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
+    secure: SecureSum
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., secure: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
+
+class SecureSum(_message.Message):
+    __slots__ = ("kind", "version", "content")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KEY: _ClassVar[SecureSum.Kind]
+        STATEMENT: _ClassVar[SecureSum.Kind]
+        SHARES: _ClassVar[SecureSum.Kind]
+    KEY: SecureSum.Kind
+    STATEMENT: SecureSum.Kind
+    SHARES: SecureSum.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    kind: SecureSum.Kind
+    version: int
+    content: bytes
+    def __init__(self, kind: _Optional[_Union[SecureSum.Kind, str]] = ..., version: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "software", "instance", "run", "task", "unix_time")
@@ -107,6 +127,7 @@ class Cause(_message.Message):
         DOWNLOAD: _ClassVar[Cause.Rule]
         MEMBERS: _ClassVar[Cause.Rule]
         UNREADABLE: _ClassVar[Cause.Rule]
+        MASKS: _ClassVar[Cause.Rule]
     NO_RULE: Cause.Rule
     FEDERATION: Cause.Rule
     CONTROLLER: Cause.Rule
@@ -116,6 +137,7 @@ class Cause(_message.Message):
     DOWNLOAD: Cause.Rule
     MEMBERS: Cause.Rule
     UNREADABLE: Cause.Rule
+    MASKS: Cause.Rule
     KIND_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
@@ -160,20 +182,22 @@ class Leaving(_message.Message):
     def __init__(self, cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class ToLearner(_message.Message):
-    __slots__ = ("welcome", "task", "notice", "farewell", "pulse", "evaluate")
+    __slots__ = ("welcome", "task", "notice", "farewell", "pulse", "evaluate", "secure")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     task: Task
     notice: Notice
     farewell: Farewell
     pulse: Pulse
     evaluate: Evaluate
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ...) -> None: ...
+    secure: SecureSum
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., secure: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
 
 class Pulse(_message.Message):
     __slots__ = ()
@@ -208,7 +232,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ..., members: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "evaluate")
+    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "opening", "evaluate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +244,7 @@ class Task(_message.Message):
     SEAL_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     epoch: int
@@ -232,8 +257,9 @@ class Task(_message.Message):
     seal: bytes
     rate: float
     batches_per_step: int
+    opening: bytes
     evaluate: bool
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., evaluate: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., opening: _Optional[bytes] = ..., evaluate: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("version", "sha256", "bytes", "seal")

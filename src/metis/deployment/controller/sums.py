@@ -1,0 +1,340 @@
+"""Masked rounds at the controller: keys before a round, votes and shares behind it, and the sum itself.
+
+What a round needs besides the masked models is in `sums/` of the state folder: the opening, the statement, votes and
+answers, each durable before it has an effect. A restarted controller reads them again and opens the same bits. Nothing
+of it is in the trace. All of it goes, with the masked models, when the next community model is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from metis.core.controller import Controller
+from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed, RoundFailed, SumOpened
+from metis.core.model import Layout
+from metis.core.ring import Ring
+from metis.core.secure_sum import PROTOCOL, Answer, Opening, Place, SignedKey, Statement, Upload, Vote, threshold
+from metis.core.timing import MAX_STEPS
+from metis.deployment.controller.settings import Report
+from metis.deployment.controller.state import State
+from metis.deployment.storage import read_file
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.secure import unpacked
+from metis.errors import DataError, Refused
+from metis.privacy.keys import Peers, check_signature
+from metis.privacy.opener import Opener
+from metis.privacy.store import FolderStore
+
+_TAIL = 1 << 24  # bytes behind the masked numbers of an update, at most
+_MOST_STEPS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRound:
+    """Where the masked round stands after an event; for the event loop."""
+
+    version: int
+    sha256: str  # of the community model
+    values: Mapping[LearnerId, float]  # what each member counts; none: no round has begun
+    tasks: Mapping[LearnerId, LocalTask]  # that are still open
+    ring: Ring | None
+    least: int
+    fewest: int
+    fixed: bool
+    closed: RoundClosed | None
+    uploads: Mapping[LearnerId, str]  # the blobs of those that have handed in
+
+
+def masked_round(controller: Controller, sha256: str, blobs: Mapping[LearnerId, str]) -> MaskedRound | None:
+    """In the writer: of a run whose sums are masked; None of any other."""
+    secure = controller.secure
+    if secure is None:
+        return None
+    stamp = controller.community.stamp
+    training = {record.learner: record.task for record in controller.roster.training if record.task is not None}
+    return MaskedRound(
+        stamp.version,
+        sha256,
+        dict(secure.values),
+        {learner: task for learner, task in training.items() if task.based_on == stamp},
+        secure.ring if secure.values else None,
+        secure.least,
+        secure.fewest,
+        secure.fixed,
+        controller.closed,
+        {learner: blobs[learner] for learner in secure.learners if learner in blobs},
+    )
+
+
+class Sums:
+    """The masked rounds of one run; all work is done in one thread at a time, beside the event loop."""
+
+    def __init__(
+        self,
+        state: State,
+        layout: Layout,
+        bits: int,
+        settings: bytes,
+        peers: Peers,
+        report: Report,
+        send: Callable[[LearnerId, pb.SecureSum], None],
+        offer: Callable[[LearnerId], None],
+        key_seconds: float,
+    ) -> None:
+        self._state, self._layout, self._settings, self._peers = state, layout, settings, peers
+        self._bits = bits
+        self._report, self._send, self._offer, self._key_seconds = report, send, offer, key_seconds
+        self._store = FolderStore(state.folder / "sums")
+        self._round: MaskedRound | None = None
+        self._jobs: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+        self._keys: dict[LearnerId, SignedKey] = {}
+        self._opening: Opening | None = None  # of the current version
+        self._opener: Opener | None = None
+        self._posted = ""  # what was journaled last of this version
+        self._out: list[Callable[[], object]] = []  # to be done in the event loop
+        self.post: Callable[..., None]  # an event, and the bytes that go with it, to the journal
+
+    # --- in the event loop ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """One thing after the other, for as long as the process serves."""
+        while True:
+            job = await self._jobs.get()
+            try:
+                await asyncio.to_thread(job)
+            except Refused as problem:
+                self._report("warning", f"masked round: {problem}")
+            out, self._out = self._out, []
+            for call in out:
+                call()
+
+    def applied(self, round_: MaskedRound | None) -> None:
+        """The federation has changed."""
+        if round_ is not None and round_ != self._round:
+            began = self._round is None or self._round.version != round_.version or not self._round.values
+            self._round = round_
+            self._jobs.put_nowait(lambda: self._take(round_))
+            if began and round_.values and not round_.fixed:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._key_seconds, lambda: self._jobs.put_nowait(lambda: self._late(round_.version)))
+
+    def back(self, learner: LearnerId) -> None:
+        """A learner has reconnected: what it was asked for may be lost."""
+        self._jobs.put_nowait(lambda: self._ask(learner))
+
+    def hear(self, learner: LearnerId, message: pb.SecureSum) -> None:
+        self._jobs.put_nowait(lambda: self._hear(learner, message))
+
+    def opening_of(self, version: int) -> bytes | None:
+        """What goes with a task of this version; None while its keys are awaited."""
+        opening, round_ = self._opening, self._round
+        if opening is None or round_ is None or opening.version != version or not round_.fixed:
+            return None
+        return opening.encode()
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _take(self, round_: MaskedRound) -> None:
+        if self._opening is not None and (self._opening.version != round_.version or not round_.values):
+            self._forget()
+        if not round_.values:
+            return
+        if self._opening is None:
+            stored = self._store.read("opening")
+            found = None if stored is None else Opening.decode(stored)
+            if found is not None and found.version == round_.version:
+                self._opening = found
+            elif found is not None:
+                self._forget()
+        if self._opening is None:
+            for learner in round_.tasks:
+                self._ask(learner)
+            self._try_opening(round_, late=False)
+        elif not round_.fixed:
+            self._post_once("fixed", CohortFixed(round_.version, self._opening.names))
+        else:
+            self._out += [lambda learner=learner: self._offer(learner) for learner in round_.tasks]  # type: ignore[misc]
+        if round_.closed is not None and self._opening is not None and self._opener is None:
+            self._close(round_, self._opening)
+
+    def _forget(self) -> None:
+        """The round is over: delete what it needed, and the masked models."""
+        for path in list(self._store.folder.iterdir()):
+            if path.name.startswith("upload."):
+                self._state.blobs.discard((self._store.read(path.name) or b"").decode())
+        for path in list(self._store.folder.iterdir()):
+            self._store.delete(path.name)
+        self._keys, self._opening, self._opener, self._posted = {}, None, None, ""
+
+    def _post_once(self, what: str, event: object, content: bytes | None = None) -> None:
+        if self._posted != what:
+            self._posted = what
+            self.post(event, content)
+
+    def _late(self, version: int) -> None:
+        round_ = self._round
+        if round_ is not None and round_.version == version and not round_.fixed:
+            self._try_opening(round_, late=True)
+
+    def _try_opening(self, round_: MaskedRound, *, late: bool) -> None:
+        if self._opening is not None or round_.ring is None or not round_.tasks:
+            return
+        members = sorted(learner for learner in round_.tasks if learner in self._keys)
+        if len(members) < len(round_.tasks) and not late:
+            return
+        if len(members) < round_.fewest:
+            if late:
+                reason = f"{len(members)} learners gave a key, and a masked round needs {round_.fewest}"
+                self._post_once("failed", RoundFailed(round_.version, reason))
+            return
+        tasks = round_.tasks
+        opening = Opening(
+            protocol=PROTOCOL,
+            run=self._state.run,
+            version=round_.version,
+            attempt=0,
+            model=bytes.fromhex(round_.sha256),
+            layout=bytes.fromhex(self._layout.fingerprint),
+            settings=self._settings,
+            rate=float(tasks[members[0]].rate),
+            extra_vectors=0,
+            ring=Ring(round_.ring.bits, len(members), round_.ring.clip),
+            threshold=threshold(len(members)),
+            least=round_.least,
+            members=tuple(
+                Place(round_.values[name], min(tasks[name].budget.steps or MAX_STEPS, _MOST_STEPS), self._keys[name])
+                for name in members
+            ),
+        )
+        self._store.write("opening", opening.encode())
+        self._opening = opening
+        self._post_once("fixed", CohortFixed(round_.version, opening.names))
+
+    def _ask(self, learner: LearnerId) -> None:
+        """What is wanted of this member now."""
+        round_, opener = self._round, self._opener
+        if round_ is None or not round_.values:
+            return
+        message: pb.SecureSum | None = None
+        if self._opening is None and learner in round_.tasks and learner not in self._keys:
+            message = pb.SecureSum(kind=pb.SecureSum.KEY, version=round_.version)
+        elif opener is not None and opener.closed is not None and learner in opener.opening.names:
+            if not opener.agreed and learner not in opener.votes:
+                content = opener.closed.encode()
+                message = pb.SecureSum(kind=pb.SecureSum.STATEMENT, version=round_.version, content=content)
+            elif opener.agreed and learner not in opener.answers and learner not in opener.liars:
+                content = opener.request(learner).encode()
+                message = pb.SecureSum(kind=pb.SecureSum.SHARES, version=round_.version, content=content)
+        if message is not None:
+            self._out.append(lambda: self._send(learner, message))
+
+    def _hear(self, learner: LearnerId, message: pb.SecureSum) -> None:
+        round_ = self._round
+        if round_ is None or message.version != round_.version:
+            return
+        if message.kind == pb.SecureSum.KEY:
+            key = SignedKey.decode(message.content)
+            if (key.name, key.run, key.version) != (learner, self._state.run, round_.version):
+                raise Refused(f"learner '{learner}' sent a key that is not its own for this round")
+            public = self._peers.key(learner, key.certificate)
+            check_signature(public, key.signed, key.signature, f"the key of '{learner}'")
+            self._keys[learner] = key
+            self._try_opening(round_, late=False)
+        elif self._opener is not None:
+            self._hear_member(learner, message, round_, self._opener)
+
+    def _hear_member(self, learner: LearnerId, message: pb.SecureSum, round_: MaskedRound, opener: Opener) -> None:
+        if message.kind == pb.SecureSum.STATEMENT:
+            vote = Vote.decode(message.content)
+            if vote.name != learner or opener.agreed:
+                return
+            opener.vote(vote)
+            self._store.write(f"vote.{learner}", message.content)
+            if opener.agreed:
+                for name in opener.opening.names:
+                    self._ask(name)
+        elif message.kind == pb.SecureSum.SHARES:
+            answer = Answer.decode(message.content)
+            if answer.name != learner or not opener.agreed or learner in opener.answers:
+                return
+            opener.answer(answer)
+            self._store.write(f"answer.{learner}", message.content)
+            self._open(round_, opener)
+
+    def _close(self, round_: MaskedRound, opening: Opening) -> None:
+        """Make the statement, or read the one that was made, and ask the members."""
+        opener = Opener(opening, self._peers)
+        assert round_.closed is not None
+        for learner in round_.closed.learners:
+            opener.take(self._upload(round_.uploads[learner], opening))
+            self._store.write(f"upload.{learner}", round_.uploads[learner].encode())
+        stored = self._store.read("statement")
+        try:
+            statement = opener.statement() if stored is None else Statement.decode(stored)
+        except Refused as problem:
+            self._post_once("failed", RoundFailed(round_.version, str(problem)))
+            return
+        for liar, how in opener.liars.items():
+            self._report("warning", f"learner '{liar}' is left out of the sum: {how}")
+        if stored is None:
+            self._store.write("statement", statement.encode())
+        opener.close(statement)
+        for name in opening.names:
+            if (vote := self._store.read(f"vote.{name}")) is not None:
+                opener.vote(Vote.decode(vote))
+        for name in opening.names:
+            if (answer := self._store.read(f"answer.{name}")) is not None:
+                opener.answer(Answer.decode(answer))
+        self._opener = opener
+        self._report(
+            "info", f"round closed with {len(statement.names)} of {len(opening.names)} members; opening its sum"
+        )
+        for name in opening.names:
+            self._ask(name)
+        self._open(round_, opener)
+
+    def _open(self, round_: MaskedRound, opener: Opener) -> None:
+        if self._posted == "opened" or opener.closed is None or not opener.openable:
+            return
+        size = opener.opening.ring.nbytes(self._layout)
+        names = opener.closed.names
+        bodies = {name: np.frombuffer(self._content(round_.uploads[name]), np.uint8, size) for name in names}
+        total = opener.open(bodies, self._layout)
+        for liar, how in opener.liars.items():
+            self._report("warning", f"learner '{liar}' lied in the secure sum: {how}")
+        self._post_once("opened", SumOpened(round_.version, names), total.tobytes())
+
+    def _content(self, blob: str) -> bytes:
+        return read_file(self._state.blob_path(blob))
+
+    def _upload(self, blob: str, opening: Opening) -> Upload:
+        return Upload.decode(unpacked(self._content(blob), opening.ring.nbytes(self._layout)))
+
+    # --- what is received -----------------------------------------------------------------------
+
+    def allows(self, length: int) -> bool:
+        """Whether an update may have so many bytes."""
+        body = Ring(self._bits, 1, 1.0).nbytes(self._layout)
+        return body < length <= body + _TAIL
+
+    def problem(self, learner: LearnerId, content: bytes) -> str | None:
+        """Why a masked update cannot count; None if it can. In any thread."""
+        opening = self._opening
+        if opening is None:
+            return "no masked round is open"
+        try:
+            size = opening.ring.nbytes(self._layout)
+            upload = Upload.decode(unpacked(content, size))
+            if upload.name != learner:
+                return "it is signed by another learner"
+            Opener(opening, self._peers).take(upload)
+            if hashlib.sha256(memoryview(content)[:size]).digest() != upload.body:
+                return "its masked numbers are not those that it signed"
+        except (Refused, DataError) as problem:
+            return str(problem)
+        return None

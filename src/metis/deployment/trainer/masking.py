@@ -1,0 +1,54 @@
+"""Masking in the training process: what it writes for the controller is masked, so no local model lies on a disk.
+
+The bytes of an update are the masked body and, behind it, the encoded `Upload`. What was masked once for a context is
+kept by the `Member` and written again after a crash; it is never masked a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metis.core.mixing.secure import scalars
+from metis.core.model import Model
+from metis.core.secure_sum import Opening, Pins
+from metis.deployment.security.identity import signing_identity
+from metis.deployment.wire.secure import packed
+from metis.errors import DataError
+from metis.privacy.keys import Peers
+from metis.privacy.member import Member
+from metis.privacy.store import FolderStore
+
+
+class Masking:
+    """One masked task, as the learner's process ordered it."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        identity = signing_identity(Path(order["identity"]))
+        self._opening = Opening.decode(bytes.fromhex(order["opening"]))
+        self._store = FolderStore(Path(order["store"]))
+        pins = Pins(frozenset(self._opening.names))  # the learner's process has checked the opening
+        self._member = Member(identity, Peers(), pins, order["run"], self._store)
+        self._name = identity.name
+
+    def done(self) -> tuple[dict[str, Any], list[memoryview]] | None:
+        """The answer and the bytes of this context if it was masked before."""
+        kept, facts = self._member.upload(self._opening.context), self._store.read("facts")
+        if kept is None or facts is None:
+            return None
+        upload, body = kept
+        return json.loads(facts), [body.data, memoryview(packed(upload.encode()))]
+
+    def mask(self, local: Model, base: Model, loss: float, facts: Mapping[str, Any]) -> list[memoryview]:
+        """The bytes to send; `facts` is what the learner answers with them, also after a crash."""
+        opening = self._opening
+        p, most = opening.weights[self._name], opening.most
+        body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss)).body
+        self._store.write("facts", json.dumps(dict(facts)).encode())
+        upload = self._member.mask(opening.context, body, local.layout)
+        kept = self._member.upload(opening.context)
+        if kept is None:
+            raise DataError("this round was masked and sent before; it is never masked twice")
+        return [kept[1].data, memoryview(packed(upload.encode()))]
