@@ -67,7 +67,7 @@ def build(command: Mapping[str, Any]) -> Any:
     layout = Layout.from_json(command["layout"])
     return SimpleNamespace(
         engine=Engine(), layout=layout, learner=Learner(), evaluation=range(20), metric="loss",
-        higher_is_better=False, seed=1,
+        higher_is_better=False, seed=1, validation=None,
     )  # fmt: skip
 
 
