@@ -16,6 +16,7 @@ import pytest
 
 from metis.data import datasets
 from metis.data.datasets import DATASETS, Dataset, RemoteFile, fetch_dataset, find_dataset, load_dataset
+from metis.data.medmnist import SETS as MEDMNIST
 from metis.errors import DataError
 
 DOWNLOADABLE = [name for name, source in DATASETS.items() if source.files]
@@ -90,6 +91,13 @@ def original_files(name, arrays):
                 labels = idx_gz(arrays[f"y_{split}"])
                 archive.writestr(f"gzip/emnist-byclass-{split}-labels-idx1-ubyte.gz", labels)
         return {"gzip.zip": packed.getvalue()}
+    if name in MEDMNIST:
+        packed = io.BytesIO()
+        splits = {"train": (x_train, y_train), "val": (x_test, y_test), "test": (x_test, y_test)}
+        images = {f"{split}_images": x for split, (x, _) in splits.items()}
+        labels = {f"{split}_labels": y[:, None].astype(np.uint8) for split, (_, y) in splits.items()}
+        np.savez(packed, **images, **labels)
+        return {f"{name}.npz": packed.getvalue()}
     return {
         "train-images-idx3-ubyte.gz": idx_gz(x_train),
         "train-labels-idx1-ubyte.gz": idx_gz(y_train),
@@ -220,7 +228,11 @@ def test_a_download_gives_the_original_arrays(name, serve, tmp_path):
 def test_sources_are_complete(name):
     """Every source has as many class names as labels, addresses for every file, and MD5 checksums."""
     source = DATASETS[name]
-    assert len(set(source.class_names)) == {"cifar100": 100, "emnist": 62}.get(name, 10)
+    classes = {
+        "cifar100": 100, "emnist": 62, "pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2,
+        "breastmnist": 2, "bloodmnist": 8, "tissuemnist": 8, "organamnist": 11, "organcmnist": 11, "organsmnist": 11,
+    }  # fmt: skip
+    assert len(set(source.class_names)) == classes.get(name, 10)
     for file in source.files:
         assert all(url.startswith("http") and url.endswith(file.name) for url in file.urls)
         assert len(bytes.fromhex(file.md5)) == hashlib.md5().digest_size

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ADDRESS = "https://zenodo.org/record/6496656/files/{}.npz?download=1"
+ADDRESS = "https://zenodo.org/records/6496656/files/{}.npz"
 _ORGANS = (
     "bladder", "left femur", "right femur", "heart", "left kidney", "right kidney", "liver", "left lung", "right lung",
     "pancreas", "spleen",
