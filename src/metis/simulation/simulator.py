@@ -26,25 +26,22 @@ from metis.core.events import (
     LearnerId,
     LearnerJoined,
     LearnerLeft,
-    RoundClosed,
     SendTask,
     StopRequested,
-    SumOpened,
     TaskFailed,
     UpdateRequest,
 )
 from metis.core.layers import Memory
 from metis.core.mixing import ModelStore
-from metis.core.mixing.secure import MessageBytes
 from metis.core.model import Model
 from metis.core.schedules import Cadence
-from metis.core.secure_sum import threshold
 from metis.errors import ConfigError, Diverged
 from metis.learning import Trained
 from metis.simulation.availability import Always, Availability
 from metis.simulation.interrupt import Interrupts
 from metis.simulation.link import Link
 from metis.simulation.loop import Agenda
+from metis.simulation.opening import Opening, SumOpening
 from metis.simulation.outages import ControllerFaults, Outages
 from metis.simulation.pools.local import Fetch, Measured, Pool, Ticket
 from metis.simulation.speed import Speed, Spent
@@ -102,13 +99,6 @@ class Measurement:
 
 
 @dataclass(slots=True)
-class _Opening:
-    """The sum of a closed round, on its way."""
-
-    version: int
-
-
-@dataclass(slots=True)
 class _Departure:
     learner: int
     back_at: float
@@ -133,7 +123,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if part else 0.0
 
 
-class Simulator:
+class Simulator(SumOpening):
     """Runs one federation in virtual time; `run` may be called once."""
 
     def __init__(
@@ -168,7 +158,6 @@ class Simulator:
         self._update_bytes = self._model_bytes if update_bytes is None else update_bytes
         self._agenda: Agenda[Any] = Agenda()
         self._open: dict[int, _Arrival] = {}  # by learner
-        self._opening: _Opening | None = None
         self._base_models: dict[int, Fetch] = {}  # by version, while an open task is based on it
         self._open_tasks: Counter[int] = Counter()  # by the version that they are based on
         self._versions = versions  # where to keep those models, if not in memory
@@ -282,16 +271,13 @@ class Simulator:
                 self._last_evaluated = occurrence.version
                 self._handle(Evaluated(occurrence.version, *result))
                 self._keep_best(occurrence.version, occurrence.model)
-            case _Opening():
-                self._opening = None
-                if (secure := self.controller.secure) is not None:
-                    self._handle(SumOpened(occurrence.version, secure.learners, secure.total()))
+            case Opening():
+                self._open_sum(occurrence)
             case _Departure():
                 self._leave(occurrence)
             case _Return():
                 self._plan_departure(occurrence.learner, next(self._absences[occurrence.learner], None))
                 self._join(occurrence.learner)
-                self._agree_on_sum()
 
     def _arrive(self, arrival: _Arrival, result: Trained | Diverged) -> None:
         name, spent = self._machines[arrival.learner].name, arrival.spent
@@ -343,29 +329,9 @@ class Simulator:
                     self._send(action)
                 case CommunityPublished():
                     self._published(action)
-                case RoundClosed():
-                    self._agree_on_sum()
                 case _:
                     pass
-
-    def _agree_on_sum(self) -> None:
-        """Members of a closed round vote for its sum, then answer with their shares; t of them are needed for both."""
-        closed, secure = self.controller.closed, self.controller.secure
-        if closed is None or secure is None or self._opening is not None:
-            return
-        sizes = MessageBytes.of(closed.members, len(closed.learners))
-        links = [
-            self._machines[self._index[record.learner]].link
-            for record in self.controller.roster.available
-            if record.learner in secure.values
-        ]
-        needed = threshold(closed.members)
-        if len(links) < needed:
-            return  # until enough of them are back
-        votes = sorted(link.download_time(sizes.statement) + link.upload_time(sizes.vote) for link in links)
-        answers = sorted(link.download_time(sizes.request) + link.upload_time(sizes.answer) for link in links)
-        self._opening = _Opening(closed.version)
-        self._push(self.now + votes[needed - 1] + answers[needed - 1], self._opening)
+        self._agree_on_sum()
 
     def _send(self, action: SendTask) -> None:
         index, task = self._index[action.learner], action.task
@@ -429,6 +395,9 @@ class Simulator:
         """The best model so far is kept when it has been measured."""
         if self._best_version() == version:
             self.best_model = model
+
+    def _link_of(self, learner: LearnerId) -> Link:
+        return self._machines[self._index[learner]].link
 
     def _push(self, at: float, occurrence: object, rank: int = _OCCURRENCE) -> None:
         self._agenda.add(at, occurrence, rank)

@@ -18,10 +18,8 @@ import grpc
 from metis.core.events import (
     Action,
     CommunityPublished,
-    Event,
     LearnerId,
     LearnerSetAside,
-    RoundAbandoned,
     SendTask,
     SpeedChanged,
     StopRequested,
@@ -36,6 +34,7 @@ from metis.deployment.controller.callers import Administrators
 from metis.deployment.controller.clock import TICK
 from metis.deployment.controller.document import CoreStatus, core_status, status_document
 from metis.deployment.controller.evaluation import Evaluations
+from metis.deployment.controller.masked import MaskedService
 from metis.deployment.controller.members import Members
 from metis.deployment.controller.requests import LearnerRequests
 from metis.deployment.controller.results import save_results
@@ -45,7 +44,6 @@ from metis.deployment.controller.sessions import Presence, Sessions
 from metis.deployment.controller.settings import Evaluator, FederationPlan, Report
 from metis.deployment.controller.state import State
 from metis.deployment.controller.steps import StepGuard
-from metis.deployment.controller.sums import Sums
 from metis.deployment.controller.surroundings import Surroundings
 from metis.deployment.controller.timekeeper import Timekeeper
 from metis.deployment.controller.view import View
@@ -54,7 +52,6 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
 from metis.deployment.wire.protocol import SERVER_OPTIONS, administration_handler, network, service_handler
-from metis.deployment.wire.secure import settings_hash
 from metis.deployment.wire.transfer import keep_buffers
 from metis.errors import ConfigError
 from metis.privacy.keys import Peers
@@ -66,7 +63,7 @@ _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
 
 
-class ControllerProcess:
+class ControllerProcess(MaskedService):
     """One federation; `serve` may be called once."""
 
     def __init__(
@@ -85,7 +82,7 @@ class ControllerProcess:
     ) -> None:
         self.plan, self.state, self.folder = plan, state, folder
         self.recent: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
-        report = self._keeping(report)
+        report = _keeping(self.recent, report)
         self.run, self.layout = state.run, plan.initial_model.layout
         self._settings, self._report, self._watch = plan.deployment, report, watch
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,19 +123,7 @@ class ControllerProcess:
         self._requests = LearnerRequests(
             self._writer, self._view, state, self.layout, guard, report, self._time.held_for
         )  # fmt: skip
-        self._sums: Sums | None = None
-        if plan.secure_sum is not None:
-            if peers is None:
-                raise ConfigError(
-                    "secure_sum needs certificates, which sign what members agree on: give --identity DIR"
-                )
-            self._sums = Sums(
-                state, self.layout, plan.secure_sum.bits, settings_hash(plan.learner_settings), peers, report,
-                self._sessions.secure, self._sessions.offer, self._settings.lease,
-            )  # fmt: skip
-            self._sums.post = self._post_sum
-            self._sessions.opening_of = self._sums.opening_of
-        self._recovered_round = recovered.masked
+        self._make_sums(plan, state, peers, report, recovered.masked)
         self._surroundings = Surroundings(plan, state, report, certificates)
         self.notify = self._requests.notify = self._surroundings.notifier.notify
         self._audit = AuditLog(state.folder / AUDIT)
@@ -198,9 +183,7 @@ class ControllerProcess:
             self._report("info", f"resuming at {self._clock.now():.1f} s of the run with community model {version}")
         if not self._view.fold.history:
             self._evaluations.request(version)
-        if self._sums is not None:
-            self._spawn(self._sums.run())
-            self._sums.applied(self._recovered_round)
+        self._serve_sums()
         try:
             while True:  # a federation that has ended may be extended
                 await self._until_the_end()
@@ -340,8 +323,7 @@ class ControllerProcess:
         self._time.let_the_clock_go()
         for action in outcome.actions:
             self._perform(action)
-        if self._sums is not None:
-            self._sums.applied(outcome.masked)
+        self._sums_applied(outcome)
         if self._watch is not None:
             self._watch(self._view.fold)
         self._woken.set()
@@ -383,10 +365,6 @@ class ControllerProcess:
                 self._report("warning", text)
                 self.notify("set_aside", text, learner=action.learner)
                 notify(action.learner, pb.Notice.SET_ASIDE, action.reason)
-            case RoundAbandoned():
-                self._report(
-                    "warning", f"the masked round on community model {action.version} begins again: {action.reason}"
-                )
             case SpeedChanged():
                 text = f"a batch took {action.before:.3g} seconds and now takes {action.now:.3g}"
                 self._report("warning", f"learner '{action.learner}' has changed: {text}")
@@ -413,8 +391,7 @@ class ControllerProcess:
             case "evaluation":
                 self._evaluations.reported(session, message.evaluation)
             case "secure":
-                if self._sums is not None:
-                    self._sums.hear(session.learner, message.secure)
+                self._hear_sums(session.learner, message.secure)
             case "leaving":
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 self._presence.owed.discard(session.learner)
@@ -430,29 +407,22 @@ class ControllerProcess:
         self._presence.back(session.learner)
         self._time.let_the_clock_go()
         self._sessions.offer(session.learner)
-        if self._sums is not None:
-            self._sums.back(session.learner)
-
-    def _post_sum(self, event: Event, content: bytes | None) -> None:
-        """Let happen what a masked round has come to."""
-        if content is None:
-            self._writer.post(event)
-        else:
-            self._writer.submit(lambda: self._writer.open_sum(event, content))
-
-    def _keeping(self, report: Report) -> Report:
-        """The report, which also keeps the latest lines for administrators."""
-
-        def keep(kind: str, text: str) -> None:
-            self.recent.append((unix_time(), kind, text))
-            report(kind, text)
-
-        return keep
+        self._back_to_sums(session.learner)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _keeping(recent: deque[tuple[float, str, str]], report: Report) -> Report:
+    """The report, which also keeps the latest lines for administrators."""
+
+    def keep(kind: str, text: str) -> None:
+        recent.append((unix_time(), kind, text))
+        report(kind, text)
+
+    return keep
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:

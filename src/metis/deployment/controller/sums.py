@@ -251,7 +251,8 @@ class Sums:
     def _hear_member(self, learner: LearnerId, message: pb.SecureSum, round_: MaskedRound, opener: Opener) -> None:
         if message.kind == pb.SecureSum.STATEMENT:
             vote = Vote.decode(message.content)
-            if vote.name != learner or opener.agreed:
+            enough = opener.agreed
+            if vote.name != learner or enough:
                 return
             opener.vote(vote)
             self._store.write(f"vote.{learner}", message.content)

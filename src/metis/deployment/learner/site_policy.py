@@ -129,7 +129,8 @@ class SitePolicy:
 
     def refuses_task(self, task: pb.Task) -> Refusal | None:
         """A task without an end in steps is judged while it runs, by `max_task_seconds`."""
-        if self.min_masked_members is not None and not task.opening:
+        opening: Any = task.opening
+        if self.min_masked_members is not None and not opening:
             text = f"its sum would not be masked, and this site wants {self.min_masked_members} members under masks"
             return Refusal(pb.Cause.MASKS, f"{text} (min_masked_members)")
         most = self.max_task_seconds

@@ -63,7 +63,8 @@ class Sums:
 
     async def accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any] | None:
         """What the training process needs to mask this task; None if it is not masked. Raises `TaskFailed`."""
-        if not task.opening:
+        announced: Any = task.opening
+        if not announced:
             return None
         async with self._lock:
             try:
@@ -72,7 +73,8 @@ class Sums:
                 raise TaskFailed(str(problem), pb.Cause.SITE_POLICY) from problem
 
     def _accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any]:
-        opening = Opening.decode(task.opening)
+        announced: Any = task.opening
+        opening = Opening.decode(announced)
         fewest = policy.min_masked_members or 0
         if len(opening.names) < fewest:
             raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
@@ -89,7 +91,7 @@ class Sums:
             "identity": str(self._kit),
             "store": str(self._folder),
             "run": self._work.run,
-            "opening": task.opening.hex(),
+            "opening": announced.hex(),
         }
 
     def hear(self, message: pb.SecureSum) -> None:

@@ -1,0 +1,75 @@
+"""The part of the controller process that serves masked rounds; where nothing is masked it does nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
+
+from metis.core.events import Event, LearnerId, RoundAbandoned
+from metis.core.model import Layout
+from metis.deployment.controller.sessions import Sessions
+from metis.deployment.controller.settings import FederationPlan, Report
+from metis.deployment.controller.state import State
+from metis.deployment.controller.sums import MaskedRound, Sums
+from metis.deployment.controller.writer import Outcome, Writer
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.secure import settings_hash
+from metis.errors import ConfigError
+from metis.privacy.keys import Peers
+
+
+class MaskedService(ABC):
+    """Between the streams of the learners, the writer and `Sums`."""
+
+    layout: Layout
+    _sessions: Sessions
+    _writer: Writer
+    _report: Report
+
+    @abstractmethod
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+    def _make_sums(
+        self, plan: FederationPlan, state: State, peers: Peers | None, report: Report, recovered: MaskedRound | None
+    ) -> None:
+        self._sums: Sums | None = None
+        self._recovered_round = recovered
+        if plan.secure_sum is None:
+            return
+        if peers is None:
+            raise ConfigError("secure_sum needs certificates, which sign what members agree on: give --identity DIR")
+        self._sums = Sums(
+            state, self.layout, plan.secure_sum.bits, settings_hash(plan.learner_settings), peers, report,
+            self._sessions.secure, self._sessions.offer, plan.deployment.lease,
+        )  # fmt: skip
+        self._sums.post = self._post_sum
+        self._sessions.opening_of = self._sums.opening_of
+
+    def _serve_sums(self) -> None:
+        if self._sums is not None:
+            self._spawn(self._sums.run())
+            self._sums.applied(self._recovered_round)
+
+    def _sums_applied(self, outcome: Outcome) -> None:
+        for action in outcome.actions:
+            if isinstance(action, RoundAbandoned):
+                text = f"the masked round on community model {action.version} begins again: {action.reason}"
+                self._report("warning", text)
+        if self._sums is not None:
+            self._sums.applied(outcome.masked)
+
+    def _hear_sums(self, learner: LearnerId, message: pb.SecureSum) -> None:
+        if self._sums is not None:
+            self._sums.hear(learner, message)
+
+    def _back_to_sums(self, learner: LearnerId) -> None:
+        if self._sums is not None:
+            self._sums.back(learner)
+
+    def _post_sum(self, event: Event, content: bytes | None) -> None:
+        """Let happen what a masked round has come to."""
+        if content is None:
+            self._writer.post(event)
+        else:
+            self._writer.submit(lambda: self._writer.open_sum(event, content))
