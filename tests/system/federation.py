@@ -445,7 +445,20 @@ class Federation(World):
         return name
 
     def _reporter(self, boot: Boot) -> Any:
-        return lambda kind, text: self.note("says", self._without_paths(f"{kind}: {text}"))
+        started = self.loop.now
+
+        def report(kind: str, text: str) -> None:
+            self.note("says", self._without_paths(f"{kind}: {text}"))
+            silent = re.match(r"learner '(\w+)' was silent", text)
+            refused = silent is not None and (silent[1] == LIAR or self.office.out(silent[1]))
+            if (
+                silent
+                and not refused
+                and self.loop.now - max(started, self.network.heard.get(silent[1], 0.0)) < SETTINGS.lease - 1
+            ):
+                self.violated(f"I17: the lease of {silent[1]} ends, which was heard, or had no time to come back")
+
+        return report
 
     # --- checkers on the wire -------------------------------------------------------------------
 
@@ -507,7 +520,11 @@ class Federation(World):
     def _check_journal(self, state: State) -> None:
         """I3: what was acknowledged is in the journal, once, with its bytes."""
         found: dict[int, Any] = {}
+        latest = 0.0
         for entry in state.entries():
+            if entry.at < latest - 2.0:  # the clock is saved every second
+                self.violated(f"I10: entry {entry.seq} is of {entry.at:g} s, the one before of {latest:g} s")
+            latest = entry.at
             if entry.record.get("event") == "update_request":
                 if entry.record["task"] in found:
                     self.violated(f"I3: task {entry.record['task']} is in the journal twice")

@@ -383,6 +383,7 @@ class Served:
             self._task = self._loop.create_task(self._run(handler))
 
     def request(self, data: bytes) -> None:
+        self._connection.server.network.heard[self._connection.client.name] = self._loop.now
         self._queue.append(data)
         self._connection.send(1, self.call, 0, self.call.got_window, len(data))
         self._news.set()
@@ -523,6 +524,7 @@ class Network:
         self.world = world
         self._rng = random.Random(f"network {world.seed}")
         self.lines: dict[str, Line] = {}
+        self.heard: dict[str, float] = {}  # when anything of each client arrived last
         self.servers: dict[str, Server] = {}
         self.written: Callable[[Call, Any], None] = lambda call, message: None  # by a client
         self.sent: Callable[[Call, Any], None] = lambda call, message: None  # by a handler

@@ -143,7 +143,8 @@ def hunt(names: list[str], most: int, jobs: int, folder: str, out: Path | None) 
     results: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
     survivors = 0
     for name in names:
-        seed = 0
+        before = results.get(name, {"found": True})
+        seed = 0 if before["found"] else before["seeds"]  # what was played is not played again
         while (found := _alone(_search, name, seed, most, jobs, folder)) is not None:
             seed = found[0]
             if _alone(_problem, seed, folder) is None:
