@@ -26,6 +26,8 @@ from metis.deployment.controller.callers import administrator_by_certificate, id
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.mirror import Mirror
 from metis.deployment.security.identity import Revocations, channel_credentials, server_credentials
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.protocol import ADMINISTRATION, PROTOCOL
 from metis.errors import ConfigError
 from metis.reporting.dashboard.follow import setting_of
 from metis.reporting.dashboard.view import RunView
@@ -410,3 +412,19 @@ async def test_the_dashboard_of_a_remote_federation(tmp_path: Path) -> None:
         with await asyncio.to_thread(RemoteController.dial, here.address, None) as second:
             mirror._remote = second  # the same address, but for the port, which a test cannot keep
             await _mirrored(here, mirror, copy)
+
+
+UNUSABLE = ("[" * 4000, '{"a": ' * 1000, r'{"learner": "\ud800"}', '{"seconds": true}', "null", '{"seconds": 1e300}')
+
+
+@awaited
+async def test_arguments_that_nobody_can_use_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Deep nesting, half a surrogate pair, a truth value as a number: none is an exception of the controller."""
+    async with served(tmp_path, async_fedavg(1), StopRule(rounds=5), terms=PROMPT) as federation:
+        async with grpc.aio.insecure_channel(federation.address) as channel:
+            call: Any = channel.unary_unary(f"/{ADMINISTRATION}/Command")
+            for arguments in UNUSABLE:
+                request = pb.AdminRequest(protocol=PROTOCOL, command="extend", arguments=arguments)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(request.SerializeToString(), metadata=(("metis-role", "admin"),))
+                assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, arguments[:40]

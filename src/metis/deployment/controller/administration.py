@@ -216,7 +216,8 @@ class Administration:
             )
         try:
             arguments = json.loads(request.arguments or "{}") if len(request.arguments) <= _MAX_ARGUMENTS else None
-        except ValueError:
+            json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair cannot be written anywhere
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             raise Refused(
@@ -357,7 +358,7 @@ class Administration:
     async def _extend(self, caller: Administrator, arguments: Document) -> Document:
         limits: Document = {name: _number(arguments, name) for name in ("rounds", "update_requests", "steps")}
         seconds = arguments.get("seconds")
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
+        if seconds is not None and not (_is_number(seconds) and 0 < seconds < 2**53):
             raise ConfigError(f"seconds is {str(seconds)[:40]}; it must be a number greater than 0")
         given = {name: limit for name, limit in {**limits, "seconds": seconds}.items() if limit is not None}
         if arguments.get("no_target") is True:
@@ -451,6 +452,10 @@ def rule_in_words(rule: StopRule) -> str:
         else f"{rule.patience.metric} has not improved in {rule.patience.evaluations} evaluations",
     ]
     return " or ".join(limit for limit in limits if limit) or "somebody stops it"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

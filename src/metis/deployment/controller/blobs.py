@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from metis.deployment.controller.disk import end_process, writing
+from metis.deployment.controller.disk import end_process, with_a_file, writing
 from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError, DiskFull
@@ -109,7 +109,7 @@ class Blobs:
 
     def _sync_folder(self, folder: Path) -> None:
         try:
-            sync(folder)
+            with_a_file(lambda: sync(folder))
         except OSError as problem:  # a full disk too: the new name is there already
             end_process(folder, problem.strerror)
 

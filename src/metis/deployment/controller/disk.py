@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from metis.errors import DiskFull, StateError
-from metis.system import disk
+from metis.system import disk, sleep
+
+_T = TypeVar("_T")
 
 EXIT_DISK_FAILED = 74  # EX_IOERR
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_NO_FILES_PAUSE = 0.2  # seconds
 RESTORE = "restore the folder from a copy, or begin a new run in another folder"
 
 
@@ -22,6 +25,17 @@ def end_process(path: Path, problem: object) -> NoReturn:
     text = f"{path}: {problem}; the controller stops, because it cannot know what is on the disk. Everything that was "
     text += "acknowledged is safe: when the disk works again, restart with the same command.\n"
     disk().end_process(EXIT_DISK_FAILED, text)
+
+
+def with_a_file(work: Callable[[], _T]) -> _T:
+    """Do work that opens a file, in a thread, and again as long as this process may not open any more."""
+    while True:
+        try:
+            return work()
+        except OSError as problem:
+            if problem.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        sleep(_NO_FILES_PAUSE)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from metis.core.events import (
 )
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
-from metis.deployment.controller.disk import RESTORE
+from metis.deployment.controller.disk import RESTORE, with_a_file
 from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.model_mac import new_model_mac
@@ -71,10 +71,13 @@ class _FileRow:
 
     def __getitem__(self, part: slice, /) -> Vector:
         start, stop, _ = part.indices(self._size)
+        return with_a_file(lambda: self._read(start, stop - start))
+
+    def _read(self, start: int, count: int) -> Vector:
         if storage().sealed:
-            content = read_file(self._path, 4 * start, 4 * (stop - start))
+            content = read_file(self._path, 4 * start, 4 * count)
             return np.frombuffer(content, "<f4").astype(np.float32, copy=False)
-        return np.fromfile(self._path, "<f4", count=stop - start, offset=4 * start).astype(np.float32, copy=False)
+        return np.fromfile(self._path, "<f4", count=count, offset=4 * start).astype(np.float32, copy=False)
 
 
 class _BlobStore:
@@ -204,12 +207,16 @@ class DurableController:
         if self._recovering and not self.state.verify_blob(entry.blob):
             raise DataError(f"the model file blobs/{entry.blob} of {whose} is damaged")
         if isinstance(event, SumOpened):
-            return replace(event, total=np.frombuffer(read_file(self.state.blob_path(entry.blob)), np.uint8))
-        model = read_model(self.state.blob_path(entry.blob), self.layout)
+            total = with_a_file(lambda: read_file(self.state.blob_path(entry.blob or "")))
+            return replace(event, total=np.frombuffer(total, np.uint8))
+        model = self._read(entry.blob)
         if isinstance(event, RolledBack):
             return replace(event, community_model=model)
         assert isinstance(event, UpdateRequest)
         return replace(event, local_model=model)
+
+    def _read(self, blob: str) -> Model:
+        return with_a_file(lambda: read_model(self.state.blob_path(blob), self.layout))
 
     # --- published models -------------------------------------------------------------------------
 
@@ -230,7 +237,7 @@ class DurableController:
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure
         community = self.controller.community
-        community.model = read_model(self.state.blob_path(blob), self.layout)
+        community.model = self._read(blob)
         if community.uses_base:
             for record in self.controller.roster.training:
                 if record.task is not None and record.task.based_on == community.stamp:
@@ -389,7 +396,7 @@ class DurableController:
     def _version_model(self, version: int) -> Model:
         if version not in self.versions:
             raise DataError(f"the snapshot does not name the file of community model {version}")
-        return read_model(self.state.blob_path(self.versions[version]), self.layout)
+        return self._read(self.versions[version])
 
     def _check_published(self, entry: Entry) -> None:
         version, published = entry.record["published"], entry.record["sha256"]

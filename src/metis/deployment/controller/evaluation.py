@@ -104,6 +104,9 @@ class Evaluations:
         """Take one site's measurement, or let both operators read why it does not count."""
         if session.ready is None or not (self._settings.evaluate_at_learners and session.evaluates):
             return  # nobody asked it
+        if self._reports.has_later(session.learner, evaluation.version):
+            self._reports.excuse(session.learner)  # it was counted: once is enough
+            return
         problem = report_problem(evaluation.metrics)
         if problem is None and evaluation.version > self._view.standing.version:
             problem = f"there is no community model {evaluation.version} yet"
@@ -126,6 +129,11 @@ class Evaluations:
         if not self._reports.due(connected, monotonic()):
             return None
         collected = self._reports.collect(connected)
+        for learner, missing in collected.left_out.items():
+            names = ", ".join(missing[:5])
+            self._report(
+                "warning", f"the evaluation of '{learner}' is left out: it has no {names}, which most sites report"
+            )
         sites, members = len(collected.by_learner), self._sessions().members
         if not sites:
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
 from metis.system import monotonic, unix_time
 
+_MAX_CHANGES = 60  # messages of a learner in a minute by which it joins or leaves
 _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
 
@@ -121,7 +122,7 @@ class ControllerProcess(MaskedService):
             self.layout,
         )
         self._requests = LearnerRequests(
-            self._writer, self._view, state, self.layout, guard, report, self._time.held_for
+            self._writer, self._view, state, self.layout, guard, self._members, report, self._time.held_for
         )  # fmt: skip
         self._make_sums(plan, state, peers, report, recovered.masked)
         self._surroundings = Surroundings(plan, state, report, certificates)
@@ -146,6 +147,7 @@ class ControllerProcess(MaskedService):
             administrators, self._service.refuse, report,
         )  # fmt: skip
         self._latest_core: tuple[CoreStatus, int] | None = None
+        self._changes: defaultdict[LearnerId, deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_CHANGES))
         self._extended = False  # since the latest end
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -383,6 +385,7 @@ class ControllerProcess(MaskedService):
                 if message.heartbeat.HasField("task"):
                     session.held_task = message.heartbeat.task
             case "ready":
+                self._limit_changes(session.learner)
                 self._sessions.check_ready(session, message.ready)
                 session.ready = message.ready
                 self._requests.join(session, message.ready, self._resume)
@@ -393,6 +396,7 @@ class ControllerProcess(MaskedService):
             case "secure":
                 self._hear_sums(session.learner, message.secure)
             case "leaving":
+                self._limit_changes(session.learner)
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 self._presence.owed.discard(session.learner)
                 if session.learner in self._presence:
@@ -401,6 +405,14 @@ class ControllerProcess(MaskedService):
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT, "a message of a kind that this controller does not know"
                 )
+
+    def _limit_changes(self, learner: LearnerId) -> None:
+        """Each coming and going may be journaled and logged: nobody does so all the time."""
+        times, now = self._changes[learner], monotonic()
+        if len(times) == _MAX_CHANGES and now - times[0] < 60:
+            reason = f"learner '{learner}' comes and goes more than {_MAX_CHANGES} times a minute"
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        times.append(now)
 
     def _resume(self, session: Session) -> None:
         """A learner has reconnected that had not left."""

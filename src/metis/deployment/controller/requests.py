@@ -15,6 +15,7 @@ from metis.core.controller import claim_problem, within_elapsed
 from metis.core.events import ControllerAway, LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
 from metis.core.model import Layout, Model
 from metis.core.timing import MAX_STEPS
+from metis.deployment.controller.members import Members
 from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import Entry, State
@@ -39,10 +40,11 @@ class LearnerRequests:
         state: State,
         layout: Layout,
         guard: StepGuard,
+        members: Members,
         report: Report,
         held_for: Callable[[], float],  # in the writer: seconds of a pause that are not journaled yet
     ) -> None:
-        self._guard, self._held_for = guard, held_for
+        self._guard, self._members, self._held_for = guard, members, held_for
         self.notify: Callable[..., object] = lambda kind, text, **facts: None
         self._writer, self._view, self._state, self._layout, self._report = writer, view, state, layout, report
         self.uploads = 0  # updates that wait for the writer
@@ -118,7 +120,8 @@ class LearnerRequests:
 
     def downloadable(self, learner: LearnerId, sha256: str) -> bool:
         opened, standing = self._view.tasks.get(learner), self._view.standing
-        return (opened is not None and opened.sha256 == sha256) or (standing.finished and standing.sha256 == sha256)
+        mine = opened is not None and opened.sha256 == sha256
+        return mine or (standing.finished and standing.sha256 == sha256 and learner in self._members)
 
     def version_of(self, learner: LearnerId, sha256: str) -> int:
         """Of a model that is `downloadable`."""

@@ -7,9 +7,9 @@ reported in one sentence that its operator reads.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Protocol, TypeVar
 
 import grpc
@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 
 _MAX_HEADER = 4096  # bytes of an upload's header
 _MAX_UPLOADS = 32  # at the same time; the others wait for their turn
+_MAX_CALLS = 8  # uploads, and downloads, of one learner at the same time; an honest one has one of each
 _MAX_OUTGOING = 32 << 20  # bytes of models that were read and are not sent yet, in all downloads
 _MAX_TEXT = 2000
 _AUDIT_AGAIN = 300.0  # seconds until the same refusal is audited again
@@ -88,6 +89,8 @@ class Service:
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads
         self._downloads = 0  # in progress
+        self._downloading: defaultdict[str, set[Context]] = defaultdict(set)  # on each learner's latest connection
+        self._uploading: Counter[str] = Counter()  # of each learner, those that wait for their turn too
         self.refusals: dict[str, int] = {}  # calls refused, by status
 
     # --- one stream for each learner --------------------------------------------------------------
@@ -113,6 +116,7 @@ class Service:
         session = Session(learner, hello.instance, address, 0)
         self._streams.admit(session, hello)
         self._receiver.interrupt(learner)
+        self._downloading.pop(learner, None)  # nobody reads those of an earlier connection
         host = address.rpartition(":")[0]
         self._audit.note_change(
             f"admitted {learner}", (serial, host), "admitted", learner=learner, serial=serial, address=address
@@ -148,9 +152,15 @@ class Service:
             first = await first_message(requests)
             if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER:
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
-            async with self._turns[learner], self._uploads:
-                received = await self._receiver.receive(learner, first, requests, context)
-                return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
+            if self._uploading[learner] >= _MAX_CALLS:
+                raise _too_many(learner, "uploads")
+            self._uploading[learner] += 1
+            try:
+                async with self._turns[learner], self._uploads:
+                    received = await self._receiver.receive(learner, first, requests, context)
+                    return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
+            finally:
+                self._uploading[learner] -= 1
 
         await context.write(pb.UploadAnswer(receipt=await self._guarded(context, receive())))
 
@@ -173,6 +183,8 @@ class Service:
                     grpc.StatusCode.OUT_OF_RANGE,
                     f"byte {request.offset} was requested, but the model has {length} bytes",
                 )
+            if len(mine := self._downloading[learner]) >= _MAX_CALLS:
+                raise _too_many(learner, "downloads")
             path = self._state.blob_path(request.sha256)
             version, sha256 = self._updates.version_of(learner, request.sha256), request.sha256
             self._audit.note_change(
@@ -183,13 +195,18 @@ class Service:
             return
         end = min(length, request.offset + request.length) if request.length else length
         self._downloads += 1
+        mine.add(context)
         try:
             size = chunk_bytes(end - request.offset, _MAX_OUTGOING // self._downloads)
             async with aclosing(read_ahead(path, request.offset, end, size)) as pieces:
                 async for offset, data in pieces:
                     yield Piece(offset, data)
+        except OSError as problem:  # too many open files, or it is not needed any more and gone
+            reason = f"the model could not be read: {problem.strerror}; try again"
+            await self.refuse(context, Refused(grpc.StatusCode.UNAVAILABLE, reason))
         finally:
             self._downloads -= 1
+            mine.discard(context)
 
     # --- what can go wrong ------------------------------------------------------------------------
 
@@ -217,11 +234,20 @@ class Service:
         if refused.code in _NOT_LET_IN:
             address = address_of(context)
             self._refused(address, refused.reason)
-            once = f"refused {address.rpartition(':')[0]} {refused.reason[:40]}"
+            who = None
+            with suppress(Refused):
+                who = self._identify(context)
+            # Of what the caller wrote nothing is part of the key: it would be audited as often as it likes.
+            once = f"refused {address.rpartition(':')[0]} {who} {refused.code.name}"
             self._audit.note_change(
-                once, int(monotonic() // _AUDIT_AGAIN), "refused", address=address, reason=refused.reason
+                once, int(monotonic() // _AUDIT_AGAIN), "refused", who=who, address=address, reason=refused.reason
             )
         await context.abort(refused.code, refused.reason[:_MAX_TEXT])
+
+
+def _too_many(learner: str, what: str) -> Refused:
+    reason = f"learner '{learner}' has {_MAX_CALLS} {what} in progress; wait until one has ended"
+    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
 
 
 def _read_request(content: bytes) -> pb.ModelRequest:

@@ -140,7 +140,7 @@ class Sessions:
             return
         skew = hello.unix_time - unix_time() if hello.unix_time else 0.0
         if abs(skew) > _MAX_SKEW:
-            self._report("warning", f"the clock of '{learner}' differs by {skew:+.0f} s from this machine's")
+            self._report("warning", f"the clock of '{learner}' differs by {skew:+.6g} s from this machine's")
         opened = self._view.tasks.get(learner)
         session.send(
             welcome=pb.Welcome(

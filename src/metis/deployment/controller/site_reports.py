@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -69,6 +70,7 @@ class Collected:
     version: int  # the newest that one of them measured
     metrics: dict[str, float]  # federated values of what all of them measured
     by_learner: dict[LearnerId, dict[str, float]]
+    left_out: dict[LearnerId, list[str]]  # who did not report what most did, and what
 
 
 @dataclass
@@ -96,6 +98,10 @@ class SiteReports:
     def excuse(self, learner: LearnerId) -> None:
         """It cannot report now: its task has ended without a model, or it has left."""
         self.asked.discard(learner)
+
+    def has_later(self, learner: LearnerId, version: int) -> bool:
+        """Whether the site has reported of this model or a later one already."""
+        return learner in self.latest and self.latest[learner][0] >= version
 
     def add(self, learner: LearnerId, version: int, weight: float, metrics: Mapping[str, float], now: float) -> None:
         """Take a report that has no problem."""
@@ -125,12 +131,16 @@ class SiteReports:
         there = {name: report for name, report in self.latest.items() if name in connected}
         version = max(version for version, _, _ in there.values()) if there else 0
         recent = {name: report for name, report in there.items() if report[0] > version - max(2, len(there))}
+        usual = Counter(metric for _, _, own in recent.values() for metric in own)
+        most = {metric for metric, sites in usual.items() if 2 * sites > len(recent)}
+        left_out = {name: sorted(most - own.keys()) for name, (_, _, own) in recent.items() if most - own.keys()}
+        recent = {name: report for name, report in recent.items() if name not in left_out}
         shared = set.intersection(*(set(metrics) for _, _, metrics in recent.values())) if recent else set()
         values = {
             metric: federated_value({name: (weight, own[metric]) for name, (_, weight, own) in recent.items()})
             for metric in sorted(shared)
         }
-        return Collected(version, values, {name: own for name, (_, _, own) in sorted(recent.items())})
+        return Collected(version, values, {name: own for name, (_, _, own) in sorted(recent.items())}, left_out)
 
     def _awaited(self, connected: Collection[LearnerId]) -> set[LearnerId]:
         return (self.asked - self.slow - self.fresh) & set(connected)

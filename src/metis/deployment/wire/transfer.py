@@ -128,11 +128,21 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 
 async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Offsets and bytes of a file between two of them, `size` at once; the next are read while the last are sent."""
-    loop, file = asyncio.get_running_loop(), disk().open(path, os.O_RDONLY)
+    """Offsets and bytes of a file between two of them, `size` at once; the next are read while the last are sent.
+
+    The file is open only while it is read: one who does not take what is sent must not keep it open.
+    """
+    loop = asyncio.get_running_loop()
+
+    def piece(offset: int) -> bytes:
+        file = disk().open(path, os.O_RDONLY)
+        try:
+            return storage().read(file, min(size, max(0, end - offset)), offset)
+        finally:
+            disk().close(file)
 
     def read(offset: int) -> asyncio.Future[bytes]:
-        return loop.run_in_executor(threads(), storage().read, file, min(size, max(0, end - offset)), offset)
+        return loop.run_in_executor(threads(), piece, offset)
 
     reading = read(offset)
     try:
@@ -142,7 +152,6 @@ async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGener
             offset += len(data)
     finally:
         await ended(reading)
-        disk().close(file)
 
 
 async def ended(work: asyncio.Future[Any] | None) -> None:
