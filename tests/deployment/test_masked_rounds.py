@@ -82,7 +82,7 @@ def test_processes_open_sums_under_masks_though_the_controller_is_killed(tmp_pat
             str(site),
             "--work",
             f"work-{name}",
-        )  # fmt: skip
+        )
         for name in NAMES
     ]
     events = tmp_path / "state" / "run" / "events.jsonl"
