@@ -12,9 +12,10 @@ import pytest
 from deployment.faults import federation, play, status_of
 from deployment.scripted_learner import ScriptedLearner
 from metis.core.model import Layout, TensorSpec
-from metis.deployment.controller import process as process_module, service as service_module
+from metis.deployment.controller import service as service_module
 from metis.deployment.controller.audit import AUDIT, read_audit
 from metis.deployment.controller.disk import with_a_file
+from metis.deployment.controller.session import MAX_CHANGES
 from metis.deployment.controller.site_reports import SiteReports
 from metis.deployment.wire import wire_pb2 as pb
 
@@ -107,12 +108,12 @@ def test_a_learner_that_comes_and_goes_all_the_time_is_sent_away(tmp_path: Path)
     async def scene() -> None:
         async with federation(tmp_path) as here, here.scripted() as learner:
             await learner.connect()
-            for _ in range(process_module._MAX_CHANGES):
-                here.process._limit_changes("l0")  # as each of its messages does
+            for _ in range(MAX_CHANGES):
+                here.process._changes.note("l0")  # as each of its messages does
             await learner.ready()
             assert await learner.stream.code() == CODE.RESOURCE_EXHAUSTED
             assert "times a minute" in await learner.stream.details()
-            here.process._limit_changes("l1")
+            here.process._changes.note("l1")
             assert here.state.last_seq() == 0
 
     play(scene())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from metis.deployment.controller.members import Members
 from metis.deployment.controller.requests import LearnerRequests
 from metis.deployment.controller.results import save_results
 from metis.deployment.controller.service import Service
-from metis.deployment.controller.session import Context, Refused, Session
+from metis.deployment.controller.session import ChangeLimit, Context, Refused, Session
 from metis.deployment.controller.sessions import Presence, Sessions
 from metis.deployment.controller.settings import Evaluator, FederationPlan, Report
 from metis.deployment.controller.state import State
@@ -59,7 +59,6 @@ from metis.runs.folds import RunFold
 from metis.runs.trace import EVENTS
 from metis.system import monotonic, unix_time
 
-_MAX_CHANGES = 60  # messages of a learner in a minute by which it joins or leaves
 _FULL_DISK_SECONDS = 1.0  # that the writer has to answer while the disk is full
 _UPLOADS_SECONDS = 10.0  # that updates have to become durable when the process is asked to stop
 
@@ -147,7 +146,7 @@ class ControllerProcess(MaskedService):
             administrators, self._service.refuse, report,
         )  # fmt: skip
         self._latest_core: tuple[CoreStatus, int] | None = None
-        self._changes: defaultdict[LearnerId, deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_CHANGES))
+        self._changes = ChangeLimit()
         self._extended = False  # since the latest end
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -164,10 +163,7 @@ class ControllerProcess(MaskedService):
         """Run until the federation has ended (True) or `drain` was called (False)."""
         self._writer.attach(asyncio.get_running_loop(), self._clock.now, self)
         keep_buffers()
-        if self.plan.stop not in (
-            None,
-            self._began_with,
-        ):  # before a learner connects, which would hear that it has ended
+        if self.plan.stop not in (None, self._began_with):  # before a learner hears that it has ended
             await self._writer.perform(StopRuleChanged(self.plan.stop))
             self._report("info", f"the file has another [stop]: it ends when {rule_in_words(self.plan.stop)}")
         server = network().server(options=SERVER_OPTIONS)
@@ -385,7 +381,7 @@ class ControllerProcess(MaskedService):
                 if message.heartbeat.HasField("task"):
                     session.held_task = message.heartbeat.task
             case "ready":
-                self._limit_changes(session.learner)
+                self._changes.note(session.learner)
                 self._sessions.check_ready(session, message.ready)
                 session.ready = message.ready
                 self._requests.join(session, message.ready, self._resume)
@@ -396,7 +392,7 @@ class ControllerProcess(MaskedService):
             case "secure":
                 self._hear_sums(session.learner, message.secure)
             case "leaving":
-                self._limit_changes(session.learner)
+                self._changes.note(session.learner)
                 self._report("info", f"learner '{session.learner}' leaves: {sentence(message.leaving.cause)}")
                 self._presence.owed.discard(session.learner)
                 if session.learner in self._presence:
@@ -405,14 +401,6 @@ class ControllerProcess(MaskedService):
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT, "a message of a kind that this controller does not know"
                 )
-
-    def _limit_changes(self, learner: LearnerId) -> None:
-        """Each coming and going may be journaled and logged: nobody does so all the time."""
-        times, now = self._changes[learner], monotonic()
-        if len(times) == _MAX_CHANGES and now - times[0] < 60:
-            reason = f"learner '{learner}' comes and goes more than {_MAX_CHANGES} times a minute"
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        times.append(now)
 
     def _resume(self, session: Session) -> None:
         """A learner has reconnected that had not left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -12,6 +13,7 @@ import grpc
 from metis.deployment.wire import wire_pb2 as pb
 from metis.system import monotonic
 
+MAX_CHANGES = 60  # messages of a learner in a minute by which it joins or leaves
 Context = Any  # grpc.aio.ServicerContext; its stubs are generic in ways that help nobody
 
 
@@ -53,3 +55,18 @@ class Session:
 
     def close(self) -> None:
         self.outbox.put_nowait(None)
+
+
+class ChangeLimit:
+    """Each coming and going may be journaled and logged: no learner does so all the time."""
+
+    def __init__(self) -> None:
+        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_CHANGES))
+
+    def note(self, learner: str) -> None:
+        """The learner comes or goes; raises `Refused` if it does so too often."""
+        times, now = self._times[learner], monotonic()
+        if len(times) == MAX_CHANGES and now - times[0] < 60:
+            reason = f"learner '{learner}' comes and goes more than {MAX_CHANGES} times a minute"
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        times.append(now)
