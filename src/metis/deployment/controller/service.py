@@ -28,7 +28,7 @@ from metis.deployment.wire.chunks import Piece, chunk_bytes
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.transfer import read_ahead
-from metis.errors import DiskFull, StateError
+from metis.errors import DiskFull, LearnerError, StateError
 from metis.system import monotonic
 
 _T = TypeVar("_T")
@@ -235,7 +235,7 @@ class Service:
             address = address_of(context)
             self._refused(address, refused.reason)
             who = None
-            with suppress(Refused):
+            with suppress(Refused, LearnerError, KeyError):  # an administrator, or nobody that is known
                 who = self._identify(context)
             # Of what the caller wrote nothing is part of the key: it would be audited as often as it likes.
             once = f"refused {address.rpartition(':')[0]} {who} {refused.code.name}"
