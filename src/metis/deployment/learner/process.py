@@ -58,6 +58,13 @@ _STEADY_SECONDS = 5.0  # a connection that lasted this long was a good one
 _LARGEST_SKEW = 60.0
 
 
+_NOTICES = {
+    pb.Notice.COMMITTED: ("committed", "{}"),
+    pb.Notice.REFUSED: ("refused", "refused: {}"),
+    pb.Notice.SET_ASIDE: ("set_aside", "set aside: {}; restart this learner to join again"),
+}
+
+
 class LearnerProcess:
     """One learner, from its start to the end of the federation."""
 
@@ -351,16 +358,9 @@ class LearnerProcess:
                 pass  # a pulse, or of a later version; what must be understood comes with a new protocol number
 
     def _show(self, notice: pb.Notice) -> None:
-        match notice.kind:
-            case pb.Notice.COMMITTED:
-                self._report("committed", notice.text)
-            case pb.Notice.REFUSED:
-                self._report("refused", f"refused: {notice.text}")
-            case pb.Notice.SET_ASIDE:
-                self._set_aside = True
-                self._report("set_aside", f"set aside: {notice.text}; restart this learner to join again")
-            case _:
-                self._report("info", notice.text)
+        self._set_aside |= notice.kind == pb.Notice.SET_ASIDE
+        kind, text = _NOTICES.get(notice.kind, ("info", "{}"))
+        self._report(kind, text.format(notice.text))
 
     # --- farewell ---------------------------------------------------------------------------------
 

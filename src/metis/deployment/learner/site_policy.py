@@ -54,9 +54,9 @@ EXAMPLE = """\
 # Masked sums: the learners that this site takes part with, itself included, by the names in their certificates, and how
 # many of them may work together with the controller without learning this site's model. Without peers it takes part in
 # no masked round; with min_masked_members it takes part in no other, and in none with fewer members.
-# peers = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
-# colluders = 0
-# min_masked_members = 4
+# peers = ["hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e"]
+# colluders = 1
+# min_masked_members = 5
 """
 
 
