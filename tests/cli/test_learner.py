@@ -178,4 +178,9 @@ def test_a_dry_run_shows_every_field_and_dials_nobody(tmp_path: Path, monkeypatc
     assert (fields["Ready.examples"], fields["UploadHeader.steps"], fields["Hello.run"]) == (40, 1, None)
     assert fields["UploadHeader.loss"] == round(fields["UploadHeader.loss"], 1)
     assert all(value == round(value, 1) for value in fields["Evaluation.metrics"].values())
+    assert fields["Evaluation.sums"] is None, "sums are exact: they stay where metrics are rounded"
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
+    done = CliRunner().invoke(app, ["learner", "--dry-run", "--site", str(site), "--json"])
+    fields = {row["field"]: row["value"] for row in json.loads(done.stdout)["fields"]}
+    total, examples = fields["Evaluation.sums"]["loss"]
+    assert (total / examples, examples) == (fields["Evaluation.metrics"]["loss"], fields["Evaluation.examples"])

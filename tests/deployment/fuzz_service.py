@@ -38,6 +38,7 @@ from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes
 from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD
+from metis.learning.sums import KINDS
 
 HANG = 600.0  # seconds after which a call that should have ended hangs
 METHODS = {"attend": ATTEND, "upload": UPLOAD, "download": DOWNLOAD}
@@ -125,7 +126,18 @@ class Mutator:
                     )
                 ),
                 pb.FromLearner(
-                    evaluation=pb.Evaluation(version=self.number(0), examples=self.number(5), metrics=metrics)
+                    evaluation=pb.Evaluation(
+                        version=self.number(0),
+                        examples=self.number(5),
+                        metrics=metrics,
+                        sums={
+                            name: pb.Sums(
+                                kind=self.rng.choice(("", *KINDS)),
+                                values=[self.real(1.0) for _ in range(self.rng.choice((0, 2, 4, 6, 1000)))],
+                            )
+                            for name in (*metrics, "other")[self.rng.randrange(2) :]
+                        },
+                    )
                 ),
                 pb.FromLearner(leaving=pb.Leaving(cause=pb.Cause(kind=self.number(1) % 30))),
                 pb.FromLearner(),

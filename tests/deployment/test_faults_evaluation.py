@@ -21,6 +21,7 @@ from metis.core.stop import Patience, StopRule, Target
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.site_reports import RANGES, SiteReports, federated_value, report_problem
 from metis.deployment.wire import wire_pb2 as pb
+from metis.learning.sums import Sums, merged_value, value_of
 from metis.runs.run import Run
 from metis.runs.trace import from_line, to_line
 
@@ -80,6 +81,70 @@ def test_what_can_have_been_measured_is_not() -> None:
     for name, ends in RANGES.items():
         assert all(report_problem({name: end}) is None for end in ends)
     assert report_problem({"accuracy": 1.0000001, "loss": -3.5, "dice": math.nan, "mse": math.inf}) is None
+
+
+# --- sums ---------------------------------------------------------------------------------------------
+
+RECALL = Sums("recall", (50.0, 3.0, 60.0, 10.0, 57.0, 13.0))  # of 70 examples; class 1: 3 of 13
+
+
+def test_sites_with_sums_are_pooled_and_no_single_one_decides() -> None:
+    """Three sites: the metric is their median, the pooled one that of all examples; of two the pooled one counts."""
+    reports = SiteReports(patience=60.0)
+    own = {
+        "a": (70, RECALL),
+        "b": (20, Sums("recall", (10.0, 8.0, 11.0, 9.0, 11.0, 9.0))),
+        "c": (10, Sums("recall", (5.0, 1.0, 8.0, 2.0, 6.0, 4.0))),
+    }
+    for name, (examples, sums) in own.items():
+        metrics = {"recall": value_of(sums), "auc": 0.5}
+        assert report_problem(metrics, {"recall": sums}, examples) is None
+        reports.add(name, 1, examples, metrics, 0.0, {"recall": sums})
+    assert reports.collect(own).metrics == {"recall": 1 / 4, "pooled_recall": (3 + 8 + 1) / (13 + 9 + 4), "auc": 0.5}
+    assert reports.collect({"a", "b"}).metrics == {"recall": 11 / 22, "pooled_recall": 11 / 22, "auc": 0.5}
+    reports.add("b", 2, 20, {"recall": 0.9, "auc": 0.5}, 0.0)
+    assert reports.collect({"a", "b"}).metrics.keys() == {"recall", "auc"}, "b has kept its sums"
+
+
+@pytest.mark.parametrize(
+    ("sums", "problem"),
+    [
+        (RECALL._replace(kind="\x1b[2J"), "its sums of recall are of an unknown kind; mean, rmse, r2, f1, "),
+        (RECALL._replace(values=(1.0,) * 769), "its sums of recall are 769 numbers; at most 768 are allowed"),
+        (RECALL._replace(values=(math.nan,) * 6), "its sums of recall have a number that is not finite or too large"),
+        (RECALL._replace(values=(1e19,) * 6), "its sums of recall have a number that is not finite or too large"),
+        (RECALL._replace(values=()), "its sums of recall are impossible for recall"),
+        (RECALL._replace(values=RECALL.values[:5]), "its sums of recall are impossible for recall"),
+        (RECALL._replace(values=(50, 14, 56, 14, 57, 13)), "its sums of recall are impossible for recall"),
+        (RECALL._replace(values=(50, 2.5, 60, 10, 57, 13)), "its sums of recall are impossible for recall"),
+        (RECALL._replace(values=(-50, 3, 60, 10, 57, 13)), "its sums of recall are impossible for recall"),
+        (RECALL._replace(values=(5e8, 3, 6e8, 10, 6e8, 10)), "its sums of recall are over 6e+08 items, which does not"),
+        (RECALL._replace(values=(0, 0, 0, 0, 0, 0)), "its sums of recall are over 0 items, which does not fit the"),
+        (RECALL._replace(values=(50, 13, 57, 13, 57, 13)), "its sums of recall give 1, but the report says 0.230769"),
+        (Sums("mean", (3.0, 13.0)), "its sums of recall are over 13 items, which does not fit the declared 70"),
+        (Sums("mean", (32.3, 140.0)), "its sums of recall are over 140 items, which does not fit the declared 70"),
+        (Sums("rmse", (-1.0, 70.0)), "its sums of recall are impossible for rmse"),
+        (Sums("r2", (1e18, 0.0, 5e-324, 70.0)), "its sums of recall give -inf, but the report says 0.230769"),
+    ],
+)
+def test_forged_sums_are_refused(sums: Sums, problem: str) -> None:
+    """In one sentence, which has nothing of the sender's text."""
+    tried()
+    assert (report_problem({"recall": 3 / 13}, {"recall": sums}, 70) or "").startswith(problem)
+
+
+def test_sums_of_what_is_not_reported_are_refused() -> None:
+    tried()
+    assert report_problem({"auc": 0.5}, {"recall": RECALL}, 70) == "it has sums of a metric that it does not report"
+
+
+def test_sums_that_do_not_go_together_are_not_pooled() -> None:
+    """Of other classes, of another kind, over more items for each example; or where the pooled one is not defined."""
+    assert merged_value([(RECALL, 70), (RECALL, 70)]) == 3 / 13
+    assert merged_value([(RECALL, 70), (Sums("recall", (1.0,) * 9), 3)]) is None
+    assert merged_value([(RECALL, 70), (RECALL._replace(kind="f1"), 70)]) is None
+    assert merged_value([(RECALL, 70), (RECALL, 35)]) is None
+    assert merged_value([(Sums("r2", (1.0, 2.0, 4.0, 1.0)), 1)]) is None
 
 
 # --- who is waited for --------------------------------------------------------------------------------
@@ -234,6 +299,7 @@ def test_lies_about_an_evaluation_are_refused_and_the_others_count(tmp_path: Pat
                 *(pb.Evaluation(metrics={"accuracy": lie}) for lie in (1e99, -1e308, 1.1)),
                 pb.Evaluation(version=2**64 - 1, metrics={"accuracy": 1.0}),
                 pb.Evaluation(),
+                pb.Evaluation(metrics={"accuracy": 1.0}, sums={"accuracy": pb.Sums(kind="mean", values=[1e9, 1e9])}),
             ]
             for lie in lies:
                 tried()
@@ -243,6 +309,7 @@ def test_lies_about_an_evaluation_are_refused_and_the_others_count(tmp_path: Pat
             for learner, accuracy in zip(others, (0.5, 0.9), strict=True):
                 await learner.send(evaluation=pb.Evaluation(metrics={"accuracy": accuracy, "loss": math.nan}))
             await here.until(lambda: bool(_measured(here)))
+            assert "accuracy 0.8000 (mean over sites) of 2 sites" in "".join(text for _, text in here.reports)
             assert _measured(here)[0].metrics == {"accuracy": pytest.approx((10 * 0.5 + 30 * 0.9) / 40)}
             assert sum("is refused" in text for _, text in here.reports) == len(lies)
 

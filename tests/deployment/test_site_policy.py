@@ -136,6 +136,15 @@ def test_metrics_leave_as_coarsely_as_the_site_says_or_not_at_all() -> None:
     sent = outgoing.evaluation(3, answer, known, policy(metric_decimals=2))
     assert sent is not None and dict(sent.metrics) == {"loss": 0.12, "accuracy": 0.99}
     assert outgoing.evaluation(3, answer, known, policy(min_metric_examples=41)) is None
+    exact = outgoing.evaluation(3, answer | {"sums": {"accuracy": ["mean", [39.50616, 40.0]]}}, known, policy())
+    coarse = outgoing.evaluation(
+        3, answer | {"sums": {"accuracy": ["mean", [39.50616, 40.0]]}}, known, policy(metric_decimals=9)
+    )
+    wrong = outgoing.evaluation(3, answer | {"sums": {"accuracy": ["mean", [38.0, 40.0]]}}, known, policy())
+    assert exact is not None and list(exact.sums["accuracy"].values) == [39.50616, 40.0]
+    assert coarse is not None and wrong is not None
+    assert not coarse.sums, "sums are exact: they stay where metrics are rounded"
+    assert wrong.metrics and not wrong.sums, "nothing is sent that the controller would refuse"
     assert outgoing.evaluation(3, answer, known, policy(report_metrics=False)) is None
     assert outgoing.evaluation(3, answer, {"auc"}, policy()) is None
     assert outgoing.loss(0.123456, 40, policy(metric_decimals=1)) == 0.1

@@ -34,6 +34,10 @@ def test_all_texts_of_a_message_are_made_printable() -> None:
     evaluation = cleaned(pb.FromLearner(evaluation=pb.Evaluation(metrics={FORGED: 1.0, "loss": 0.5}))).evaluation
     assert evaluation.metrics["loss"] == 0.5
     assert len(evaluation.metrics) == 2 and all(name.isprintable() for name in evaluation.metrics)
+    sums = {FORGED: pb.Sums(), "loss": pb.Sums(kind=FORGED, values=[1.0, 2.0])}
+    evaluation = cleaned(pb.FromLearner(evaluation=pb.Evaluation(sums=sums))).evaluation
+    assert [*evaluation.sums] == ["loss"] and [*evaluation.sums["loss"].values] == [1.0, 2.0]
+    assert evaluation.sums["loss"].kind.isprintable()
     document = '{"a":\n"\u200b"}'
     welcome = cleaned(pb.ToLearner(welcome=pb.Welcome(settings=document, layout=document, metrics=[FORGED]))).welcome
     assert (welcome.settings, welcome.layout) == (document, document)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from metis.errors import ConfigError
 from metis.learning import BatchMean, TorchEngine, as_examples
+from metis.learning.sums import merged_value, sums_problem
 from metis.learning.torch.metrics import measures_of, predictions, scores
 
 RNG = np.random.default_rng(7)
@@ -187,3 +188,53 @@ def test_outputs_that_cannot_be_put_together_are_refused() -> None:
 def test_counts_need_one_class_for_each_target() -> None:
     with pytest.raises(ConfigError, match=r"outputs of shape \(4, 2\) and targets of shape \(4, 5\) do not name"):
         measures_of(["f1"], False)["f1"].add(torch.zeros(4, 2), torch.zeros(4, 5), 4)
+
+
+# --- over sites -----------------------------------------------------------------------------------------
+
+SITES = (slice(0, 60), slice(60, 90), slice(90, 101))  # of unequal sizes
+
+
+def pooled(metrics: Any, outputs: Any, targets: Any, **options: Any) -> dict[str, float]:
+    """From the sums of three sites, each of which the controller would take."""
+    engine = TorchEngine(nn.Identity, metrics=metrics, evaluation_batch=7, **options)
+    found = []
+    for site in SITES:
+        values, sums = engine.evaluate_with_sums(engine.initial_model(0), as_examples((outputs[site], targets[site])))
+        examples = len(targets[site])
+        assert not [problem for name in sums if (problem := sums_problem(sums[name], values[name], examples))]
+        found.append((sums, examples))
+    together = {name: merged_value([(sums[name], examples) for sums, examples in found]) for name in found[0][0]}
+    return {name: value for name, value in together.items() if value is not None}
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [(BINARY, RARE), (SCORES, THREE)])
+def test_counts_of_sites_give_the_metric_of_all_their_examples(outputs: Any, targets: Any) -> None:
+    """Exactly, though the sites' own values average to something else; AUC needs single scores and has no sums."""
+    counted = ("f1", "precision", "recall", "balanced_accuracy", "dice")
+    wanted, found = (
+        measured((*counted, "accuracy"), outputs, targets),
+        pooled((*counted, "accuracy", "auc"), outputs, targets),
+    )
+    assert {name: found[name] for name in counted} == {name: wanted[name] for name in counted}
+    assert found == pytest.approx(wanted, abs=1e-6)  # losses are of float32
+    mean = (
+        sum(measured(["recall"], outputs[site], targets[site])["recall"] * len(targets[site]) for site in SITES) / 101
+    )
+    assert abs(mean - wanted["recall"]) > 1e-3
+
+
+def test_sums_of_sites_give_the_errors_of_a_regression() -> None:
+    names = ("mae", "mse", "rmse", "r2")
+    wanted = measured(names, GUESSES[:, None], AGES, task="regression")
+    assert pooled(names, GUESSES[:, None], AGES, task="regression") == pytest.approx(wanted, rel=1e-5)
+
+
+def test_metrics_of_the_users_have_sums_if_they_are_means() -> None:
+    """A function of the whole set, of scikit-learn, or an object has none."""
+    metrics = {
+        "own": lambda outputs, targets: 1.0,
+        "sk": sk.recall_score,
+        "mean": BatchMean(lambda outputs, targets: 0.5),
+    }
+    assert pooled(metrics, BINARY, RARE).keys() == {"loss", "mean"}

@@ -158,6 +158,8 @@ def _plain(name: str, value: Any) -> Any:
     match name:
         case "Evaluation.metrics":
             return None if value is None else dict(value)
+        case "Evaluation.sums":
+            return None if value is None else {metric: list(sums.values) for metric, sums in value.items()}
         case "Cause.kind":
             return f"such as {pb.Cause.Kind.Name(value).lower()}"
         case "Cause.reference":
@@ -169,9 +171,13 @@ def _plain(name: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {number:.6g}" for name, number in value.items())
+        return ", ".join(f"{name} {_numbers(found)}" for name, found in value.items())
     text = f"{value:.6g}" if isinstance(value, float) and abs(value) < 1e9 else printable(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def _numbers(found: float | list[float]) -> str:
+    return " ".join(f"{number:.6g}" for number in (found if isinstance(found, list) else [found]))
 
 
 def _limits(policy: PolicyFile, rules: SitePolicy) -> str:

@@ -11,13 +11,15 @@ from metis.core.schedules import Cadence
 from metis.deployment.controller.session import Session
 from metis.deployment.controller.sessions import Sessions
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, Report
-from metis.deployment.controller.site_reports import SiteReports, report_problem
+from metis.deployment.controller.site_reports import POOLED, SiteReports, report_problem
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Standing, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import DiskFull
+from metis.learning.sums import Sums
 from metis.system import monotonic
 
+FEDERATED = "federated_"  # before a metric of the sites, where the controller has examples of its own
 _WAIT = 0.05  # seconds between two looks whether the last reports have come
 
 
@@ -83,7 +85,7 @@ class Evaluations:
             entry = await self._writer.perform(event)
         except DiskFull:
             return  # a later one will be
-        values = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+        values = ", ".join(f"{name} {value:.4f}{_how(name, event)}" for name, value in event.metrics.items())
         whose = f" of {len(event.by_learner)} sites" if event.by_learner else ""
         text = values or "too few for a federated value (deployment.evaluation_sites), reports"
         self._report("evaluation", f"community model {event.version}: {text}{whose} at {entry.at:.1f} s")
@@ -107,7 +109,9 @@ class Evaluations:
         if self._reports.has_later(session.learner, evaluation.version):
             self._reports.excuse(session.learner)  # it was counted: once is enough
             return
-        problem = report_problem(evaluation.metrics)
+        examples = session.ready.evaluation_examples
+        sums = {name: Sums(own.kind, tuple(own.values)) for name, own in evaluation.sums.items()}
+        problem = report_problem(evaluation.metrics, sums, examples)
         if problem is None and evaluation.version > self._view.standing.version:
             problem = f"there is no community model {evaluation.version} yet"
         if problem is not None:
@@ -115,8 +119,8 @@ class Evaluations:
             self._report("warning", f"an evaluation of '{session.learner}' is refused: {problem}")
             self._sessions().notify(session.learner, pb.Notice.INFORMATION, f"its evaluation is refused: {problem}")
         else:
-            weight = float(session.ready.evaluation_examples)
-            self._reports.add(session.learner, evaluation.version, weight, evaluation.metrics, monotonic())
+            weight = float(examples)
+            self._reports.add(session.learner, evaluation.version, weight, evaluation.metrics, monotonic(), sums)
         self.conclude()
 
     def conclude(self) -> None:
@@ -137,7 +141,7 @@ class Evaluations:
         sites, members = len(collected.by_learner), self._sessions().members
         if not sites:
             return None
-        prefix = "federated_" if self.evaluator is not None else ""
+        prefix = FEDERATED if self.evaluator is not None else ""
         enough = sites >= min(self._settings.evaluation_sites, members)
         metrics = {prefix + name: value for name, value in collected.metrics.items()} if enough else {}
         conclusive = enough and sites >= min(2, members) and sites >= self._settings.target_share * members
@@ -160,10 +164,19 @@ class Evaluations:
             sessions.open[learner].send(evaluate=sessions.last_evaluation())
         while self._reports.waiting(self._evaluating(), monotonic()) and not stopping.is_set():
             await asyncio.sleep(_WAIT)
-        self._reports.latest = {name: found for name, found in self._reports.latest.items() if found[0] == version}
+        self._reports.latest = {name: found for name, found in self._reports.latest.items() if found.version == version}
         if (event := self._concluded()) is not None:
             await self.journal(event)
 
     def _evaluating(self) -> set[LearnerId]:
         """The connected learners that have examples to measure a model on."""
         return {name for name, session in self._sessions().open.items() if session.evaluates}
+
+
+def _how(name: str, event: Evaluated) -> str:
+    """How the reports of sites make this value, unless it is that of all their examples together."""
+    sites, plain = len(event.by_learner), name.removeprefix(FEDERATED)
+    if sites < 2 or plain.startswith(POOLED):
+        return ""
+    exact = any(prefix + POOLED + plain in event.metrics for prefix in ("", FEDERATED))
+    return " (median over sites)" if sites > 2 else "" if exact else " (mean over sites)"

@@ -2,7 +2,8 @@
 
 A report weighs by the evaluation examples that the site declared when it joined, never by what the report says. Of
 three sites or more the federated value is their weighted median, in which none weighs more than a third: one site
-cannot decide it. Of fewer it is the weighted mean.
+cannot decide it. Of fewer it is the weighted mean. Where all sites report the sums behind a metric, the value over all
+their examples is known too: it is `pooled_` and the metric's name, and of fewer than three sites the metric itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from metis.core.contribution import capped
 from metis.core.events import LearnerId
+from metis.learning.sums import Sums, merged_value, sums_problem
 
 MAX_METRICS = 50
+POOLED = "pooled_"
 _LARGEST = 1e6  # of a metric whose range is not known
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.@-]{0,59}")
 _SHARES = (
@@ -33,8 +37,10 @@ _ANY = (-_LARGEST, _LARGEST)  # loss too: some are negative
 _ROUNDING = 1e-6  # a mean of float32 may be this far outside
 
 
-def report_problem(metrics: Mapping[str, float]) -> str | None:
-    """Why these metrics cannot be what a site has measured; None if they can. What is not finite is left out later."""
+def report_problem(
+    metrics: Mapping[str, float], sums: Mapping[str, Sums] | None = None, examples: int = 0
+) -> str | None:
+    """Why a site cannot have measured this on its declared examples; None if it can. What is not finite is left out."""
     if not 1 <= len(metrics) <= MAX_METRICS:
         return f"it has {len(metrics)} metrics; 1 to {MAX_METRICS} are allowed"
     for name, value in metrics.items():
@@ -43,6 +49,11 @@ def report_problem(metrics: Mapping[str, float]) -> str | None:
         low, high = RANGES.get(name, _ANY)
         if math.isfinite(value) and not low - _ROUNDING <= value <= high + _ROUNDING:
             return f"{name} is {value:g}, which must be between {low:g} and {high:g}"
+    for name, own in (sums or {}).items():
+        if name not in metrics:
+            return "it has sums of a metric that it does not report"
+        if problem := sums_problem(own, metrics[name], examples):
+            return f"its sums of {name} {problem}"
     return None
 
 
@@ -61,6 +72,13 @@ def federated_value(reports: Mapping[LearnerId, tuple[float, float]]) -> float:
         if passed > half:
             return value
     return ordered[-1][0]
+
+
+class _Report(NamedTuple):
+    version: int
+    weight: float
+    metrics: dict[str, float]
+    sums: Mapping[str, Sums]
 
 
 @dataclass(frozen=True)
@@ -84,9 +102,7 @@ class SiteReports:
     """
 
     patience: float
-    latest: dict[LearnerId, tuple[int, float, dict[str, float]]] = field(
-        default_factory=dict
-    )  # version, weight, values
+    latest: dict[LearnerId, _Report] = field(default_factory=dict)
     fresh: set[LearnerId] = field(default_factory=set)  # reported since the last federated value
     asked: set[LearnerId] = field(default_factory=set)  # and have not reported since
     slow: set[LearnerId] = field(default_factory=set)  # are not waited for
@@ -101,15 +117,20 @@ class SiteReports:
 
     def has_later(self, learner: LearnerId, version: int) -> bool:
         """Whether the site has reported of this model or a later one already."""
-        return learner in self.latest and self.latest[learner][0] >= version
+        return learner in self.latest and self.latest[learner].version >= version
 
-    def add(self, learner: LearnerId, version: int, weight: float, metrics: Mapping[str, float], now: float) -> None:
+    def add(
+        self,
+        learner: LearnerId,
+        version: int,
+        weight: float,
+        metrics: Mapping[str, float],
+        now: float,
+        sums: Mapping[str, Sums] | None = None,
+    ) -> None:
         """Take a report that has no problem."""
-        self.latest[learner] = (
-            version,
-            weight,
-            {name: value for name, value in metrics.items() if math.isfinite(value)},
-        )
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.latest[learner] = _Report(version, weight, finite, sums or {})
         self.asked.discard(learner)
         self.slow.discard(learner)
         self.fresh.add(learner)
@@ -129,18 +150,29 @@ class SiteReports:
         self.fresh.clear()
         self.since = math.inf
         there = {name: report for name, report in self.latest.items() if name in connected}
-        version = max(version for version, _, _ in there.values()) if there else 0
-        recent = {name: report for name, report in there.items() if report[0] > version - max(2, len(there))}
-        usual = Counter(metric for _, _, own in recent.values() for metric in own)
+        version = max((report.version for report in there.values()), default=0)
+        recent = {name: report for name, report in there.items() if report.version > version - max(2, len(there))}
+        usual = Counter(metric for report in recent.values() for metric in report.metrics)
         most = {metric for metric, sites in usual.items() if 2 * sites > len(recent)}
-        left_out = {name: sorted(most - own.keys()) for name, (_, _, own) in recent.items() if most - own.keys()}
-        recent = {name: report for name, report in recent.items() if name not in left_out}
-        shared = set.intersection(*(set(metrics) for _, _, metrics in recent.values())) if recent else set()
-        values = {
-            metric: federated_value({name: (weight, own[metric]) for name, (_, weight, own) in recent.items()})
-            for metric in sorted(shared)
-        }
-        return Collected(version, values, {name: own for name, (_, _, own) in sorted(recent.items())}, left_out)
+        missing = {name: sorted(most - report.metrics.keys()) for name, report in recent.items()}
+        left_out = {name: metrics for name, metrics in missing.items() if metrics}
+        counted = {name: report for name, report in sorted(recent.items()) if name not in left_out}
+        by_learner = {name: report.metrics for name, report in counted.items()}
+        return Collected(version, _together(counted), by_learner, left_out)
 
     def _awaited(self, connected: Collection[LearnerId]) -> set[LearnerId]:
         return (self.asked - self.slow - self.fresh) & set(connected)
+
+
+def _together(reports: Mapping[LearnerId, _Report]) -> dict[str, float]:
+    """The federated values of what all have measured, and the pooled ones of what all have sums of."""
+    shared = set.intersection(*(set(report.metrics) for report in reports.values())) if reports else set()
+    values, pooled = {}, {}
+    for metric in sorted(shared):
+        values[metric] = federated_value({name: (own.weight, own.metrics[metric]) for name, own in reports.items()})
+        if all(metric in report.sums for report in reports.values()):
+            exact = merged_value([(report.sums[metric], report.weight) for report in reports.values()])
+            if exact is not None:
+                pooled[POOLED + metric] = exact
+                values[metric] = exact if len(reports) < 3 else values[metric]
+    return values | pooled

@@ -9,6 +9,7 @@ from typing import Any
 from metis.deployment.learner.site_policy import SitePolicy
 from metis.deployment.learner.work import Update
 from metis.deployment.wire import wire_pb2 as pb
+from metis.learning.sums import Sums, sums_problem
 
 
 def ready(facts: Mapping[str, Any], policy: SitePolicy) -> pb.Ready:
@@ -36,7 +37,12 @@ def evaluation(
     metrics = {name: policy.coarse(value) for name, value in answer["metrics"].items() if name in known}
     if not (metrics and policy.reports(answer["examples"])):
         return None
-    return pb.Evaluation(version=version, examples=answer["examples"], metrics=metrics)
+    sums = {}
+    if policy.metric_decimals is None:  # sums are exact
+        given = {name: Sums(*own) for name, own in answer.get("sums", {}).items() if name in metrics}
+        fitting = {name: own for name, own in given.items() if not sums_problem(own, metrics[name], answer["examples"])}
+        sums = {name: pb.Sums(kind=own.kind, values=own.values) for name, own in fitting.items()}
+    return pb.Evaluation(version=version, examples=answer["examples"], metrics=metrics, sums=sums)
 
 
 def header(update: Update) -> pb.UploadHeader:
@@ -73,6 +79,7 @@ FIELDS = {
     "Evaluation.version": "community model that was measured",
     "Evaluation.examples": "number of evaluation examples",
     "Evaluation.metrics": "metrics under names that the federation announced, rounded as the policy says",
+    "Evaluation.sums": "sums and counts per class behind those metrics, to pool them; none where the policy rounds",
     "Failed.task": "task without a result",
     "Failed.steps": "batches done in it",
     "Failed.seconds": "time that it took",

@@ -42,7 +42,7 @@ EXAMPLE = """\
 # min_members = 3
 
 # Metrics of models on this site's evaluation data, and the loss of training: whether they are reported, with how many
-# decimals, and on how many examples at least.
+# decimals (the counts and sums behind them then stay here), and on how many examples at least.
 # report_metrics = false
 # metric_decimals = 2
 # min_metric_examples = 50

@@ -284,14 +284,18 @@ class _Trainer:
         if silo.evaluation is None:
             raise ConfigError("there are no examples to evaluate on")
         model = _read(command["model"], silo.layout)
-        metrics = silo.engine.evaluate(model.network, silo.evaluation, self._memories.latest())
+        memory, with_sums = self._memories.latest(), getattr(silo.engine, "evaluate_with_sums", None)
+        if with_sums is None:  # an engine of a plug-in
+            metrics, sums = silo.engine.evaluate(model.network, silo.evaluation, memory), {}
+        else:
+            metrics, sums = with_sums(model.network, silo.evaluation, memory)
         if silo.validation is not None:
             found = silo.engine.evaluate(model.network, silo.validation)
             metrics |= {VALIDATION + name: value for name, value in found.items()}
         unclear = [name for name, value in metrics.items() if not math.isfinite(value)]
         if unclear:
             raise DataError(f"the community model's {' and '.join(unclear)} here is not a finite number")
-        return {"metrics": metrics, "examples": len(silo.evaluation)}
+        return {"metrics": metrics, "sums": sums, "examples": len(silo.evaluation)}
 
     def _initial(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready

@@ -23,10 +23,16 @@ def cleaned(message: _M) -> _M:
                 setattr(message, field.name, printable(value, LONGEST))
         elif isinstance(value, Message):
             cleaned(value)
-        elif hasattr(value, "items"):  # the only maps here are from names to numbers
+        elif hasattr(value, "get_or_create"):  # a map from names to messages: one with another name has no use
+            for name in list(value):
+                if printable(name, _LONGEST_NAME) == name:
+                    cleaned(value[name])
+                else:
+                    del value[name]
+        elif hasattr(value, "items"):  # a map from names to numbers
             renamed = {printable(name, _LONGEST_NAME): number for name, number in value.items()}
             value.clear()
             value.update(renamed)
-        elif not isinstance(value, (bytes, int, float)):
-            value[:] = [printable(text, _LONGEST_NAME) for text in value]  # the only lists here are of names
+        elif not isinstance(value, (bytes, int, float)) and isinstance(value[0], str):  # a list of names
+            value[:] = [printable(text, _LONGEST_NAME) for text in value]
     return message

@@ -159,7 +159,7 @@ class Failed(_message.Message):
     def __init__(self, task: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("version", "examples", "metrics")
+    __slots__ = ("version", "examples", "metrics", "sums")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,13 +167,30 @@ class Evaluation(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Sums
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Sums, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     examples: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, version: _Optional[int] = ..., examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    sums: _containers.MessageMap[str, Sums]
+    def __init__(self, version: _Optional[int] = ..., examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sums: _Optional[_Mapping[str, Sums]] = ...) -> None: ...
+
+class Sums(_message.Message):
+    __slots__ = ("kind", "values")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, kind: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("cause",)

@@ -23,6 +23,7 @@ from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, Examples, Trained, batches_of
 from metis.learning.private import PrivateStep
+from metis.learning.sums import Sums
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import make_network
@@ -338,10 +339,24 @@ class TorchEngine(FlatNetwork, PrivateTraining):
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
         return self.evaluate_silos(model, examples, [(np.arange(len(examples)), memory)])
 
+    def evaluate_with_sums(
+        self, model: Model, examples: Examples, memory: Memory | None = None
+    ) -> tuple[dict[str, float], dict[str, Sums]]:
+        """As `evaluate`, with the sums behind those values that have them."""
+        sums: dict[str, Sums] = {}
+        return self.evaluate_silos(model, examples, [(np.arange(len(examples)), memory)], sums), sums
+
     def evaluate_silos(
-        self, model: Model, examples: Examples, silos: Sequence[tuple[NDArray[np.int64], Memory | None]]
+        self,
+        model: Model,
+        examples: Examples,
+        silos: Sequence[tuple[NDArray[np.int64], Memory | None]],
+        sums: dict[str, Sums] | None = None,
     ) -> dict[str, float]:
-        """Loss and metrics of all predictions together, of each silo's examples with what it keeps for itself."""
+        """Loss and metrics of all predictions together, of each silo's examples with what it keeps for itself.
+
+        The sums behind them are put into `sums`, if it is given.
+        """
         count = sum(len(indices) for indices, _ in silos)
         if count == 0:
             raise DataError("there are no examples to evaluate on")
@@ -353,6 +368,10 @@ class TorchEngine(FlatNetwork, PrivateTraining):
             for indices, memory in silos:
                 total += self._evaluate_silo(model, examples, indices, memory)
             values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
+            if sums is not None:
+                found = {name: measure.sums() for name, measure in self._measures.items()}
+                sums["loss"] = Sums("mean", (total, float(count)))
+                sums |= {name: own for name, own in found.items() if own is not None}
         for measure in measures:
             measure.reset()  # a metric of the whole set holds all outputs
         return {"loss": total / count, **values}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.errors import ConfigError
+from metis.learning.sums import Sums, value_of
 from metis.learning.torch.flat import to_numpy
 from metis.registry import did_you_mean
 
@@ -30,6 +31,9 @@ class Measure(Protocol):
     def add(self, outputs: Any, targets: Any, examples: int) -> None: ...
 
     def value(self) -> Any: ...
+
+    def sums(self) -> Sums | None:
+        """What its value is computed from, if that adds up over sites."""
 
 
 class BatchMean:
@@ -49,12 +53,17 @@ class BatchMean:
     def value(self) -> float:
         return self._total / self._examples
 
+    def sums(self) -> Sums:
+        return Sums("mean", (self._total, float(self._examples)))
+
 
 class _WholeSet:
     """A function of all outputs and targets; they are kept until the last batch."""
 
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[[Any, Any], Any], sums: Callable[[Any, Any], Sums | None] = lambda *_: None
+    ) -> None:
+        self._function, self._sums = function, sums
         self.reset()
 
     def reset(self) -> None:
@@ -66,7 +75,13 @@ class _WholeSet:
         self._targets.append(targets.cpu() if isinstance(targets, Tensor) else targets)
 
     def value(self) -> Any:
-        return self._function(_joined("outputs", self._outputs), _joined("targets", self._targets))
+        return self._function(*self._all())
+
+    def sums(self) -> Sums | None:
+        return self._sums(*self._all())
+
+    def _all(self) -> tuple[Any, Any]:
+        return _joined("outputs", self._outputs), _joined("targets", self._targets)
 
 
 def _joined(what: str, parts: list[Any]) -> Any:
@@ -91,6 +106,9 @@ class _Updated:
 
     def value(self) -> Any:
         return self._metric.compute()
+
+    def sums(self) -> None:
+        return None
 
 
 def measure_of(name: str, metric: Any, regression: bool = False) -> Measure:
@@ -199,24 +217,25 @@ def _binary_auc(found: NDArray[Any], positive: NDArray[np.bool_]) -> float:
     return float(above / (positives * (len(positive) - positives)))
 
 
+def _numbers(outputs: Tensor, targets: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return to_numpy(outputs).astype(np.float64).reshape(-1), to_numpy(targets).astype(np.float64).reshape(-1)
+
+
 def _r2(outputs: Tensor, targets: Tensor) -> float:
-    guess, truth = (to_numpy(tensor).astype(np.float64).reshape(-1) for tensor in (outputs, targets))
+    guess, truth = _numbers(outputs, targets)
     spread = float(((truth - truth.mean()) ** 2).sum())
     return 1 - float(((truth - guess) ** 2).sum()) / spread if spread else math.nan
 
 
 class _Counts:
-    """Metrics of how often each class is found where it is: from counts, which add up over batches and sites.
+    """Metrics of how often each class is found where it is: from counts, which add up over batches and sites."""
 
-    Of two classes it is that of class 1, of more the mean over classes; `first` leaves out the background.
-    """
-
-    def __init__(self, of: Callable[[Any, Any, Any], Any], first: int = 0, binary: bool = True) -> None:
-        self._of, self._first, self._binary = of, first, binary
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self.reset()
 
     def reset(self) -> None:
-        self._both = self._found = self._there = np.zeros(0)
+        self._counts = np.zeros((3, 0))  # found where it is, found, there
 
     def add(self, outputs: Any, targets: Any, examples: int) -> None:
         guess, truth = predictions(outputs).reshape(-1), to_numpy(targets).reshape(-1).astype(np.int64)
@@ -225,49 +244,43 @@ class _Counts:
                 f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} do not name one "
                 "class each"
             )
-        classes = max(2, outputs.shape[1] if outputs.ndim > 1 else 2, int(truth.max(initial=0)) + 1, len(self._both))
-        grown = [np.pad(sums, (0, classes - len(sums))) for sums in (self._both, self._found, self._there)]
+        before = self._counts.shape[1]
+        classes = max(2, outputs.shape[1] if outputs.ndim > 1 else 2, int(truth.max(initial=0)) + 1, before)
         new = [np.bincount(labels, minlength=classes) for labels in (guess[guess == truth], guess, truth)]
-        self._both, self._found, self._there = (before + now for before, now in zip(grown, new, strict=True))
+        self._counts = np.pad(self._counts, ((0, 0), (0, classes - before))) + new
 
     def value(self) -> float:
-        values = np.asarray(self._of(self._both, self._found, self._there))[self._first :]
-        if self._binary and len(self._both) == 2:
-            return float(values[-1])
-        present = (self._found + self._there)[self._first :] > 0
-        return float(values[present].mean()) if present.any() else math.nan
+        return value_of(self.sums())
 
-
-def _ratio(above: Any, below: Any) -> Any:
-    return np.divide(above, below, out=np.zeros(len(above)), where=below > 0)
-
-
-def _f1(both: Any, found: Any, there: Any) -> Any:
-    return _ratio(2 * both, found + there)
-
-
-def _precision(both: Any, found: Any, there: Any) -> Any:
-    return _ratio(both, found)
-
-
-def _recall(both: Any, found: Any, there: Any) -> Any:
-    return _ratio(both, there)
+    def sums(self) -> Sums:
+        return Sums(self._kind, tuple(self._counts.reshape(-1).tolist()))
 
 
 def _rmse(outputs: Tensor, targets: Tensor) -> float:
     return math.sqrt(float(F.mse_loss(outputs.double(), targets.double())))
 
 
+def _rmse_sums(outputs: Tensor, targets: Tensor) -> Sums:
+    guess, truth = _numbers(outputs, targets)
+    return Sums("rmse", (float(((truth - guess) ** 2).sum()), float(len(truth))))
+
+
+def _r2_sums(outputs: Tensor, targets: Tensor) -> Sums:
+    guess, truth = _numbers(outputs, targets)
+    errors = float(((truth - guess) ** 2).sum())
+    return Sums("r2", (errors, float(truth.sum()), float((truth**2).sum()), float(len(truth))))
+
+
 NAMED: dict[str, Callable[[], Measure]] = {
     "accuracy": lambda: BatchMean(accuracy),
     "auc": lambda: _WholeSet(_auc),
-    "f1": lambda: _Counts(_f1),
-    "precision": lambda: _Counts(_precision),
-    "recall": lambda: _Counts(_recall),
-    "balanced_accuracy": lambda: _Counts(_recall, binary=False),
-    "dice": lambda: _Counts(_f1, first=1),
+    "f1": lambda: _Counts("f1"),
+    "precision": lambda: _Counts("precision"),
+    "recall": lambda: _Counts("recall"),
+    "balanced_accuracy": lambda: _Counts("balanced_accuracy"),
+    "dice": lambda: _Counts("dice"),
     "mae": lambda: BatchMean(F.l1_loss),
     "mse": lambda: BatchMean(F.mse_loss),
-    "rmse": lambda: _WholeSet(_rmse),
-    "r2": lambda: _WholeSet(_r2),
+    "rmse": lambda: _WholeSet(_rmse, _rmse_sums),
+    "r2": lambda: _WholeSet(_r2, _r2_sums),
 }
