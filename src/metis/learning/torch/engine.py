@@ -27,7 +27,7 @@ from metis.learning.sums import Sums
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import make_network
-from metis.learning.torch.metrics import measures_of, number
+from metis.learning.torch.metrics import measures_of, number, sums_of
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
@@ -202,7 +202,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
                 whole = examples_in(given, split(given)[1])
                 if isinstance(batch, Part):
                     whole, part[0] = batch.whole, batch.weight
-                with self._without_variance(whole), self._precision.lowered():
+                with _without_variance(self._flat_batch_norms, whole), self._precision.lowered():
                     loss, _, _ = self._objective.measure(module, given)
                 if gradient.numel():
                     if not pending:
@@ -319,18 +319,6 @@ class TorchEngine(FlatNetwork, PrivateTraining):
                 stack.enter_context(self.ranks.normalising(self._batch_norms, part))
             yield self.ranks, part
 
-    @contextlib.contextmanager
-    def _without_variance(self, examples: int) -> Iterator[None]:
-        """One example alone (the short last batch of an epoch) is normalised by what was seen before."""
-        alone = self._flat_batch_norms if examples == 1 else []
-        for layer in alone:
-            layer.eval()
-        try:
-            yield
-        finally:
-            for layer in alone:
-                layer.train()
-
     @property
     def metrics(self) -> tuple[str, ...]:
         """What an evaluation measures."""
@@ -353,25 +341,19 @@ class TorchEngine(FlatNetwork, PrivateTraining):
         silos: Sequence[tuple[NDArray[np.int64], Memory | None]],
         sums: dict[str, Sums] | None = None,
     ) -> dict[str, float]:
-        """Loss and metrics of all predictions together, of each silo's examples with what it keeps for itself.
-
-        The sums behind them are put into `sums`, if it is given.
-        """
+        """Of all predictions together, each silo's with what it keeps for itself; fills `sums` with those behind."""
         count = sum(len(indices) for indices, _ in silos)
         if count == 0:
             raise DataError("there are no examples to evaluate on")
         self._use_threads()
-        measures, total = self._measures.values(), 0.0
+        measures = self._measures.values()
         for measure in measures:
             measure.reset()
         with torch.inference_mode():
-            for indices, memory in silos:
-                total += self._evaluate_silo(model, examples, indices, memory)
+            total = sum(self._evaluate_silo(model, examples, indices, memory) for indices, memory in silos)
             values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
             if sums is not None:
-                found = {name: measure.sums() for name, measure in self._measures.items()}
-                sums["loss"] = Sums("mean", (total, float(count)))
-                sums |= {name: own for name, own in found.items() if own is not None}
+                sums |= {"loss": Sums("mean", (total, float(count))), **sums_of(self._measures)}
         for measure in measures:
             measure.reset()  # a metric of the whole set holds all outputs
         return {"loss": total / count, **values}
@@ -421,3 +403,16 @@ class TorchEngine(FlatNetwork, PrivateTraining):
     def _use_threads(self) -> None:
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+
+
+@contextlib.contextmanager
+def _without_variance(batch_norms: Iterable[nn.Module], examples: int) -> Iterator[None]:
+    """One example alone (the short last batch of an epoch) is normalised by what was seen before."""
+    alone = batch_norms if examples == 1 else []
+    for layer in alone:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in alone:
+            layer.train()

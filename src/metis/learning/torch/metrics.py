@@ -145,6 +145,12 @@ def measures_of(metrics: Mapping[str, Any] | Iterable[str], regression: bool) ->
     return {name: measure_of(name, metric, regression) for name, metric in named.items()}
 
 
+def sums_of(measures: Mapping[str, Measure]) -> dict[str, Sums]:
+    """The sums behind those metrics that have them."""
+    found = {name: measure.sums() for name, measure in measures.items()}
+    return {name: sums for name, sums in found.items() if sums is not None}
+
+
 def number(name: str, value: Any) -> float:
     """What a metric returned, as a number."""
     size = value.numel() if isinstance(value, Tensor) else np.size(value) if value is not None else 0
