@@ -389,6 +389,8 @@ def _plain(settings: Mapping[str, Parameter], name: str, annotation: Any) -> str
 
 def _prose(thing: Any) -> str:
     words = inspect.getdoc(thing) or ""
+    for name in _settings(thing):  # they are in the table below
+        words = re.sub(rf"^- `{name}`: .*\n?", "", words, flags=re.MULTILINE).strip()
     return "" if dataclasses.is_dataclass(thing) and words.startswith(f"{thing.__name__}(") else words
 
 

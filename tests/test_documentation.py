@@ -246,6 +246,34 @@ def test_the_messages_of_the_deployment_page_are_those_of_the_code() -> None:
             assert piece.strip(" ',") in code, f"{quote}: {piece}"
 
 
+def documented_calls() -> Iterator[Any]:
+    """Everything that `metis` exports and can be called, and the methods of what users work with."""
+    for name in sorted(metis.__all__):
+        thing = getattr(metis, name)
+        if not callable(thing) or (isinstance(thing, type) and issubclass(thing, Exception)):
+            continue
+        yield pytest.param(thing, thing.__doc__, id=name)
+        for key in vars(thing) if name in ("Comparison", "Federation", "Run") else ():
+            method = getattr(thing, key)
+            if not key.startswith("_") and inspect.isroutine(method):
+                words = method.__doc__ if key != "session" else f"{method.__doc__} {thing.simulate.__doc__}"
+                yield pytest.param(method, words, id=f"{name}.{key}")
+
+
+@pytest.mark.parametrize(("call", "words"), list(documented_calls()))
+def test_a_docstring_names_every_parameter(call: Any, words: str | None) -> None:
+    """help() explains what each argument of a public name is, as `name` in its docstring."""
+    given = [name for name in inspect.signature(call).parameters if name != "self"]
+    assert [name for name in given if f"`{name}`" not in (words or "")] == []
+
+
+def test_settings_are_described_once() -> None:
+    """A docstring gets the settings from their annotations, however often the name is used."""
+    for _ in range(2):
+        assert (metis.FedAvgM.__doc__ or "").count("- `momentum`: ") == 1
+    assert "- `beta1`: how slowly a running mean forgets; 0.9 by default." in (metis.AdamW.__doc__ or "")
+
+
 def test_the_lines_that_an_extension_takes_are_counted() -> None:
     """Each row of the table in CONTRIBUTING.md links a file of the example package and has its number of lines."""
     rows = re.findall(r"\]\((examples/plugin/\S+\.py)\) \| (\d+) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))

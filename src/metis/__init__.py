@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from metis.registry import document
 from metis.runs import display
 
 __version__ = "0.1.0"
@@ -231,7 +232,7 @@ __all__ = ["__version__", "draw", *_HOMES]  # noqa: PLE0604 - a test holds it ag
 
 
 def draw(runs: list[Any], path: Any = None) -> Any:
-    """The metric of several runs over parallel time and over update requests; saved if a path is given."""
+    """The metric of several `runs` over parallel time and over update requests; saved if a `path` is given."""
     from metis.reporting import figures
 
     return figures.draw(runs, path)
@@ -262,7 +263,10 @@ display.curves, display.page, display.comparison, display.progress = draw, show,
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metis' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    if _HOMES[name].startswith(("metis.core.", "metis.simulation.")):
+        document(found)  # for help(): settings are described in their annotations
+    return found
 
 
 def __dir__() -> list[str]:

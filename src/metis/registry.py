@@ -109,6 +109,22 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     return Parameter(name, hint.__origin__ if extras else hint, setting, default)
 
 
+def document(definition: Any) -> None:
+    """Add to a docstring the settings that it does not name yet, as their annotations describe them."""
+    words = inspect.cleandoc(definition.__doc__ or "")
+    missing = [
+        f"- `{name}`: {parameter.setting.doc}{_default(parameter)}."
+        for name, parameter in parameters_of(definition).items()
+        if parameter.setting.doc and f"- `{name}`: " not in words
+    ]
+    if missing:
+        definition.__doc__ = "\n\n".join(part for part in (words, "\n".join(missing)) if part)
+
+
+def _default(parameter: Parameter) -> str:
+    return "" if parameter.default in (MISSING, None, "") else f"; {parameter.default!r} by default"
+
+
 def check_settings(value: Any, called: str | None = None) -> None:
     """Refuse a dataclass with a setting outside of its limits; `called` names it in the error."""
     owner = called or type(value).__name__

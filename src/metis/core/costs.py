@@ -40,10 +40,15 @@ from metis.core.mixing.secure import MessageBytes
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What a learner's machine draws: relative epsilon_k (GPU 2, CPU 1 in the paper) or watts."""
+    """What a learner's machine draws: relative epsilon_k (GPU 2, CPU 1 in the paper) or watts.
+
+    - `active`: while it trains.
+    - `idle`: while it waits; None is as much as when active, which is what the paper's time ratios imply.
+    - `unit`: `"epsilon"` or `"watt"`, the same for all learners.
+    """
 
     active: float = 1.0
-    idle: float | None = None  # None: as much as when active, which is what the paper's time ratios imply
+    idle: float | None = None
     unit: Literal["epsilon", "watt"] = "epsilon"
 
     def __post_init__(self) -> None:

@@ -124,7 +124,12 @@ def _no_counters() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """All weights of a network in one vector; immutable by convention, shared freely."""
+    """All weights of a network in one vector; immutable by convention, shared freely.
+
+    - `layout`: the names and shapes of the tensors, in the order of the vector.
+    - `vector`: their numbers, one after the other.
+    - `counters`: whole numbers that networks count with, such as the batches that BatchNorm has seen.
+    """
 
     layout: Layout
     vector: Vector

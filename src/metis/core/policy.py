@@ -33,16 +33,26 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Policy:
-    """Three independent choices and a tuple of layers, which are kept in ascending order."""
+    """Three independent choices and a tuple of layers, which are kept in ascending order.
+
+    - `name`: as files call it.
+    - `protocol`: when learners train and for how long; settings only, each run works on a fresh copy.
+    - `contribution`: what a local model counts.
+    - `mixing`: how local models become the community model.
+    - `layers`: what is put on top; rather use `with_layers`.
+    - `label`: how tables and legends call it.
+    - `defaults`: keys of layers that give way to others of the same key.
+    - `baseline`: of simulations only: what a federation is compared with.
+    """
 
     name: str
-    protocol: CommunicationProtocol  # settings only; each run works on a fresh copy
+    protocol: CommunicationProtocol
     contribution: ContributionValue
     mixing: Mixing
     layers: tuple[Layer, ...] = ()
-    label: str = ""  # how tables and legends call it
-    defaults: frozenset[str] = frozenset()  # keys of layers that give way to others of the same key
-    baseline: Baseline | None = None  # of simulations only: what a federation is compared with
+    label: str = ""
+    defaults: frozenset[str] = frozenset()
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
         self._check_parts()

@@ -16,12 +16,18 @@ Shape = Literal["step", "linear", "cosine", "exponential"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a run is."""
+    """Where a run is.
 
-    rounds: int = 0  # community models published
-    steps: int = 0  # local steps in them
+    - `rounds`: community models published.
+    - `steps`: local steps in them.
+    - `seconds`: since the run began.
+    - `begun`: rounds begun, with the one that begins now.
+    """
+
+    rounds: int = 0
+    steps: int = 0
     seconds: float = 0.0
-    begun: int = 0  # rounds begun, with the one that begins now
+    begun: int = 0
 
 
 class Cadence:

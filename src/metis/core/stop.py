@@ -10,7 +10,12 @@ from metis.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A metric worth reaching."""
+    """A metric worth reaching.
+
+    - `metric`: its name.
+    - `value`: what is to be reached.
+    - `higher_is_better`: whether a larger value is a better one.
+    """
 
     metric: str
     value: float
@@ -57,14 +62,22 @@ class Stagnation:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The federation ends at whichever comes first, between two rounds unless time is up; None for never."""
+    """The federation ends at whichever comes first, between two rounds unless time is up; None for never.
 
-    rounds: int | None = None  # published community models
+    - `rounds`: published community models.
+    - `seconds`: time of the run, virtual in a simulation.
+    - `update_requests`: of all learners together.
+    - `target`: the metric to stop at.
+    - `steps`: committed local steps of all learners: a budget of computing.
+    - `patience`: early stopping.
+    """
+
+    rounds: int | None = None
     seconds: float | None = None
     update_requests: int | None = None
     target: Target | None = None
-    steps: int | None = None  # committed local steps of all learners: a budget of computing
-    patience: Patience | None = None  # early stopping
+    steps: int | None = None
+    patience: Patience | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "seconds", "update_requests", "steps"):

@@ -22,7 +22,13 @@ class Dataset:
     """Training and test examples: labels as int64, the targets of a regression as float32.
 
     Images are uint8 with channels last, volumes uint8 with the channel first, tables float32 and standardized.
-    A set that comes from several sites names in `silos` the site of each training example.
+
+    - `name`: as tables and captions call it.
+    - `x_train`, `y_train`, `x_test`, `y_test`: inputs and targets.
+    - `task`: `"classification"` or `"regression"`.
+    - `class_names`: in the order of the labels, also those that no example has.
+    - `note`: what a reader must know about it.
+    - `silos`: the site of each training example, if the set comes from several.
     """
 
     name: str

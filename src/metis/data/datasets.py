@@ -62,7 +62,13 @@ def load_dataset(
 ) -> Dataset:
     """Load a data set from `folder` (or else METIS_DATA), the cache, or its home page, in this order.
 
-    A download goes to the cache; the user's folder is only read. Some sets have options, which their source names.
+    A download goes to the cache; the user's folder is only read.
+
+    - `name`: one that `metis data list` shows.
+    - `folder`: where to look first.
+    - `download`: whether to download what is not there.
+    - `progress`: whether to show the download.
+    - `options`: of some sets, which their source names.
     """
     source = _source(name)
     for option in options:

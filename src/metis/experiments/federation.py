@@ -51,7 +51,19 @@ from metis.text import plural
 
 @dataclass(frozen=True)
 class SimulatedLearner:
-    """One silo: which of the training examples it holds, and what kind of machine it has."""
+    """One silo: which of the training examples it holds, and what kind of machine it has.
+
+    - `name`: different for each learner.
+    - `indices`: which of the training examples it holds.
+    - `batch_size`: examples in a batch.
+    - `speed`: seconds for a batch, such as `metis.Speed(0.03)`.
+    - `availability`: when it is there; always, unless it is given.
+    - `link`: its network; without it transfers take no time.
+    - `power`: what its machine draws, for the energy.
+    - `test`: which of the test examples are its own.
+    - `privacy`: how its records are protected; the noise of a simulation comes from its seed.
+    - `poison`: an attack that it carries out.
+    """
 
     name: LearnerId
     indices: NDArray[np.int64]
@@ -60,14 +72,22 @@ class SimulatedLearner:
     availability: Availability = field(default_factory=Always)
     link: Link = field(default_factory=Link)
     power: Power = field(default_factory=Power)
-    test: NDArray[np.int64] | None = None  # which of the test examples are its own
-    privacy: Privacy | None = None  # how its records are protected; the noise of a simulation comes from its seed
-    poison: Poison | None = None  # an attack that it carries out
+    test: NDArray[np.int64] | None = None
+    privacy: Privacy | None = None
+    poison: Poison | None = None
 
 
 def _whole(name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a whole number, 0 or more, not {value!r}")
+
+
+def _stop_rule(stop: StopRule | None, by_name: StopRule) -> StopRule:
+    if stop is not None and by_name != StopRule():
+        raise ConfigError("give either a StopRule or rounds, seconds, update_requests, steps by name, not both")
+    if (stop or by_name) == StopRule():
+        raise ConfigError("a run needs an end: give rounds, seconds, update_requests, steps or a StopRule")
+    return stop or by_name
 
 
 def _span(numbers: Sequence[float]) -> str:
@@ -132,16 +152,27 @@ def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
 class Federation:
     """Everything but the policy, so that policies can be compared on the same data and the same start.
 
-    `network` makes a torch module; `train` and `test` are pairs of arrays, map-style datasets of torch, or
-    `Examples`, and so is `validation`, by which the best model is chosen; `collate` makes a batch of a list of items.
-    `learners` say who holds which of the training examples.
-    `loss(outputs, targets)` or `step(module, batch)` replace the loss of the task. `metrics` are names, or functions by
-    name; the first is the one that runs are compared by unless `metric` says otherwise. `clip_norm` is the largest norm
-    of a step's gradient, `accumulate` the batches of a step. `parameters` says which are `federated`, `local` or
-    `frozen`, by patterns or a function of the name. An `engine` takes the place of all that concerns the network and
-    how it is trained and measured. `faults` are those of the controller in a rehearsal. Runs begin with the weights of
-    `initial_model`, if given: a safetensors file, a state dict that torch has saved, a folder of Hugging Face, a state
-    dict, or a module.
+    - `network`: a function that makes a torch module.
+    - `train`, `test`, and `validation`, to choose the best model: pairs of arrays, torch datasets, or `Examples`.
+    - `learners`: who holds which of the training examples, and how fast each is.
+    - `solver`: how learners train, such as `metis.MomentumSGD(learning_rate=0.05)` or a `metis.TorchOptimizer`.
+    - `task`: `"classification"` or `"regression"`; chooses the loss and the metrics.
+    - `metric`: what runs are compared by, else the first of `metrics`; `higher_is_better`: not for losses and errors.
+    - `loss`: a function of outputs and targets; `step`: one of the module and a batch, with its own forward pass.
+    - `metrics`: names, or functions by name.
+    - `collate`: makes a batch of a list of items.
+    - `augment`: a function of a training batch and a generator of random numbers that returns the changed batch.
+    - `device`: where torch computes, such as `"cuda"`; `threads`: of torch, in each process that trains.
+    - `dtype`: of the weights; `precision`: of the forward pass in training only.
+    - `buffers`: BatchNorm's running statistics are averaged, or stay with the learner: `"local"`.
+    - `clip_norm`: the largest norm of a step's gradient; `accumulate`: the batches of a step.
+    - `parameters`: which are `federated`, `local` or `frozen`, by patterns or a function of the name.
+    - `seed`: of all chance.
+    - `class_counts` at each learner, `class_names` and other `facts` by name: what reports say about the data.
+    - `engine`: takes the place of all that concerns the network and how it is trained and measured.
+    - `initial_model`: the weights that runs begin with: a safetensors file, a state dict that torch has saved, a folder
+      of Hugging Face, a state dict, or a module.
+    - `faults`: those of the controller in a rehearsal.
     """
 
     def __init__(
@@ -265,8 +296,9 @@ class Federation:
         - `patience`: end after so many evaluations without a better metric; of validation examples, if there are any.
         - `solver`: instead of the federation's.
         - `evaluate_every`: seconds of virtual time between two evaluations; 0 evaluates every community model.
-        - `workers`: processes that train; 0 trains in this one. `pool="ray"` trains on a Ray cluster, with 0 workers
-          in as many processes as fit; `ray_address` is the cluster's, `gpus_per_learner` a worker's share of a GPU.
+        - `workers`: processes that train; 0 trains in this one.
+        - `pool`: `"inline"`, `"processes"`, or `"ray"` for a Ray cluster, with 0 workers in as many processes as fit;
+          `ray_address` is the cluster's, `gpus_per_learner` a worker's share of a GPU.
         - `batched`: up to so many small learners without convolutions are trained as one computation: faster, but the
           last bits may differ from those of each alone.
         - `store`: where the latest models are kept, `"memory"` or `"disk"`, which needs `out`.
@@ -320,12 +352,7 @@ class Federation:
         """A run that is checked but not started; the arguments are those of `simulate`."""
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
-        limits = (rounds, seconds, update_requests, steps)
-        if stop is not None and limits != (None,) * len(limits):
-            raise ConfigError("give either a StopRule or rounds, seconds, update_requests, steps by name, not both")
-        stop = stop or StopRule(rounds, seconds, update_requests, steps=steps)
-        if stop == StopRule():
-            raise ConfigError("a run needs an end: give rounds, seconds, update_requests, steps or a StopRule")
+        stop = _stop_rule(stop, StopRule(rounds, seconds, update_requests, steps=steps))
         if store not in ("memory", "disk"):
             raise ConfigError(f"store is '{store}'; allowed: memory, disk")
         if not 0 <= evaluate_every < math.inf:
@@ -352,27 +379,16 @@ class Federation:
         _check_solver(self.engine, policy, solver)
         check_privacy(self.engine, self.learners, policy)
         who = self if policy.baseline is None else federation_of_one(self, policy.baseline)
+        layout = policy.extend_layout(self.engine.layout, trainable_of(self.engine))
+        workplace = Workplace(
+            self.engine, who._learners(solver, policy.learner_layers), self.test, layout, _test_of_each(who),
+            self.validation, self.sites,
+        )  # fmt: skip
         return Session(
-            who,
-            policy,
-            stop,
-            goal,
-            None if out is None else Path(out),
-            Workplace(
-                self.engine,
-                who._learners(solver, policy.learner_layers),
-                self.test,
-                policy.extend_layout(self.engine.layout, trainable_of(self.engine)),
-                _test_of_each(who),
-                self.validation,
-                self.sites,
-            ),
-            pool_settings=pool_settings,
-            disk=store == "disk",
-            refusals_allowed=refusals_allowed,
-            evaluate_every=evaluate_every,
+            who, policy, stop, goal, None if out is None else Path(out), workplace, pool_settings=pool_settings,
+            disk=store == "disk", refusals_allowed=refusals_allowed, evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,
-        )
+        )  # fmt: skip
 
     def compare(
         self,
@@ -445,11 +461,11 @@ class Federation:
         return own_tests(self)
 
     def evaluate_at_learners(self, model: Model) -> AtLearners:
-        """What a model is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""
+        """What `model` is worth to each learner that has test examples of its own (`SimulatedLearner.test`)."""
         return at_learners(self, model)
 
     def with_seed(self, seed: int) -> Federation:
-        """The same federation with other chance; one that was made `from_dataset` is also divided again."""
+        """The same federation with another `seed`; one that was made `from_dataset` is also divided again."""
         _whole("seed", seed)
         if self._again is not None:
             return self._again(seed)
@@ -458,7 +474,10 @@ class Federation:
         return other
 
     def setting(self, policy: Policy, target: Target | None, travels: Model | None = None) -> Setting:
-        """What folds the events of a run into a result; `travels` is a model as it is sent, if not the network."""
+        """What folds the events of a run of `policy` into a result, with the costs until `target`.
+
+        `travels` is a model as it is sent, if not the network.
+        """
         return setting_of(self, policy, target, travels or self.initial_model)
 
     def __repr__(self) -> str:
@@ -477,5 +496,5 @@ class Federation:
         return self.started(self.engine.initial_model(self.seed))
 
     def started(self, network: Model) -> Model:
-        """The network as runs begin with it: as initialized, or with the weights of `initial_model`."""
+        """The `network` as runs begin with it: as initialized, or with the weights of `initial_model`."""
         return network if self._start is None else started_from(self._start, network)

@@ -37,6 +37,8 @@ class Comparison:
     Compare what has the same data, the same start and the same budget: the runs of one `Federation`. Where the runs
     have several seeds, which `federation.compare(policies, seeds=5)` makes, everything is shown as mean and standard
     deviation over them.
+
+    - `runs`: finished runs; the first is the one that the others are compared with.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -62,7 +64,7 @@ class Comparison:
         return summarise(self.runs)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """The metric over time and over update requests, with bands over the seeds; saved if a path is given."""
+        """The metric over time and over update requests, with bands over the seeds; saved to a `path` if given."""
         return figures.drawn(paper.seed_curves if self.several else figures.curves_figure, self.runs, path)
 
     def latex(self) -> str:
@@ -74,11 +76,11 @@ class Comparison:
         return paper.markdown(paper.paper_table(self.runs))
 
     def plot_timelines(self, path: str | Path | None = None) -> Figure:
-        """Which learners trained and which waited in the first few rounds of each policy; saved if a path is given."""
+        """Which learners trained and which waited in the first rounds of each policy; saved if a `path` is given."""
         return figures.draw_timelines(self.runs, path)
 
     def report(self, folder: str | Path, title: str = "Comparison") -> Path:
-        """Write `report.html`, one page with all tables and figures; returns its path."""
+        """Write `report.html` to `folder`, one page with all tables and figures, under `title`; returns its path."""
         if not self.several:
             return write_report(self.runs, Path(folder), title)
         write_text(Path(folder) / REPORT, _document(title, self._repr_html_()))
@@ -88,7 +90,11 @@ class Comparison:
         self, folder: str | Path, formats: Sequence[str] = ("html", "md", "csv", "latex", "pdf", "svg"),
         title: str = "Comparison",
     ) -> list[Path]:  # fmt: skip
-        """Write the results in these formats: html, md, csv, parquet, latex, and pdf, svg or png figures."""
+        """Write the results to `folder`; returns the paths.
+
+        - `formats`: of html, md, csv, parquet, latex, and pdf, svg or png figures.
+        - `title`: of the page and of the Markdown.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Path] = []

@@ -44,15 +44,24 @@ def data_frame(rows: list[dict[str, Any]]) -> Any:
 
 @dataclass
 class Run:
-    """The result of a federation: history, costs, the community model, tables and figures."""
+    """The result of a federation: history, costs, the community model, tables and figures.
+
+    - `setting`: what the run was: its policy, learners and data.
+    - `events`: what happened, with its time; without weights.
+    - `community_model`: the last one.
+    - `wall_seconds`: of real time.
+    - `folder`: where it is saved, if it is.
+    - `best`: the model of `best_version`; else it is read from the folder.
+    - `folded`: the fold of these events, if it exists already.
+    """
 
     setting: Setting
-    events: list[tuple[float, Event | Action]]  # without weights
+    events: list[tuple[float, Event | Action]]
     community_model: Model
     wall_seconds: float
     folder: Path | None = None
-    best: InitVar[Model | None] = None  # the model of `best_version`; else it is read from the folder
-    folded: InitVar[RunFold | None] = None  # the fold of these events, if it exists already
+    best: InitVar[Model | None] = None
+    folded: InitVar[RunFold | None] = None
 
     def __post_init__(self, best: Model | None, folded: RunFold | None) -> None:
         self._best = best
@@ -231,7 +240,7 @@ class Run:
         return data_frame(self.learners_to_records())
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The metric over parallel time and over update requests; saved if a path is given."""
+        """The metric over parallel time and over update requests; saved if a `path` is given."""
         return display.curves([self], path)
 
     def _repr_html_(self) -> str:
@@ -260,7 +269,10 @@ class Run:
     # --- directories ----------------------------------------------------------------------------
 
     def save(self, folder: Path, write: Callable[[Path, Model, Mapping[str, str]], None] = save_model) -> None:
-        """Write the summary and the community models, final and best; the events were written as they came."""
+        """Write the summary and the community models, final and best, to `folder`; the events are there already.
+
+        `write` writes one model to a path, with facts about it.
+        """
         write(folder / COMMUNITY, self.community_model, {"policy": self.setting.policy})
         if self._best is not None:
             write(folder / BEST, self._best, {"policy": self.setting.policy, "version": str(self.best_version)})
@@ -269,7 +281,7 @@ class Run:
 
     @staticmethod
     def load(folder: str | Path) -> Run:
-        """Read a finished run back from its directory."""
+        """Read a finished run back from its directory, `folder`."""
         folder = Path(folder)
         try:
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))

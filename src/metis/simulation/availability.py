@@ -29,7 +29,10 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class RandomAvailability:
-    """Drops out and comes back after exponentially distributed times."""
+    """Drops out and comes back after exponentially distributed times.
+
+    - `mean_present`, `mean_away`: seconds.
+    """
 
     mean_present: float
     mean_away: float
@@ -49,11 +52,15 @@ class RandomAvailability:
 
 @dataclass(frozen=True, slots=True)
 class DailyAvailability:
-    """There from one hour of every day to another, over midnight if the second is the smaller; a run begins at 0:00."""
+    """There from one hour of every day to another, over midnight if the second is the smaller; a run begins at 0:00.
 
-    opens: float  # hours
+    - `opens`, `closes`: hours, from 0 to 24.
+    - `day`: seconds of a day.
+    """
+
+    opens: float
     closes: float
-    day: float = 86_400.0  # seconds
+    day: float = 86_400.0
 
     def __post_init__(self) -> None:
         for name in ("opens", "closes"):
@@ -76,7 +83,10 @@ class DailyAvailability:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAvailability:
-    """Away in the given spans, from a file or by hand."""
+    """Away in the given spans, from a file or by hand.
+
+    - `away`: pairs of seconds, (leaves, is back), in order of time.
+    """
 
     away: tuple[tuple[float, float], ...]
 

@@ -10,13 +10,19 @@ from metis.simulation.availability import Always, Availability
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network link between a learner and the controller."""
+    """The network link between a learner and the controller.
 
-    latency: float = 0.0  # seconds, one way
-    upload: float = math.inf  # bytes a second
+    - `latency`: seconds, one way.
+    - `upload`, `download`: bytes a second.
+    - `cuts`: when it is cut, such as `metis.RandomAvailability(mean_present=600, mean_away=30)`.
+    - `resumed`: whether a transfer that was cut goes on where it stopped, as it does in a deployment.
+    """
+
+    latency: float = 0.0
+    upload: float = math.inf
     download: float = math.inf
-    cuts: Availability = field(default_factory=Always)  # when it is cut
-    resumed: bool = True  # whether a transfer that was cut goes on where it stopped, as it does in a deployment
+    cuts: Availability = field(default_factory=Always)
+    resumed: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency < math.inf:

@@ -16,11 +16,16 @@ _ATTEMPTS = 10_000
 
 @dataclass(frozen=True)
 class ControllerFaults:
-    """What a rehearsal expects of the controller's machine: a slow disk, one that stalls, and restarts."""
+    """What a rehearsal expects of the controller's machine: a slow disk, one that stalls, and restarts.
 
-    write_seconds: float = 0.0  # of the disk for each update; updates wait for each other
-    stalls: Availability = field(default_factory=Always)  # when nothing can be written
-    restarts: Availability = field(default_factory=Always)  # when it is down; transfers are cut, learners train on
+    - `write_seconds`: of the disk for each update; updates wait for each other.
+    - `stalls`: when nothing can be written.
+    - `restarts`: when it is down; transfers are cut, learners train on.
+    """
+
+    write_seconds: float = 0.0
+    stalls: Availability = field(default_factory=Always)
+    restarts: Availability = field(default_factory=Always)
 
     def __post_init__(self) -> None:
         if not 0 <= self.write_seconds < math.inf:

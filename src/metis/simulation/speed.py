@@ -23,11 +23,16 @@ class Spent:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds per batch: constant, with jitter from batch to batch, and with changes over time."""
+    """Seconds per batch: constant, with jitter from batch to batch, and with changes over time.
+
+    - `time_per_batch`: seconds of virtual time.
+    - `jitter`: standard deviation of the logarithm; the mean stays `time_per_batch`.
+    - `profile`: pairs of a second and a factor: from then on batches take this many times as long.
+    """
 
     time_per_batch: float
-    jitter: float = 0.0  # standard deviation of the logarithm; the mean stays time_per_batch
-    profile: tuple[tuple[float, float], ...] = ()  # (from this second on, batches take this many times as long)
+    jitter: float = 0.0
+    profile: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.time_per_batch < math.inf:

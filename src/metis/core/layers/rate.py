@@ -10,7 +10,10 @@ from metis.core.schedules import Changing, Moment, factor_of
 
 @dataclass(frozen=True)
 class ScheduledRate(Scheduled, key="rate", order=35):
-    """The learners' learning rate times a `Schedule`, or a function of the `Moment`; beyond the paper."""
+    """The learners' learning rate times a `Schedule`, or a function of the `Moment`; beyond the paper.
+
+    - `schedule`: the factor at a moment of the run.
+    """
 
     schedule: Changing
 

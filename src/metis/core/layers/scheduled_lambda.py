@@ -23,7 +23,10 @@ class ScheduledLambda(
     needs={"period": "changes lambda, which is for semi-synchronous training; {policy} has none"},
     takes={"period"},
 ):
-    """Lambda as a `Schedule`, or as a function of the `Moment`, instead of one number; beyond the paper."""
+    """Lambda as a `Schedule`, or as a function of the `Moment`, instead of one number; beyond the paper.
+
+    - `slowest_learner_epochs`: lambda at a moment of the run.
+    """
 
     slowest_learner_epochs: Changing
 

@@ -37,7 +37,10 @@ class Measure(Protocol):
 
 
 class BatchMean:
-    """A metric that is a mean over examples, so that it may be averaged over batches, by their examples."""
+    """A metric that is a mean over examples, so that it may be averaged over batches, by their examples.
+
+    - `function`: takes the outputs and the targets of a batch.
+    """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function = function

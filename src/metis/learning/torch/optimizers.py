@@ -34,9 +34,12 @@ _STATE, _NUMBER, _STEPS = "optimizer/state/", "optimizer/number/", "optimizer/st
 class TorchOptimizer(Solver):
     """`TorchOptimizer(torch.optim.AdamW, lr=0.001)`: any optimizer class of torch, with its own options.
 
-    `groups` gives other options to the parameters whose names match: `[{"parameters": ["*.bias"], "weight_decay": 0}]`;
-    the first match counts. `scheduler` takes the optimizer and returns a schedule of torch over local steps, those of a
-    task, or with `keep_state` of all tasks: as the optimizer's state it then stays in the learner's memory.
+    - `optimizer`: the class.
+    - `groups`: other options for parameters whose names match, as `[{"parameters": ["*.bias"], "weight_decay": 0}]`;
+      the first match counts.
+    - `scheduler`: takes the optimizer and returns a schedule of torch over the local steps of a task.
+    - `keep_state`: whether the optimizer's state outlives a task, in the learner's memory; a schedule then goes on too.
+    - `options`: those of the optimizer, such as `lr`.
     """
 
     optimizer: type[Optimizer]

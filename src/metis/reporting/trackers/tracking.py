@@ -92,7 +92,14 @@ class Tracking:
         with metis.Tracking(["csv", "tensorboard:runs/tb"], "runs/mine") as tracking:
             run = federation.simulate(policy, rounds=10, watch=tracking)
 
-    A tracker is `NAME` or `NAME:WHERE` (csv, tensorboard, mlflow, wandb), or any object with the methods of `Tracker`.
+    - `trackers`: each is `NAME` or `NAME:WHERE` (csv, tensorboard, mlflow, wandb), or an object with the methods of
+      `Tracker`.
+    - `folder`: where trackers without a WHERE write to.
+    - `name`: of the run; without it that of the folder.
+    - `group`: what trackers that know groups put the run under.
+    - `config`: settings to log with the run.
+    - `warn`: called with a sentence when a tracker fails; the run goes on.
+    - `timeout`: seconds that a tracker may take at the end.
     """
 
     def __init__(
