@@ -27,7 +27,7 @@ from metis.errors import ConfigError, Unreachable
 if TYPE_CHECKING:
     from system.federation import Federation
 
-ADMIN = "a"
+ADMIN, CONTROLLER = "a", "c"
 NEWCOMER = "l3"  # not in the file: it may join when it was added
 COMMANDS = ("pause", "resume", "extend", "rollback", "add", "remove", "revoke", "stop")
 _ATTEMPTS = 8
@@ -309,6 +309,10 @@ class Office:
         for line in lines:
             if line.problem is not None:
                 violated(f"A6: line {line.number} of the audit log: {line.problem}")
+        if self._world.starts[CONTROLLER] == 1:  # else it may have ended in the middle of a command
+            for line in lines:
+                if line.record.get("result") == "failed":
+                    violated(f"A7: '{line.record.get('command')}' was given up in the middle")
         listed = Counter((line.record.get("command"), line.record.get("result")) for line in lines)
         for (command, text), times in Counter(self._answered).items():
             if listed[command, text[:500]] < times:

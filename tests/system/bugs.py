@@ -282,12 +282,6 @@ BUGS: dict[str, Bug] = {
         "            sync_file(file)",
         needs="power learner|strike learner",
     ),
-    "half an update is handed in": Bug(
-        f"{_LEARNER}.work",
-        "whole = storage().size(self.update_file(update.task)) == update.bytes",
-        "whole = True",
-        needs="power learner|strike learner",
-    ),
     "a learner trains a task again that waits to be handed in": Bug(
         f"{_LEARNER}.tasks", "if self._uploads.has(task.number) or (", "if ("
     ),
@@ -297,7 +291,10 @@ BUGS: dict[str, Bug] = {
         "        self.current, self.steps",
     ),
     "a downloaded model is not checked": Bug(
-        f"{_LEARNER}.work", "if self.received != self._length or self._check.digest() != self._right:", "if False:"
+        f"{_LEARNER}.work",
+        "if self.received != self._length or self._check.digest() != self._right:",
+        "if False:",
+        needs="power learner|strike learner",
     ),
     "a learner never dials again": Bug(
         f"{_LEARNER}.process",

@@ -139,6 +139,7 @@ class Machine:
                 case "ENOSPC":
                     raise _FULL
                 case "EIO":
+                    world.disk_failed(boot, kind, path)  # type: ignore[attr-defined]
                     raise OSError(errno.EIO, "Input/output error")
             world.kill(boot, power=self.strike == "power")  # type: ignore[attr-defined]
             raise Crashed

@@ -26,7 +26,16 @@ import numpy as np
 
 from metis.core.controller import Controller
 from metis.core.costs import Power
-from metis.core.events import Action, CommunityPublished, MemberRemoved, RolledBack, UpdateCommitted, UpdateRequest
+from metis.core.events import (
+    Action,
+    CommunityPublished,
+    Event,
+    LearnerWithdrawn,
+    MemberRemoved,
+    RolledBack,
+    UpdateCommitted,
+    UpdateRequest,
+)
 from metis.core.layers import Compression, FedAvgM
 from metis.core.mixing import MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
@@ -35,10 +44,11 @@ from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.audit import AUDIT
 from metis.deployment.controller.callers import administrator_by_name
+from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
-from metis.deployment.controller.state import State
+from metis.deployment.controller.state import Entry, State
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.route import Route
@@ -48,7 +58,8 @@ from metis.errors import LearnerError, MetisError, StateError
 from metis.runs.setting import Setting
 from metis.runs.trace import from_record
 from metis.system import SYSTEM, Chance, Clock, System, Threads
-from system.administrator import ADMIN, COMMANDS, NEWCOMER, Office, Order
+from system.administrator import ADMIN, COMMANDS, CONTROLLER, NEWCOMER, Office, Order
+from system.checks import Calls, Leases, Members, WatchedState
 from system.disk import DiskPath, Machine, VirtualDisk
 from system.liar import LIAR, lie
 from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
@@ -59,7 +70,7 @@ from system.trainer import spawner
 _GRAVEYARD: list[Any] = []  # what collecting the garbage of a dead process would do must never happen
 LAYOUT = Layout((TensorSpec("w", (30,)), TensorSpec("b", (2,)), TensorSpec("n", (1,), "int64", "counter")))
 INITIAL = Model(LAYOUT, np.ones(LAYOUT.size, np.float32), np.full(LAYOUT.counters, 3))
-CONTROLLER, LEARNERS = "c", ("l0", "l1", "l2")
+LEARNERS = ("l0", "l1", "l2")
 LISTEN, ROUTE = "simulated:1", Route("simulated", 1)
 ROUNDS, REQUESTS = 5, 14
 FAULT_SECONDS, LIVE_SECONDS = 25.0, 400.0
@@ -93,6 +104,9 @@ POLICIES: dict[str, Policy] = {
     "fedasync": fedasync(local_epochs=1.0),
     "fedbuff": fedbuff(local_epochs=1.0),
 }
+
+
+_MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
 
 @dataclass(frozen=True)
@@ -186,7 +200,8 @@ class Federation(World):
         self.interleaving = self.rng.choice((0.0, 0.1, 0.5))
         self.faults = drawn_faults(seed) if faults is None else list(faults)
         self.network = Network(self)
-        self.network.written, self.network.sent = self._written, self._sent
+        self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
+        self._partial_are_sound = not any(re.search(_MAY_LOSE_BYTES, fault.kind) for fault in self.faults)
         self._administered = any(fault.kind.startswith("command") for fault in self.faults)
         self._lied_to = self.rng.random() < 0.3
         more = (NEWCOMER, ADMIN) if self._administered else ()
@@ -203,7 +218,7 @@ class Federation(World):
         self.process: ControllerProcess | None = None  # of the controller's latest start
         limit = ("rounds", ROUNDS) if by_round else ("update_requests", REQUESTS)
         self.office = Office(self, LEARNERS, limit)
-        self._starts: Counter[str] = Counter()
+        self.starts: Counter[str] = Counter()
         self._codes: dict[str, int] = {}
         self._finished = False
         self.rotted: set[tuple[str, int]] = set()  # updates with a wrong bit: the learner may give them up
@@ -224,6 +239,9 @@ class Federation(World):
         self._highest_epoch = 0
         self._entries: list[Any] = []
         self._uploads: dict[Call, tuple[int, str, float]] = {}  # task, SHA-256, when it began
+        self._calls, self._leases = Calls(self.violated), Leases(SETTINGS.lease, self.violated)
+        self.abandoned: set[tuple[str, int]] = set()
+        self._released: Counter[str] = Counter()
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -326,6 +344,7 @@ class Federation(World):
         if power:
             self.machines[boot.name].lose_power(self.rng)
         self.boots[boot.name] = None
+        self.abandoned = {(name, task) for name, task in self.abandoned if name != boot.name}
 
     def _start_later(self, name: str, seconds: float) -> None:
         self.loop.call_later(seconds, self._start, name, context=self.context.copy())
@@ -333,8 +352,8 @@ class Federation(World):
     def _start(self, name: str) -> None:
         if self.boots[name] is not None or self.over or self._codes.get(name) == 0:
             return
-        self._starts[name] += 1
-        boot = self.boots[name] = Boot(self, name, self._starts[name])
+        self.starts[name] += 1
+        boot = self.boots[name] = Boot(self, name, self.starts[name])
         disk = VirtualDisk(boot, self.machines[name])
         system = System(_Clock(boot), _Chance(boot), _Threads(boot), disk, self.network, self._spawn.get(name))  # type: ignore[arg-type]
         boot.context.run(SYSTEM.set, system)
@@ -398,9 +417,13 @@ class Federation(World):
     async def _controller(self, boot: Boot) -> bool:
         root = self.machines[CONTROLLER].root
         state = State.open(DiskPath(f"{root}/state"), "power")
+        state.__class__ = WatchedState
+        assert isinstance(state, WatchedState)
+        state.initial, state.violated, state.sound = self._versions[0], self.violated, self._rotten is None
         if state.facts() is None:
             state.begin({"rounds": ROUNDS})
         self._check_journal(state)
+        state.check_files()
         setting = Setting.of(self.policy, INITIAL, (), seed=1, metric="accuracy")
         members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
         plan = FederationPlan(
@@ -413,6 +436,7 @@ class Federation(World):
         )  # fmt: skip
         self._finished = False
         process._writer.durable._replay_at_most = self._replay_at_most  # a short run needs snapshots too
+        self._watch_journal(process._writer.durable)
         self.office.check_start(process)
         for version, sha256 in process._writer.durable.hashes.items():
             self._is_version(version, sha256)
@@ -421,6 +445,27 @@ class Federation(World):
         self._entries = list(state.entries())
         state.close()
         return ended
+
+    def _watch_journal(self, durable: DurableController) -> None:
+        """I27: an update is journaled for the task that is open, as far as anybody can know then."""
+        journal = durable.journal
+
+        def watched(event: Event, now: float, blob: str | None = None) -> Entry:
+            if isinstance(event, UpdateRequest):
+                task = durable.open_task(event.learner)
+                if task is None or task.number != event.task or durable.controller.finished:
+                    self.violated(f"I27: the update of {event.learner} to task {event.task} counts, which is closed")
+                if blob is None:
+                    self.violated(f"I27: the update of {event.learner} to task {event.task} counts without a model")
+            return journal(event, now, blob)
+
+        durable.journal = watched  # type: ignore[method-assign]
+
+    def _watch_leases(self) -> None:
+        boot, machine = self.boots[CONTROLLER], self.machines[CONTROLLER]
+        busy = boot is None or boot.stopped or machine.full
+        self._leases.look(self.loop.now, self.process, busy, self.network.heard)
+        self.loop.call_later(1.0, self._watch_leases)
 
     async def _learner(self, boot: Boot) -> int:
         folder = DiskPath(f"{self.machines[boot.name].root}/work")
@@ -432,7 +477,11 @@ class Federation(World):
 
     async def _liar(self, boot: Boot) -> int:
         self.sometimes("a liar takes part")
-        return await lie(LISTEN, LAYOUT, boot.rng, self._done)
+        return await lie(LISTEN, LAYOUT, boot.rng, self._done, self._overheard)
+
+    def _overheard(self) -> tuple[int, str] | None:
+        """The latest update of an honest learner that was acknowledged: its task and its SHA-256."""
+        return max(((task, sha256) for task, (_, sha256) in self.acknowledged.items()), default=None)
 
     async def _administrator(self, boot: Boot) -> int:
         return await self.office.work(LISTEN)
@@ -449,7 +498,13 @@ class Federation(World):
 
         def report(kind: str, text: str) -> None:
             self.note("says", self._without_paths(f"{kind}: {text}"))
+            if (given_up := re.match(r"task (\d+): abandoned", text)) is not None:
+                self.abandoned.add((boot.name, int(given_up[1])))
+            elif (begun := re.match(r"task (\d+): .* from community model", text)) is not None:
+                self.abandoned.discard((boot.name, int(begun[1])))
             silent = re.match(r"learner '(\w+)' was silent", text)
+            if (gone := re.match(r"learner '(\w+)' (was silent|leaves)", text)) is not None:
+                self._released[gone[1]] += 1
             refused = silent is not None and (silent[1] == LIAR or self.office.out(silent[1]))
             if (
                 silent
@@ -463,6 +518,7 @@ class Federation(World):
     # --- checkers on the wire -------------------------------------------------------------------
 
     def _written(self, call: Call, message: Any) -> None:
+        self._calls.written(call, message)
         if isinstance(message, pb.UploadPart) and message.HasField("header"):
             self._uploads[call] = (message.header.task, message.header.sha256, self.loop.now)
 
@@ -470,6 +526,7 @@ class Federation(World):
         (task, sha256, begun), who = self._uploads[call], dict(call.metadata)["metis-learner"]
         if receipt.verdict == pb.Receipt.COMMITTED:
             self.office.committed(who, begun)
+            self._calls.committed(call)
         if receipt.verdict != pb.Receipt.REFUSED and self._tasks[task][0] != who:
             self.violated(f"I16: the update of {who} is accepted for task {task} of {self._tasks[task][0]}")
         if who == LIAR:
@@ -507,9 +564,26 @@ class Federation(World):
             case "task":
                 task = message.task
                 self.office.task_sent(name, task.number)
+                self._calls.task(call, task.number)
                 self._is_version(task.version, task.sha256)
                 if self._tasks.setdefault(task.number, (name, task.version)) != (name, task.version):
                     self.violated(f"I15: task {task.number} was {self._tasks[task.number]}, is {(name, task.version)}")
+
+    def _aborted(self, call: Call, reason: str) -> None:
+        if "have the SHA-256" not in reason or call not in self._uploads or not self._partial_are_sound:
+            return
+        task, who = self._uploads[call][0], dict(call.metadata)["metis-learner"]
+        if who != LIAR and (who, task) not in self.rotted:
+            self.violated(f"I28: the update of {who} to task {task} is refused, though it came as it was sent")
+
+    def disk_failed(self, boot: Boot, kind: str, path: str) -> None:
+        """I30: after an error of its disk a controller ends; only the clock's file may be behind."""
+        if boot.name == CONTROLLER and kind in ("write", "fsync") and "/state/" in path and Path(path).name != "clock":
+            self.loop.call_later(5.0, self._has_ended, boot, kind)
+
+    def _has_ended(self, boot: Boot, kind: str) -> None:
+        if not (boot.dead or boot.stopped):
+            self.violated(f"I30: the controller goes on after its disk has failed to {kind}")
 
     def _is_version(self, version: int, sha256: str) -> None:
         if self._versions.setdefault(version, sha256) != sha256:
@@ -541,6 +615,7 @@ class Federation(World):
         twin: Controller = self._make(INITIAL, MemoryStore())
         longest = LONGEST_PERIOD if "semisync" in self.policy_name else math.inf
         reference = Reference(self.policy_name, INITIAL, self._tasks, longest, self.violated)
+        members = Members(LEARNERS, twin.refusals_allowed, self._released, self.violated)
         current, counted = 0, set[str]()
         communities = {payload_sha256(INITIAL): INITIAL}
         for entry in self._entries:
@@ -552,6 +627,7 @@ class Federation(World):
                 event = replace(event, local_model=self._model(entry.blob))
             elif isinstance(event, RolledBack):
                 event = replace(event, community_model=communities[entry.blob])
+            members.before(event, twin)
             before = _mixing_state(twin)
             actions: list[Action] | None = None
             with contextlib.suppress(LearnerError):
@@ -562,6 +638,9 @@ class Federation(World):
             if actions is None:
                 continue
             reference.record(event, actions)
+            members.after(actions, twin)
+            if isinstance(event, LearnerWithdrawn) or (isinstance(event, MemberRemoved) and event.withdraw):
+                counted.discard(event.learner)  # what it had contributed to this round is taken out
             for action in actions:
                 if isinstance(action, CommunityPublished):
                     sha256 = payload_sha256(action.community_model)
@@ -612,6 +691,7 @@ class Federation(World):
             self._start(ADMIN)
             self._revive()
         self.loop.call_later(FAULT_SECONDS + 45, self._calm)
+        self._watch_leases()
         done, _ = await asyncio.wait(
             [self._done, self.problem], timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
@@ -658,8 +738,20 @@ class _WatchedFolder(WorkFolder):
                 world.violated(f"L1: {name} had kept the update of task {task}, and it is gone")
         return entered
 
+    def begin(self, run: str, learner: str, layout: str) -> None:
+        super().begin(run, learner, layout)
+        world, owner = self._watched()
+        for (name, task), where in world.spooled.items():
+            there = self.update_file(task).is_file() or (name, task) in world.rotted
+            if name == owner and where == "kept" and not there:
+                world.violated(f"L1: {name} had kept the update of task {task}, and has deleted it")
+
     def keep(self, update: Update) -> None:
         world, owner = self._watched()
+        if world.spooled.get((owner, update.task)) == "kept" and (owner, update.task) not in world.rotted:
+            world.violated(f"L4: {owner} has trained task {update.task} again, whose update was waiting")
+        if (owner, update.task) in world.abandoned:
+            world.violated(f"L5: {owner} has trained task {update.task} to its end, which was replaced")
         super().keep(update)
         world.spooled[owner, update.task] = "kept"
 

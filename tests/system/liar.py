@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -20,12 +21,17 @@ from metis.system import token_hex, uniform, unix_time
 LIAR = "x"
 
 
-async def lie(listen: str, layout: Layout, rng: random.Random, until: asyncio.Future[None]) -> int:
+Overheard = Callable[[], tuple[int, str] | None]  # task and SHA-256 of an update of somebody else
+
+
+async def lie(
+    listen: str, layout: Layout, rng: random.Random, until: asyncio.Future[None], overheard: Overheard
+) -> int:
     """Come and go, and lie, until the federation has ended."""
     while not until.done():
         try:
             async with network().insecure_channel(listen) as channel:
-                await asyncio.wait_for(_Stay(FederationStub(channel), layout, rng).run(), 20)
+                await asyncio.wait_for(_Stay(FederationStub(channel), layout, rng, overheard).run(), 20)
         except (grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.InvalidStateError, asyncio.CancelledError):
             pass  # refused, cut or ended: the liar comes again
         await asyncio.sleep(uniform(0.2, 2.0))
@@ -35,8 +41,8 @@ async def lie(listen: str, layout: Layout, rng: random.Random, until: asyncio.Fu
 class _Stay:
     """One stream of the liar."""
 
-    def __init__(self, stub: FederationStub, layout: Layout, rng: random.Random) -> None:
-        self._stub, self._layout, self._rng = stub, layout, rng
+    def __init__(self, stub: FederationStub, layout: Layout, rng: random.Random, overheard: Overheard) -> None:
+        self._stub, self._layout, self._rng, self._overheard = stub, layout, rng, overheard
         self._metadata = (("metis-learner", LIAR),)
         self._seen: list[int] = [0, 1, 2, 3]  # numbers of tasks, its own and, as they count up, those of others
         self._run = ""
@@ -114,6 +120,8 @@ class _Stay:
             bytes=length if wrong != 2 else 10 * length,
             sha256=digest if wrong != 3 else "f" * 64,
         )
+        if wrong == 3 and (theirs := self._overheard()) is not None:
+            header.task, header.sha256 = theirs  # the work of another, as if it were its own
         call = self._stub.upload(metadata=self._metadata)
         await call.write(pb.UploadPart(header=header))
         if wrong == 4:

@@ -462,6 +462,7 @@ class Served:
 
     async def abort(self, code: Any, details: str = "", trailing: Any = ()) -> None:
         self._status = (code, details)
+        self._connection.server.network.aborted(self.call, details)
         raise grpc.aio.AbortError("Locally aborted.")
 
     def invocation_metadata(self) -> Any:
@@ -528,6 +529,7 @@ class Network:
         self.servers: dict[str, Server] = {}
         self.written: Callable[[Call, Any], None] = lambda call, message: None  # by a client
         self.sent: Callable[[Call, Any], None] = lambda call, message: None  # by a handler
+        self.aborted: Callable[[Call, str], None] = lambda call, reason: None
 
     def line(self, name: str) -> Line:
         if name not in self.lines:

@@ -15,7 +15,7 @@ from metis.core.layers import Layer
 from metis.core.layers.base import Outgoing, Work
 from metis.core.model import Layout, Model
 from metis.core.solvers import VanillaSGD
-from metis.deployment.wire.models import model_parts, read_model, write_parts
+from metis.deployment.wire.models import model_parts, payload_sha256, read_model, write_parts
 from metis.errors import DataError
 from system.disk import DiskPath
 from system.loop import BOOT, Boot
@@ -138,6 +138,8 @@ class Process:
     async def _train(self, command: dict[str, Any]) -> None:
         number, loop = command["id"], self._boot.world.loop
         model = read_model(Path(command["model"]), self._layout)
+        if payload_sha256(model) != Path(command["model"]).name:
+            self._boot.world.violated(f"L6: {self._boot.name} trains on a model that is not what was asked for")
         batch = self._time_per_batch * self._boot.rng.uniform(0.9, 1.2)
         steps, began = 0, loop.now
         while command["steps"] is None or steps < command["steps"]:

@@ -1,0 +1,136 @@
+"""Checkers of single parts: the messages of a session or an upload, leases, and the files of a state folder."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from metis.core.controller import Controller
+from metis.core.events import Action, Event, LearnerLeft, LearnerSetAside, UpdateCommitted, UpdateRefused
+from metis.deployment.controller.process import ControllerProcess
+from metis.deployment.controller.state import State
+from metis.deployment.wire import wire_pb2 as pb
+from system.network import Call
+
+Violated = Callable[[str], None]
+
+
+class Calls:
+    """I20, I21: a task is sent once in a session, and not to a learner that has it; an upload counts with its end."""
+
+    def __init__(self, violated: Violated) -> None:
+        self._violated = violated
+        self._claimed: dict[Call, set[int]] = {}  # tasks that a learner says it is working on
+        self._given: dict[Call, set[int]] = {}
+        self._ended: set[Call] = set()
+
+    def written(self, call: Call, message: Any) -> None:
+        """By a client."""
+        if isinstance(message, pb.UploadPart) and message.HasField("end"):
+            self._ended.add(call)
+        if not isinstance(message, pb.FromLearner):
+            return
+        if message.HasField("hello") and message.hello.HasField("task"):
+            self._given[call] = {message.hello.task}
+        if message.HasField("heartbeat") and message.heartbeat.HasField("task"):
+            self._claimed.setdefault(call, set()).add(message.heartbeat.task)
+
+    def task(self, call: Call, number: int) -> None:
+        """It is being sent."""
+        given = self._given.setdefault(call, set())
+        if number in given and not self._claimed.get(call, set()) - {number}:
+            self._violated(f"I20: task {number} is sent again to a learner that is working on it")
+        given.add(number)
+
+    def committed(self, call: Call) -> None:
+        if call not in self._ended:
+            self._violated("I21: an upload counts that never came to its end")
+
+
+class Leases:
+    """I22, I29: who is not heard loses its lease, and a deadline passes; asked every now and then."""
+
+    def __init__(self, lease: float, violated: Violated) -> None:
+        self._lease, self._violated = lease, violated
+        self._since = 0.0  # the controller could hear, and note what it heard
+        self._due: tuple[ControllerProcess, float] | None = None  # whose next deadline
+        self._due_since = 0.0
+
+    def look(self, now: float, process: ControllerProcess | None, busy: bool, heard: dict[str, float]) -> None:
+        """`busy`: the controller is down or stopped, or its disk is full."""
+        if busy or process is None or process._view.standing.finished:
+            self._since = now
+            self._due = None
+            return
+        for learner in process._presence.heard:
+            silent = now - max(self._since, heard.get(learner, 0.0))
+            if silent > 2 * self._lease + 5:  # one that could not be journaled ends after another lease
+                self._violated(f"I22: {learner} was not heard for {silent:.0f} s and is still counted on")
+        standing = process._view.standing
+        due = process, standing.deadline
+        if due != self._due or standing.on_hold or not standing.available or standing.deadline == math.inf:
+            self._due, self._due_since = due, now
+        elif now - self._due_since > 45:  # longer than any period here and two leases
+            self._violated(f"I29: the deadline of {standing.deadline:g} s does not come")
+
+
+class Members:
+    """I23, I24, I25: what the journal says of who comes and goes."""
+
+    def __init__(self, honest: Collection[str], allowed: int, released: Counter[str], violated: Violated) -> None:
+        self._honest, self._allowed, self._violated = honest, allowed, violated
+        self._refused: Counter[str] = Counter()  # in a row
+        self._released = released  # how often a lease ended, or a learner said that it leaves
+
+    def before(self, event: Event, twin: Controller) -> None:
+        """An event that the journal has next."""
+        if isinstance(event, LearnerLeft) and event.learner in self._honest:
+            record = twin.roster.get(event.learner)
+            if record is not None and record.present and not record.set_aside:
+                self._released[event.learner] -= 1
+                if self._released[event.learner] < 0:
+                    self._violated(f"I23: {event.learner} had only lost its connection, and has to join again")
+
+    def after(self, actions: list[Action], twin: Controller) -> None:
+        """What became of it."""
+        for action in actions:
+            match action:
+                case UpdateCommitted():
+                    self._refused[action.learner] = 0
+                case UpdateRefused() if action.kind != "late":
+                    self._refused[action.learner] += 1
+                case LearnerSetAside() if action.learner in self._honest:
+                    if (times := self._refused[action.learner]) <= self._allowed:
+                        self._violated(f"I24: {action.learner} is set aside after {times} refused updates in a row")
+        for record in twin.roster:
+            if record.task is not None and not record.present:
+                self._violated(f"I25: {record.learner} is away and has task {record.task.number}")
+
+
+class WatchedState(State):
+    """The real one; I26: what the journal and the snapshots need is never collected, nor is the first model."""
+
+    initial: str
+    violated: Violated
+    sound = True  # no file of it was damaged
+
+    def collect(self, keep: Collection[str]) -> int:
+        deleted = super().collect(keep)
+        self.check_files((self.initial,))
+        return deleted
+
+    def check_files(self, more: Collection[str] = ()) -> None:
+        snapshots = self.snapshots()
+        oldest = snapshots[1].seq if len(snapshots) > 1 else 0
+        needed = {*more, *(entry.blob for entry in self.entries(oldest) if entry.blob is not None)}
+        needed.update(blob for snapshot in snapshots for blob in snapshot.blobs)
+        missing = sorted(blob for blob in needed if not self._is_whole(self.blobs.folder / blob))
+        if missing and self.sound:
+            self.violated(f"I26: the model file {missing[0]} is needed and is gone")
+
+    def _is_whole(self, path: Path) -> bool:
+        return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == path.name
