@@ -44,7 +44,7 @@ def main(name: FlambyName, seeds: Sequence[int] = SEEDS, rounds: int | None = No
         pooled = metis.centralized(local_epochs=epochs)
         run = federation.simulate(fedavg, rounds=rounds or ROUNDS[name])
         runs = {
-            "Pooled": pooled.of(together).simulate(pooled.policy, rounds=1, solver=adam),
+            "Pooled": together.simulate(pooled, rounds=1, solver=adam),
             "FedAvg": run,
             # The same time as FedAvg took, spent without waiting.
             "SemiSync": federation.simulate(metis.semisync_fedavg(1), seconds=run.costs.parallel_time),

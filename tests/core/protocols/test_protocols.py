@@ -878,6 +878,8 @@ def test_labels_say_which_policy_a_row_is():
         "FedRec",
         "FedAsync",
         "FedBuff (K=3)",
+        "Centralized",
+        "Alone (largest)",
     ]
 
 

@@ -35,7 +35,7 @@ class Office:
     engine = SimpleNamespace(device="cpu")
     layout: Layout | None = None
 
-    def train(self, community: Model, learner: int, task: int, steps: int, memory: Any, rate: float = 1.0) -> Any:
+    def train(self, community: Model, learner: int, task: int, steps: int, memory: Any, *rates: float) -> Any:
         time.sleep(steps / 1e6)
         if learner == -1:
             raise Diverged(f"task {task} diverged")
