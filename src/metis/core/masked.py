@@ -79,7 +79,7 @@ class MaskedRounds(ABC):
         self.closed = None
         self._rollbacks += 1
         self.roster.void_tasks()
-        if self.secure is not None:
-            self.secure.clear()
+        assert self.secure is not None, "only a masked round is abandoned"
+        self.secure.clear()
         community.continue_from(CommunityStamp(stamp.version + 1, community.committed_steps))
         return [RoundAbandoned(stamp.version, reason), CommunityPublished(community.stamp, 0, community.model)]
