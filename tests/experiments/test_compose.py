@@ -23,6 +23,7 @@ from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_policies, build_stop
 from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig, load_config, resolve_config
+from metis.experiments.deploy import check_deployment
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond.md"
 
@@ -366,3 +367,14 @@ def test_python_examples_of_the_page_make_policies() -> None:
         names: dict[str, Any] = {}
         exec(block, names)
         assert any(isinstance(value, (metis.Policy, metis.Scaffold)) for value in names.values())
+
+
+def test_a_step_guard_is_refused_for_masked_rounds() -> None:
+    """By name, if the file asks for it; the default is off where nothing can be measured."""
+    masked = {**CONTENT, "policy": {"name": "sync_fedavg", "secure_sum": {}}}
+    for fine in ({}, {"step_guard": "off"}):
+        check_deployment(resolve_config({**masked, "deployment": fine}, "x.toml"))
+    guarded = {"deployment": {"step_guard": "clip"}}
+    with pytest.raises(ConfigError, match=r"deployment\.step_guard: 'clip' measures each local model"):
+        check_deployment(resolve_config({**masked, **guarded}, "x.toml"))
+    check_deployment(resolve_config({**CONTENT, **guarded}, "x.toml"))

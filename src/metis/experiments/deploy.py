@@ -106,6 +106,12 @@ def check_deployment(config: ExperimentConfig) -> None:
     make_settings(config)
     if all(compose(policy).baseline is not None for policy in config.policy):
         raise ConfigError(f"policy: '{config.policy[0].name}' is a baseline, which only simulations have")
+    guard = config.deployment.step_guard if "step_guard" in config.deployment.model_fields_set else "off"
+    if guard != "off" and any(compose(policy).secure_sum is not None for policy in config.policy):
+        raise ConfigError(
+            f"deployment.step_guard: '{guard}' measures each local model, and secure_sum lets nobody see one; leave it "
+            "out, or set it to 'off'"
+        )
     for group in config.learners:
         for name in group.learner_names:
             try:

@@ -39,7 +39,7 @@ class SecureSum(
 
     Local models become whole numbers in a ring, add up under masks that cancel, and the masks come off only for a sum
     that enough members have agreed on. What a learner counts is public. In a simulation nothing is masked, and the
-    community model is the same to the last bit.
+    sum is computed in the same ring.
     """
 
     colluders: Annotated[

@@ -43,6 +43,13 @@ class MaskedService(ABC):
             state, self.layout, plan.secure_sum.bits, settings_hash(plan.learner_settings), peers, report,
             self._sessions.secure, self._sessions.offer, plan.deployment.lease,
         )  # fmt: skip
+        if plan.deployment.evaluate_at_learners:
+            report(
+                "warning",
+                "local models are masked, but the metrics of sites with evaluation data are not: this controller reads "
+                "each site's own; a site keeps them back with report_metrics = false in its policy, all with "
+                "deployment.evaluate_at_learners = false",
+            )
         self._sums.post = self._post_sum
         self._sessions.opening_of = self._sums.opening_of
 
