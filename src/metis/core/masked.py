@@ -41,7 +41,7 @@ class MaskedRounds(ABC):
         return mixing if isinstance(mixing, SecureAverage) else None
 
     def _close(self, secure: SecureAverage) -> RoundClosed:
-        """From now on the round is exactly these learners, whoever is late or leaves."""
+        """From now on the round is exactly these learners, even if one is late or leaves."""
         secure.close()
         self.closed = RoundClosed(self.community.stamp.version, secure.learners, len(secure.values))
         return self.closed

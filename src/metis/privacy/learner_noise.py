@@ -1,7 +1,7 @@
 """Differential privacy of whole learners, for large federations: updates are clipped and carry shares of the noise.
 
 No single learner's share protects it; those of all honest learners in a sum do, and with a secure sum nobody sees less.
-Each share is scaled for the honest learners that a sum has at least, whoever drops out.
+Each share is scaled for the honest learners that a sum has at least, however many drop out.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class RosterRow:
     time_per_batch: float | None
     task: LocalTask | None
     task_sent_at: float
-    steps_left: int | None = None  # of its privacy budget, as far as it told
+    steps_left: int | None = None  # of its privacy budget, as far as it has said
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ class Service:
         raise AssertionError("abort raises")
 
     async def refuse(self, context: Context, refused: Refused) -> None:
-        """End a call; whoever was not let in is reported, and audited as often."""
+        """End a call; a caller that was not let in is reported, and audited as often."""
         self.refusals[refused.code.name] = self.refusals.get(refused.code.name, 0) + 1
         if refused.code in _NOT_LET_IN:
             address = address_of(context)
