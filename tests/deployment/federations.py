@@ -22,7 +22,8 @@ from metis.deployment.controller.callers import Administrators, administrator_by
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Context
 from metis.deployment.controller.settings import DeploymentSettings, Evaluator, FederationPlan, make_core
-from metis.deployment.controller.state import State
+from metis.deployment.controller.state import Durability, State
+from metis.privacy.keys import Peers
 from metis.runs.setting import Setting
 
 _L = TypeVar("_L", bound=HonestLearner)
@@ -95,20 +96,25 @@ async def served(
     max_examples: Mapping[LearnerId, int] | None = None,
     administrators: Administrators | None = administrator_by_name,
     begun: StopRule | None = None,
+    initial: Model | None = None,
+    settings: str = "{}",
+    peers: Peers | None = None,
+    durability: Durability = "process",
 ) -> AsyncIterator[Served]:
     """A controller on loopback; leaving the block drains it as SIGTERM would."""
     from metis.core.costs import Power
 
     terms = terms or DeploymentSettings(expected=3, minimum=1, lease=20, heartbeat=0.5, linger=5)
-    initial = initial_model(layout)
+    initial = initial or initial_model(layout)
     setting = Setting.of(policy, initial, (), seed=1, metric=metric, target=stop.target)
     allowed = None if members is None else dict.fromkeys(members, Power())
     plan = FederationPlan(
-        make_core(policy, begun or stop, terms, 3), initial, "{}", setting, allowed, terms,
+        make_core(policy, begun or stop, terms, 3), initial, settings, setting, allowed, terms,
         max_examples=max_examples or {},
-        began_with=begun or stop, stop=stop, settings_of_added=lambda name: json.dumps({"added": name}),
+        began_with=begun or stop, stop=stop, secure_sum=policy.secure_sum,
+        settings_of_added=lambda name: json.dumps({"added": name}),
     )  # fmt: skip
-    with State.open(folder, "process") as state:
+    with State.open(folder, durability) as state:
         reports: list[tuple[str, str]] = []
         process = ControllerProcess(
             plan,
@@ -118,6 +124,7 @@ async def served(
             identify=identify,
             report=lambda *line: reports.append(line),
             administrators=administrators,
+            peers=peers,
         )
         serving = asyncio.create_task(process.serve(listen, credentials))
         while not (hasattr(process, "address") or serving.done()):

@@ -372,6 +372,8 @@ class Controller(MaskedRounds):
         limited = self.policy.limit(budgets, self.roster, moment)
         limited = within_privacy(limited, self.roster, self._rounds_left(limited, now))
         if (secure := self.secure) is not None:
+            # What a task draws at random comes from its number: by names, whoever has joined first.
+            limited = dict(sorted(limited.items()))
             secure.begin({learner: float(self.roster[learner].examples) for learner in limited})
         for learner, budget in limited.items():
             task = LocalTask(self._tasks_sent, community.stamp, budget, rate)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from metis.files import make_folder, sync, write_durable
+from metis.files import locked, make_folder, sync, write_durable
+
+_WAIT_SECONDS = 60.0  # for another process of the same learner
 
 
 class Store(Protocol):
@@ -40,6 +43,10 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
         self.folder = folder
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Only this process reads and writes here; two that change one value would forget what the other did."""
+        return locked(self.folder / "lock", wait=_WAIT_SECONDS, note=False)
 
     def path(self, name: str) -> Path:
         return self.folder / name

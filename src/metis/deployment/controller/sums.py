@@ -24,14 +24,13 @@ from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
 from metis.deployment.storage import read_file
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.secure import unpacked
+from metis.deployment.wire.secure import MOST_STEPS, unpacked
 from metis.errors import DataError, Refused
 from metis.privacy.keys import Peers, check_signature
 from metis.privacy.opener import Opener
 from metis.privacy.store import FolderStore
 
 _TAIL = 1 << 24  # bytes behind the masked numbers of an update, at most
-_MOST_STEPS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,8 @@ class Sums:
         for path in list(self._store.folder.iterdir()):
             if path.name.startswith("upload."):
                 self._state.blobs.discard((self._store.read(path.name) or b"").decode())
-        for path in list(self._store.folder.iterdir()):
+        # The opening last: as long as it is there, a restart knows whose the others are.
+        for path in sorted(self._store.folder.iterdir(), key=lambda path: path.name == "opening"):
             self._store.delete(path.name)
         self._keys, self._opening, self._opener, self._posted = {}, None, None, ""
 
@@ -207,7 +207,7 @@ class Sums:
             threshold=threshold(len(members)),
             least=round_.least,
             members=tuple(
-                Place(round_.values[name], min(tasks[name].budget.steps or MAX_STEPS, _MOST_STEPS), self._keys[name])
+                Place(round_.values[name], min(tasks[name].budget.steps or MAX_STEPS, MOST_STEPS), self._keys[name])
                 for name in members
             ),
         )

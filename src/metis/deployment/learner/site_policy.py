@@ -53,7 +53,7 @@ EXAMPLE = """\
 
 # Masked sums: the learners that this site takes part with, itself included, by the names in their certificates, and how
 # many of them may work together with the controller without learning this site's model. Without peers it takes part in
-# no masked round; with min_masked_members it takes part in no other, and in none with fewer members.
+# no masked round; with them it takes part in no other, and in none with fewer members than min_masked_members.
 # peers = ["hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e"]
 # colluders = 1
 # min_masked_members = 5
@@ -130,9 +130,11 @@ class SitePolicy:
     def refuses_task(self, task: pb.Task) -> Refusal | None:
         """A task without an end in steps is judged while it runs, by `max_task_seconds`."""
         opening: Any = task.opening
-        if self.min_masked_members is not None and not opening:
-            text = f"its sum would not be masked, and this site wants {self.min_masked_members} members under masks"
-            return Refusal(pb.Cause.MASKS, f"{text} (min_masked_members)")
+        if not opening and (self.peers or self.min_masked_members is not None):
+            wanted = "peers" if self.min_masked_members is None else f"{self.min_masked_members} members"
+            rule = "peers" if self.min_masked_members is None else "min_masked_members"
+            text = f"its model would not be masked, and this site wants a sum with {wanted} ({rule})"
+            return Refusal(pb.Cause.MASKS, text)
         most = self.max_task_seconds
         if most is not None and task.HasField("seconds") and task.seconds > most:
             text = f"it may take {task.seconds:g} s, and this site allows {most:g} s (max_task_seconds)"

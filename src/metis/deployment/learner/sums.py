@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from metis.core.model import Layout
 from metis.core.secure_sum import Opening, Pins, Request, Statement
+from metis.core.timing import MAX_STEPS
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.site_policy import PolicyFile, SitePolicy
@@ -21,7 +24,7 @@ from metis.deployment.learner.work import WorkFolder
 from metis.deployment.security.identity import load_kit, signing_identity
 from metis.deployment.storage import file_sha256
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.secure import settings_hash
+from metis.deployment.wire.secure import MOST_STEPS, settings_hash
 from metis.errors import ArgumentError, ConfigError, Refused
 from metis.privacy.keys import Peers
 from metis.privacy.member import Member
@@ -47,7 +50,9 @@ class Sums:
         self._folder = work.folder / "sums"
         self._lock = asyncio.Lock()  # one thing after the other: each reads and writes the same file
 
-    def _member(self, policy: SitePolicy) -> Member:
+    @contextmanager
+    def _member(self, policy: SitePolicy) -> Iterator[Member]:
+        """While the training process, which masks, neither reads nor writes."""
         if self._kit is None:
             raise Refused("this federation masks its sums, for which a learner needs its certificate (--identity DIR)")
         if not policy.peers:
@@ -58,8 +63,12 @@ class Sums:
             pins = Pins(frozenset(policy.peers), policy.colluders)
         except ArgumentError as problem:
             raise Refused(f"the site policy cannot be used: {problem}") from None
-        store = FolderStore(self._folder)
-        return Member(signing_identity(self._kit), Peers(load_kit(self._kit).authority), pins, self._work.run, store)
+        identity, peers, store = signing_identity(self._kit), Peers(load_kit(self._kit).authority), self._store()
+        with store.locked():
+            yield Member(identity, peers, pins, self._work.run, store)
+
+    def _store(self) -> FolderStore:
+        return FolderStore(self._folder)
 
     async def accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any] | None:
         """What the training process needs to mask this task; None if it is not masked. Raises `TaskFailed`."""
@@ -78,15 +87,19 @@ class Sums:
         fewest = policy.min_masked_members or 0
         if len(opening.names) < fewest:
             raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
-        if (opening.version, opening.rate) != (task.version, task.rate if task.HasField("rate") else 1.0):
-            raise Refused("the task is not the one that its opening describes")
         welcome = self._connection.welcome
-        self._member(policy).accept(
-            opening,
-            model=bytes.fromhex(file_sha256(model)),  # of the bytes that are trained on, whatever was announced
-            layout=Layout.from_json(json.loads(welcome.layout)),
-            settings=settings_hash(welcome.settings),
-        )
+        steps = min(task.steps if task.HasField("steps") else MAX_STEPS, MOST_STEPS)
+        mine = {place.name: place.steps for place in opening.members}.get(welcome.learner)
+        rate = task.rate if task.HasField("rate") else 1.0
+        if (opening.version, opening.rate, mine) != (task.version, rate, steps):
+            raise Refused("the task is not the one that its opening describes")
+        with self._member(policy) as member:
+            member.accept(
+                opening,
+                model=bytes.fromhex(file_sha256(model)),  # of the bytes that are trained on, whatever was announced
+                layout=Layout.from_json(json.loads(welcome.layout)),
+                settings=settings_hash(welcome.settings),
+            )
         return {
             "identity": str(self._kit),
             "store": str(self._folder),
@@ -111,16 +124,16 @@ class Sums:
         self._connection.send(secure=pb.SecureSum(kind=message.kind, version=message.version, content=content))
 
     def _content(self, message: pb.SecureSum, policy: SitePolicy) -> bytes:
-        member = self._member(policy)
-        match message.kind:
-            case pb.SecureSum.KEY:
-                return member.key(message.version).encode()
-            case pb.SecureSum.STATEMENT:
-                return member.vote(Statement.decode(message.content)).encode()
-            case pb.SecureSum.SHARES:
-                return member.answer(Request.decode(message.content)).encode()
-            case _:
-                raise Refused("the controller asks for something that this learner does not know")
+        with self._member(policy) as member:
+            match message.kind:
+                case pb.SecureSum.KEY:
+                    return member.key(message.version).encode()
+                case pb.SecureSum.STATEMENT:
+                    return member.vote(Statement.decode(message.content)).encode()
+                case pb.SecureSum.SHARES:
+                    return member.answer(Request.decode(message.content)).encode()
+                case _:
+                    raise Refused("the controller asks for something that this learner does not know")
 
     def erase(self, *, only_old: bool = False) -> None:
         """Delete keys, shares and masked bodies; at the start of a process only what is a week old."""
@@ -130,5 +143,6 @@ class Sums:
             if paths and not (only_old and unix_time() - newest < _WEEK):
                 policy, refusal = self._policy.ask()
                 if refusal is None and policy.peers and self._kit is not None:
-                    self._member(policy).erase()
-                    FolderStore(self._folder).delete("facts")
+                    with self._member(policy) as member:
+                        member.erase()
+                    self._store().delete("facts")

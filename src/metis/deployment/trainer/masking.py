@@ -29,13 +29,18 @@ class Masking:
         identity = signing_identity(Path(order["identity"]))
         self._opening = Opening.decode(bytes.fromhex(order["opening"]))
         self._store = FolderStore(Path(order["store"]))
-        pins = Pins(frozenset(self._opening.names))  # the learner's process has checked the opening
-        self._member = Member(identity, Peers(), pins, order["run"], self._store)
+        self._identity, self._run = identity, order["run"]
         self._name = identity.name
+
+    def _member(self) -> Member:
+        """As it is on the disk now: while this process trains, the learner's own votes and makes keys."""
+        pins = Pins(frozenset(self._opening.names))  # the learner's process has checked the opening
+        return Member(self._identity, Peers(), pins, self._run, self._store)
 
     def done(self) -> tuple[dict[str, Any], list[memoryview]] | None:
         """The answer and the bytes of this context if it was masked before."""
-        kept, facts = self._member.upload(self._opening.context), self._store.read("facts")
+        with self._store.locked():
+            kept, facts = self._member().upload(self._opening.context), self._store.read("facts")
         if kept is None or facts is None:
             return None
         upload, body = kept
@@ -46,9 +51,11 @@ class Masking:
         opening = self._opening
         p, most = opening.weights[self._name], opening.most
         body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss)).body
-        self._store.write("facts", json.dumps(dict(facts)).encode())
-        upload = self._member.mask(opening.context, body, local.layout)
-        kept = self._member.upload(opening.context)
+        with self._store.locked():
+            member = self._member()
+            self._store.write("facts", json.dumps(dict(facts)).encode())
+            upload = member.mask(opening.context, body, local.layout)
+            kept = member.upload(opening.context)
         if kept is None:
             raise DataError("this round was masked and sent before; it is never masked twice")
         return [kept[1].data, memoryview(packed(upload.encode()))]

@@ -1,0 +1,238 @@
+"""A learner's part in masked rounds, file by file: what it refuses, and what two of its processes may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+
+from deployment import masked
+from deployment.masked import NAMES
+from deployment.scripted_learner import LAYOUT
+from metis.core.canonical import digest
+from metis.core.ring import Ring
+from metis.core.secure_sum import PROTOCOL, Opening, Place, SignedKey, Statement, Upload, Vote, threshold
+from metis.deployment.learner.downloads import TaskFailed
+from metis.deployment.learner.site_policy import PolicyFile
+from metis.deployment.learner.sums import Sums
+from metis.deployment.trainer.masking import Masking
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.models import write_model
+from metis.deployment.wire.secure import settings_hash, unpacked
+from metis.errors import DataError, Refused
+
+RUN, VERSION, STEPS = "run-1", 3, 7
+FACTS = {"task": 1, "steps": STEPS, "seconds": 1.0, "time_per_batch": 0.1, "loss": None, "compression_error": None}
+
+
+class Site:
+    """The part of one learner's process that masked rounds use, with its real files."""
+
+    def __init__(self, home: Path, name: str, kit: bool = True) -> None:
+        self.home, self.name, self.folder = home, name, home / "work" / name
+        self.policy_path = home / "ca" / name / "site-policy.toml"
+        self.sent: list[pb.SecureSum] = []
+        self.reports: list[str] = []
+        self.welcome = pb.Welcome(
+            learner=name, settings=masked.SETTINGS, layout=json.dumps(LAYOUT.to_json()), run=RUN
+        )  # fmt: skip
+        connection: Any = SimpleNamespace(welcome=self.welcome, send=self._send)
+        supervisor: Any = SimpleNamespace(
+            report=lambda kind, text: self.reports.append(text), start=asyncio.run
+        )  # fmt: skip
+        work: Any = SimpleNamespace(folder=self.folder, run=RUN)
+        self.sums = Sums(
+            supervisor, connection, work, PolicyFile(self.policy_path), home / "ca" / name if kit else None
+        )
+
+    def _send(self, secure: pb.SecureSum) -> None:
+        self.sent.append(secure)
+
+    def hear(self, kind: Any, content: bytes = b"", version: int = VERSION) -> bytes:
+        """What it answers, or nothing."""
+        before = len(self.sent)
+        self.sums.hear(pb.SecureSum(kind=kind, version=version, content=content))
+        return self.sent[-1].content if len(self.sent) > before else b""
+
+    def key(self, version: int = VERSION) -> SignedKey:
+        return SignedKey.decode(self.hear(pb.SecureSum.KEY, version=version))
+
+    def accept(self, opening: Opening, model: Path | None = None, **task: Any) -> dict[str, Any]:
+        """What its training process gets."""
+        about = {"number": 1, "version": opening.version, "steps": STEPS, "opening": opening.encode()}
+        policy = PolicyFile(self.policy_path).read()
+        made = asyncio.run(self.sums.accept(pb.Task(**{**about, **task}), model or self.home / "model", policy))
+        assert made is not None
+        return made
+
+    def refusal(self, opening: Opening, **options: Any) -> str:
+        with pytest.raises(TaskFailed) as refused:
+            self.accept(opening, **options)
+        return str(refused.value)
+
+    def train(self, order: dict[str, Any], task: int = 1) -> tuple[Masking, Callable[[], bytes]]:
+        """Its training process, and what that does when it has trained."""
+        masking, base = Masking(order), masked.initial_model()
+        local, loss = masked.train(self.name, task, STEPS, base)
+        return masking, lambda: b"".join(masking.mask(local, base, loss, FACTS))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    masked.make_kits(tmp_path)
+    write_model(tmp_path / "model", masked.initial_model())
+    return tmp_path
+
+
+@pytest.fixture
+def sites(home: Path) -> dict[str, Site]:
+    return {name: Site(home, name) for name in NAMES}
+
+
+def opening_of(sites: dict[str, Site], **changes: Any) -> Opening:
+    names = sorted(sites)
+    version = changes.get("version", VERSION)
+    about: dict[str, Any] = {
+        "protocol": PROTOCOL, "run": RUN, "version": version, "attempt": 0,
+        "model": bytes.fromhex(hashlib.sha256((next(iter(sites.values())).home / "model").read_bytes()).hexdigest()),
+        "layout": bytes.fromhex(LAYOUT.fingerprint), "settings": settings_hash(masked.SETTINGS), "rate": 1.0,
+        "extra_vectors": 0, "ring": Ring(32, len(names), 4.0), "threshold": threshold(len(names)), "least": 3,
+        "members": tuple(
+            Place(float(masked.EXAMPLES[name]), STEPS, sites[name].key(version)) for name in names
+        ),
+    }  # fmt: skip
+    return Opening(**{**about, **changes})
+
+
+def test_without_a_certificate_peers_or_a_readable_policy_it_takes_no_part(home: Path, sites: dict[str, Site]) -> None:
+    """Each with the sentence that says what is missing; nothing is answered."""
+    opening = opening_of(sites)
+    assert "needs its certificate" in Site(home, "ann", kit=False).refusal(opening)
+    ann = sites["ann"]
+    ann.policy_path.write_text("")
+    assert "name the learners to take part with" in ann.refusal(opening)
+    assert ann.hear(pb.SecureSum.KEY) == b""
+    ann.policy_path.write_text('peers = ["ann", "bob", "cyd", "dan"]\ncolluders = 3\n')
+    assert "3 colluders cannot be tolerated" in ann.refusal(opening)
+    ann.policy_path.write_text("peers = 3")
+    assert ann.hear(pb.SecureSum.KEY) == b""
+
+
+def test_it_refuses_what_its_own_file_and_its_own_task_do_not_say(home: Path, sites: dict[str, Site]) -> None:
+    """Another model, other settings, another number of steps, another rate, fewer members than it wants."""
+    ann, opening = sites["ann"], opening_of(sites)
+    (home / "other").write_bytes(b"other" + (home / "model").read_bytes()[5:])
+    assert "model of the opening" in ann.refusal(opening, model=home / "other")
+    assert "not the one that its opening describes" in ann.refusal(opening, version=VERSION + 1)
+    assert "not the one that its opening describes" in ann.refusal(opening, steps=STEPS + 1)
+    assert "not the one that its opening describes" in ann.refusal(opening, rate=0.5)
+    assert "settings of the opening" in ann.refusal(opening_of(sites, settings=digest("settings", "others")))
+    assert "layout of the opening" in ann.refusal(opening_of(sites, layout=digest("layout", "other")))
+    ann.policy_path.write_text(ann.policy_path.read_text() + "min_masked_members = 5\n")
+    assert "this site wants 5" in ann.refusal(opening)
+    ann.policy_path.write_text(ann.policy_path.read_text().replace("min_masked_members = 5", "min_masked_members = 4"))
+    assert ann.accept(opening)["run"] == RUN
+
+
+def test_whoever_names_peers_trains_nothing_that_is_not_masked(sites: dict[str, Site]) -> None:
+    """A controller that leaves the opening out gets no model."""
+    task = pb.Task(number=1, version=VERSION, steps=STEPS)
+    policy = PolicyFile(sites["ann"].policy_path).read()
+    refusal = policy.refuses_task(task)
+    assert refusal is not None and refusal.rule == pb.Cause.MASKS and "(peers)" in refusal.text
+    sites["ann"].policy_path.write_text("min_masked_members = 4\n")
+    refusal = PolicyFile(sites["ann"].policy_path).read().refuses_task(task)
+    assert refusal is not None and "(min_masked_members)" in refusal.text
+    sites["ann"].policy_path.write_text("")
+    assert PolicyFile(sites["ann"].policy_path).read().refuses_task(task) is None
+
+
+def _statement(opening: Opening, uploads: dict[str, Upload]) -> Statement:
+    names = tuple(sorted(uploads))
+    return Statement(opening.context, names, tuple(uploads[name].digest for name in names))
+
+
+def _upload(opening: Opening, content: bytes) -> Upload:
+    return Upload.decode(unpacked(content, opening.ring.nbytes(LAYOUT)))
+
+
+def test_a_vote_that_is_cast_while_the_site_trains_is_not_forgotten(sites: dict[str, Site]) -> None:
+    """The training process masks when the learner's own process has voted and made a key; neither is lost."""
+    opening = opening_of(sites)
+    orders = {name: site.accept(opening) for name, site in sites.items()}
+    late, mask_late = sites["dan"].train(orders["dan"])
+    assert late.done() is None
+    uploads = {name: _upload(opening, sites[name].train(orders[name])[1]()) for name in NAMES[:3]}
+    statement = _statement(opening, uploads)
+    vote = Vote.decode(sites["dan"].hear(pb.SecureSum.STATEMENT, statement.encode()))
+    next_key = sites["dan"].key(VERSION + 1)
+    mine = _upload(opening, mask_late())
+    everybody = _statement(opening, {**uploads, "dan": mine})
+    assert sites["dan"].hear(pb.SecureSum.STATEMENT, everybody.encode()) == b"", "it has signed two statements"
+    assert "has voted in this context already" in sites["dan"].reports[-1]
+    assert Vote.decode(sites["dan"].hear(pb.SecureSum.STATEMENT, statement.encode())) == vote
+    assert sites["dan"].key(VERSION + 1) == next_key
+
+
+def test_a_context_is_masked_once_whatever_is_trained_after_a_restart(sites: dict[str, Site], monkeypatch: Any) -> None:
+    """The same bytes again; if they are damaged, none at all."""
+    monkeypatch.setenv(masked.FRESH, "1")
+    opening = opening_of(sites)
+    order = sites["ann"].accept(opening)
+    first = sites["ann"].train(order)[1]()
+    masking, again = Site(sites["ann"].home, "ann").train(order)
+    done = masking.done()
+    assert done is not None and b"".join(done[1]) == first and done[0] == FACTS
+    assert again() == first
+    (body,) = sites["ann"].folder.glob("sums/*-body")
+    content = bytearray(body.read_bytes())
+    content[0] ^= 1
+    body.write_bytes(content)
+    assert masking.done() is None
+    with pytest.raises(DataError, match="never masked twice"):
+        again()
+
+
+def test_another_process_waits_until_the_first_is_done(home: Path, sites: dict[str, Site]) -> None:
+    """Both change the same file; without the lock one would undo what the other did."""
+    from metis.errors import LockHeld
+    from metis.privacy import store
+
+    kept = store.FolderStore(home / "work" / "ann" / "sums")
+    with kept.locked(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_WAIT_SECONDS", 0.0)
+        with pytest.raises(LockHeld), kept.locked():
+            pass
+    with kept.locked():
+        pass
+
+
+def test_keys_go_at_the_end_and_when_they_are_old(sites: dict[str, Site], monkeypatch: Any) -> None:
+    """Only the version stays: nothing of it is ever summed again."""
+    opening = opening_of(sites)
+    order = sites["ann"].accept(opening)
+    sites["ann"].train(order)[1]()
+    sums = sites["ann"].sums
+    sums.erase(only_old=True)
+    assert list(sites["ann"].folder.glob("sums/*-body"))
+    monkeypatch.setattr("metis.deployment.learner.sums.unix_time", lambda: 1e12)
+    sums.erase(only_old=True)
+    left = {path.name for path in (sites["ann"].folder / "sums").iterdir()}
+    assert not any(name.endswith("-body") or name == "facts" for name in left)
+    assert "has passed" in sites["ann"].refusal(opening) or "not the one that it made" in sites["ann"].refusal(opening)
+    assert sites["ann"].hear(pb.SecureSum.KEY) == b""
+
+
+def test_an_unknown_question_is_not_answered(sites: dict[str, Site]) -> None:
+    assert sites["ann"].hear(77) == b""
+    assert "does not know" in sites["ann"].reports[-1]
+    with pytest.raises(Refused):
+        unpacked(b"1234", 0)
