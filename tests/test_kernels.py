@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from metis import kernels
 from metis.core import arithmetic
-from metis.core.arithmetic import BLOCK, Arithmetic, add_scaled, average, quotient
+from metis.core.arithmetic import CALL, Arithmetic, add_scaled, average, quotient
 from metis.kernels import FastArithmetic
 
 
@@ -23,6 +25,12 @@ def plain() -> Iterator[None]:
     """Whatever a test chooses, the next one starts with numpy."""
     yield
     arithmetic.choose(Arithmetic())
+
+
+def always_fast(patch: pytest.MonkeyPatch) -> None:
+    """Threads, the compiler and kept memory also for small models."""
+    for limit in ("_LARGE", "_WORTH_THREADS", "_WORTH_COMPILER"):
+        patch.setattr(kernels, limit, 1)
 
 
 def models(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
@@ -40,7 +48,7 @@ def slow_average(rows: list[np.ndarray], factors: list[float], divisor: float) -
     return (total / divisor).astype(np.float32)
 
 
-SIZES = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+SIZES = st.sampled_from([0, 1, 7, CALL - 1, CALL, CALL + 1, 3 * CALL + 5])
 FACTORS = st.floats(-1e6, 1e6, allow_nan=False)
 
 
@@ -58,9 +66,9 @@ def test_every_bit_is_the_same(
 ) -> None:
     """Any size, any number of models and threads, with and without the compiler, for models of any magnitude."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_LARGE", 1)
+        always_fast(patch)
         if not compiled:
-            patch.setattr(kernels, "_kernels", lambda: None)
+            patch.setattr(FastArithmetic, "_compiled", lambda self, numbers: None)
         rows = models(len(factors), size, seed)
         for row in rows[::2]:
             row.flags.writeable = False
@@ -80,7 +88,7 @@ def test_every_bit_is_the_same(
 
 def test_models_that_are_mapped_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the disk store hands them out."""
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+    always_fast(monkeypatch)
     rows = models(5, 1000)
     mapped = []
     for number, row in enumerate(rows):
@@ -95,7 +103,7 @@ def test_models_that_are_mapped_from_files(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_error_in_a_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is gone while it is mixed, say."""
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+    always_fast(monkeypatch)
 
     class Gone:
         def __getitem__(self, part: slice, /) -> np.ndarray:
@@ -103,20 +111,20 @@ def test_an_error_in_a_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
 
     arithmetic.choose(FastArithmetic(2))
     with pytest.raises(OSError, match="the file is gone"):
-        average(4 * BLOCK, [(Gone(), 1.0)], 1.0)
+        average(4 * CALL, [(Gone(), 1.0)], 1.0)
 
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the parent do not exist in it."""
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+    always_fast(monkeypatch)
     kernels.use_all_processors()
     arithmetic.choose(FastArithmetic(2))
-    rows = models(3, 3 * BLOCK)
+    rows = models(3, 3 * CALL)
     pairs = [(row, 1.0) for row in rows]
-    expected = average(3 * BLOCK, pairs, 3.0)
+    expected = average(3 * CALL, pairs, 3.0)
     child = os.fork()
     if child == 0:
-        os._exit(0 if np.array_equal(average(3 * BLOCK, pairs, 3.0), expected) else 1)
+        os._exit(0 if np.array_equal(average(3 * CALL, pairs, 3.0), expected) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -131,11 +139,11 @@ def test_a_result_that_somebody_looks_at_is_not_written_over(
     look: Callable[[np.ndarray], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However it is looked at, and for however many results."""
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+    always_fast(monkeypatch)
     fast = FastArithmetic(2)
     arithmetic.choose(fast)
-    rows = models(4, 2 * BLOCK)
-    kept = [look(average(2 * BLOCK, [(row, 1.0)], 1.0)) for row in rows]
+    rows = models(4, 2 * CALL)
+    kept = [look(average(2 * CALL, [(row, 1.0)], 1.0)) for row in rows]
     assert all(
         np.asarray(seen).tobytes() == np.asarray(look(row)).tobytes() for seen, row in zip(kept, rows, strict=True)
     )
@@ -143,7 +151,7 @@ def test_a_result_that_somebody_looks_at_is_not_written_over(
 
 def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not for a result of another size."""
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+    always_fast(monkeypatch)
     fast = FastArithmetic(1)
 
     def address(result: np.ndarray) -> int:
@@ -164,12 +172,26 @@ def test_memory_of_a_forgotten_result_is_used_again(monkeypatch: pytest.MonkeyPa
 def test_compiled_kernels_need_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     caching = pytest.importorskip("numba.core.caching")
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # as where nothing can be written
-    kernels._kernels.cache_clear()
-    try:
-        compiled = kernels._kernels()
-        assert compiled is not None
-        total = np.ones(3)
-        compiled[0](total, kernels._readonly(np.arange(3, dtype=np.float32)), 2.0)
-        assert total.tolist() == [1.0, 3.0, 5.0]
-    finally:
-        kernels._kernels.cache_clear()
+    compiled = importlib.reload(importlib.import_module("metis.kernels.compiled"))
+    total, row = np.ones(3), np.arange(3, dtype=np.float32)
+
+    compiled.add(total, *kernels._addresses([(row, 2.0)]))
+
+    assert total.tolist() == [1.0, 3.0, 5.0]
+
+
+def test_the_compiler_is_loaded_when_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation of small models never waits for it; one that mixes for long does, once."""
+    loaded: list[int] = []
+
+    @functools.cache
+    def load() -> None:
+        loaded.append(1)
+
+    monkeypatch.setattr(kernels, "_kernels", load)
+    monkeypatch.setattr(kernels, "_WORTH_COMPILER", 5000)
+    arithmetic.choose(FastArithmetic(1))
+    rows = [(row, 1.0) for row in models(2, 1000)]
+    for mixed, times in ((2000, 0), (4000, 0), (6000, 1), (8000, 1)):
+        average(1000, rows, 2.0)
+        assert len(loaded) == times, mixed

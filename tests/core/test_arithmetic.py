@@ -19,29 +19,29 @@ def plain() -> Iterator[None]:
 
 
 def test_what_a_runtime_chooses_does_the_work() -> None:
-    """Here: blocks in descending order, which changes no result."""
+    """Here: parts in descending order, which changes no result."""
 
     class Backward(Arithmetic):
-        blocks: list[tuple[int, int]] = []
+        parts: list[tuple[int, int]] = []
 
-        def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
-            super().each_block(size, models, lambda start, end: self.blocks.append((start, end)))
-            for start, end in reversed(self.blocks):
+        def each_part(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
+            super().each_part(size, models, lambda start, end: self.parts.append((start, end)))
+            for start, end in reversed(self.parts):
                 work(start, end)
 
-    rows = [(np.arange(arithmetic.BLOCK + 5, dtype=np.float32), 0.1), (np.ones(arithmetic.BLOCK + 5, np.float32), 0.7)]
-    expected, total = np.zeros(arithmetic.BLOCK + 5), np.zeros(arithmetic.BLOCK + 5)
+    rows = [(np.arange(arithmetic.CALL + 5, dtype=np.float32), 0.1), (np.ones(arithmetic.CALL + 5, np.float32), 0.7)]
+    expected, total = np.zeros(arithmetic.CALL + 5), np.zeros(arithmetic.CALL + 5)
     add_scaled(expected, rows)
 
     arithmetic.choose(Backward())
     add_scaled(total, rows)
 
-    assert Backward.blocks == [(0, arithmetic.BLOCK), (arithmetic.BLOCK, arithmetic.BLOCK + 5)]
+    assert Backward.parts == [(0, arithmetic.CALL), (arithmetic.CALL, arithmetic.CALL + 5)]
     assert total.tobytes() == expected.tobytes()
 
 
 def test_the_square_of_a_distance_is_summed_in_float64() -> None:
-    """Over any number of blocks; squares of float32 are exact in float64."""
+    """Over any number of parts; squares of float32 are exact in float64."""
     size = 2 * arithmetic.BLOCK + 3
     to, start = np.arange(size, dtype=np.float32), np.full(size, 2, np.float32)
 

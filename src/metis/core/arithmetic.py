@@ -1,6 +1,6 @@
-"""The arithmetic of mixing, in blocks whose float64 accumulator stays in the processor's cache.
+"""The arithmetic of mixing, in pieces whose float64 sums stay in the processor's cache.
 
-An element of a result depends on that element of the models alone, and is added up in the order given. So the blocks
+An element of a result depends on that element of the models alone, and is added up in the order given. So the parts
 may be worked off in any order and by any number of threads, and a process that has a faster way than numpy's may use
 it: the bits are the same.
 """
@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 128 * 1024  # numbers; 1 MiB of float64
-_PIECE = 16 * 1024  # numbers of each model where all models are looked at together
+BLOCK = 128 * 1024  # numbers; sums over a whole model are made of sums over these, so their bits depend on it
+CALL = 256 * 1024  # numbers that one call of the arithmetic works off
+_PIECE = 16 * 1024  # numbers whose float64 values stay in the processor's cache
 
 
 class Row(Protocol):
@@ -24,24 +25,40 @@ class Row(Protocol):
 
 
 class Arithmetic:
-    """One block after the other, by numpy."""
+    """One part after the other, by numpy."""
 
     def empty(self, size: int) -> NDArray[np.float32]:
         """Memory for a result."""
         return np.empty(size, np.float32)
 
-    def add(self, block: NDArray[np.float64], pieces: Iterable[tuple[NDArray[np.float32], float]]) -> None:
-        """block += factor * piece, one after the other; a piece may be read when it is asked for."""
-        product = np.empty_like(block)
-        for piece, factor in pieces:
-            product[:] = piece  # first: float32 times a Python float is float32
-            product *= factor
-            block += product
+    def add(self, total: NDArray[np.float64], pieces: Sequence[tuple[NDArray[np.float32], float]]) -> None:
+        """total += factor * piece, one piece after the other."""
+        products = np.empty(min(_PIECE, total.size), np.float64)
+        for start in range(0, total.size, _PIECE):
+            part = total[start : start + _PIECE]
+            product = products[: part.size]
+            for piece, factor in pieces:
+                product[:] = piece[start : start + _PIECE]  # first: float32 times a Python float is float32
+                product *= factor
+                part += product
 
-    def each_block(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
-        """Call `work` with start and end of every block of a vector of this size, the sum of this many models."""
-        for start in range(0, size, BLOCK):
-            work(start, min(start + BLOCK, size))
+    def average(
+        self, result: NDArray[np.float32], pieces: Sequence[tuple[NDArray[np.float32], float]], divisor: float
+    ) -> None:
+        """result = the sum of factor * piece, one piece after the other, over the divisor."""
+        sums = np.empty(min(_PIECE, result.size), np.float64)
+        for start in range(0, result.size, _PIECE):
+            part = slice(start, min(start + _PIECE, result.size))
+            total = sums[: part.stop - start]
+            total.fill(0.0)
+            Arithmetic.add(self, total, [(piece[part], factor) for piece, factor in pieces])
+            np.divide(total, divisor, out=total)
+            result[part] = total
+
+    def each_part(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
+        """Call `work` with start and end of every part of a vector of this size, the sum of this many models."""
+        for start in range(0, size, CALL):
+            work(start, min(start + CALL, size))
 
 
 _chosen = Arithmetic()
@@ -57,9 +74,9 @@ def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) ->
     """total += sum of factor * row, element by element in the order given."""
 
     def work(start: int, end: int) -> None:
-        _chosen.add(total[start:end], ((row[start:end], factor) for row, factor in rows))
+        _chosen.add(total[start:end], [(row[start:end], factor) for row, factor in rows])
 
-    _chosen.each_block(total.size, len(rows), work)
+    _chosen.each_part(total.size, len(rows), work)
 
 
 def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDArray[np.float32]:
@@ -67,11 +84,9 @@ def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDA
     result = _chosen.empty(size)
 
     def work(start: int, end: int) -> None:
-        block = np.zeros(end - start, np.float64)
-        _chosen.add(block, ((row[start:end], factor) for row, factor in rows))
-        np.divide(block, divisor, out=result[start:end], casting="same_kind")
+        _chosen.average(result[start:end], [(row[start:end], factor) for row, factor in rows], divisor)
 
-    _chosen.each_block(size, len(rows), work)
+    _chosen.each_part(size, len(rows), work)
     return result
 
 
@@ -82,7 +97,7 @@ def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
     def work(start: int, end: int) -> None:
         np.divide(total[start:end], divisor, out=result[start:end], casting="same_kind")
 
-    _chosen.each_block(total.size, 1, work)
+    _chosen.each_part(total.size, 1, work)
     return result
 
 
@@ -115,7 +130,7 @@ def elementwise(
             part = slice(begin, min(begin + _PIECE, end))
             result[part] = combine(np.stack([row[part] for row in rows]))
 
-    _chosen.each_block(size, len(rows), work)
+    _chosen.each_part(size, len(rows), work)
     return result
 
 
