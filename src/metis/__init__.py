@@ -111,6 +111,10 @@ if TYPE_CHECKING:
     from metis.learning.torch.optimizers import (
         TorchOptimizer as TorchOptimizer,
     )
+    from metis.learning.torch.personal import (
+        APFL as APFL,
+        Ditto as Ditto,
+    )
     from metis.reporting.notebook import (
         Comparison as Comparison,
     )
@@ -211,6 +215,7 @@ _PUBLIC = {
     "metis.learning.torch.loader": ("Loader",),
     "metis.learning.torch.metrics": ("BatchMean",),
     "metis.learning.torch.optimizers": ("TorchOptimizer",),
+    "metis.learning.torch.personal": ("APFL", "Ditto"),
     "metis.experiments.flamby": ("flamby_federation",),
     "metis.experiments.search": ("search",),
     "metis.reporting.notebook": ("Comparison",),

@@ -40,14 +40,27 @@ def metric(value: float | None, decimals: int = 4) -> str:
     return f"{value:.{decimals}f}" if abs(value) < 10 else f"{value:,.5g}"
 
 
-def plus_minus(mean: float | None, deviation: float | None, sign: str = "±") -> str:
-    """A mean and its deviation, both to the second digit of the deviation: 41.3 ± 2.2, 1,234 ± 56."""
+def plus_minus(mean: float | None, deviation: float | None, sign: str = "±", decimals: int | None = None) -> str:
+    """A mean and its deviation with so many decimals, else to the deviation's second digit: 41.3 ± 2.2, 1,234 ± 56."""
     if mean is None or not math.isfinite(mean):
         return number(mean)
-    if not deviation or not math.isfinite(deviation):
-        return metric(mean) if abs(mean) < 1 else number(mean)
-    decimals = min(4, max(0, 1 - math.floor(math.log10(deviation))))
-    return f"{mean:,.{decimals}f} {sign} {deviation:,.{decimals}f}"
+    if decimals is None:
+        decimals = decimals_of([(mean, deviation)])
+    shown = f"{mean:,.{decimals}f}"
+    return f"{shown} {sign} {deviation:,.{decimals}f}" if deviation is not None and deviation >= 0 else shown
+
+
+def decimals_of(column: Sequence[tuple[float | None, float | None]]) -> int:
+    """The decimals of a column of means and deviations: two digits of the largest deviation, one of every other."""
+    means = [mean for mean, _ in column if mean is not None and math.isfinite(mean)]
+    deviations = [deviation for _, deviation in column if deviation and math.isfinite(deviation)]
+    if deviations:
+        digits = (1 - math.floor(math.log10(max(deviations))), -math.floor(math.log10(min(deviations))))
+        return min(4, max(0, *digits))
+    if all(math.isclose(mean, round(mean), rel_tol=1e-6) for mean in means):
+        return 0
+    largest = max(map(abs, means))
+    return 4 if largest < 1 else max(0, 2 - math.floor(math.log10(largest)))
 
 
 def factor(value: float | None) -> str:

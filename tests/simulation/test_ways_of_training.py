@@ -58,6 +58,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "buffers": "average",
         "solver": metis.AdamW(0.01, keep_state=True),
     },
+    "a personal model": {"personal": metis.Ditto(pull=0.5), "solver": metis.AdamW(0.01, keep_state=True)},
+    "a personal share": {"personal": metis.APFL(), "solver": metis.MomentumSGD(0.05)},
     "collated": {
         "network": Padded,
         "train": ITEMS,

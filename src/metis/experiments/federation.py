@@ -167,6 +167,7 @@ class Federation:
     - `buffers`: BatchNorm's running statistics are averaged, or stay with the learner: `"local"`.
     - `clip_norm`: the largest norm of a step's gradient; `accumulate`: the batches of a step.
     - `parameters`: which are `federated`, `local` or `frozen`, by patterns or a function of the name.
+    - `personal`: a model of its own for each learner beside the federated one: `metis.Ditto(...)`, `metis.APFL(...)`.
     - `seed`: of all chance.
     - `class_counts` at each learner, `class_names` and other `facts` by name: what reports say about the data.
     - `engine`: takes the place of all that concerns the network and how it is trained and measured.
@@ -200,6 +201,7 @@ class Federation:
         clip_norm: float | None = None,
         accumulate: int | None = None,
         parameters: Mapping[str, Sequence[str]] | Callable[[str], str] | None = None,
+        personal: Any = None,
         seed: int = 1990,
         class_counts: NDArray[np.int64] | None = None,
         class_names: Sequence[str] = (),
@@ -219,7 +221,7 @@ class Federation:
         own = {
             "network": network, "device": device, "dtype": dtype, "buffers": buffers, "loss": loss, "step": step,
             "metrics": metrics, "clip_norm": clip_norm, "accumulate": accumulate, "parameters": parameters,
-            "precision": precision,
+            "precision": precision, "personal": personal,
         }  # fmt: skip
         self.engine = _torch_engine(own, task, threads, metric) if engine is None else _only_engine(engine, own)
         self.train = as_examples(train, collate)
@@ -227,8 +229,7 @@ class Federation:
         self.validation = None if validation is None else as_examples(validation, collate)
         if self.test is None:  # whatever is held out is what models are measured on
             self.test, self.validation = self.validation, None
-        self.threads = threads
-        self.learners = tuple(learners)
+        self.threads, self.learners = threads, tuple(learners)
         self.own_sites: dict[LearnerId, NDArray[np.int64]] | None = None  # of a federation of one: those of all
         self.solver = solver
         self.augment = augment
@@ -357,11 +358,10 @@ class Federation:
             raise ConfigError(f"store is '{store}'; allowed: memory, disk")
         if not 0 <= evaluate_every < math.inf:
             raise ConfigError(f"evaluate_every must be 0 seconds or more, not {evaluate_every}")
-        _whole("refusals_allowed", refusals_allowed)
         if out is not None and Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"out is {out}, which is a file; give a directory")
-        _whole("workers", workers)
-        _whole("batched", batched)
+        for name, value in (("workers", workers), ("batched", batched), ("refusals_allowed", refusals_allowed)):
+            _whole(name, value)
         pool_settings = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, batched)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")

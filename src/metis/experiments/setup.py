@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from metis.errors import ConfigError
 from metis.experiments.config.load import ExperimentConfig, Operation, network_parameters, task_of
-from metis.experiments.config.schema import NetworkConfig
+from metis.experiments.config.schema import NetworkConfig, PersonalConfig
 from metis.experiments.data import Assignment, Division, divide, partition_in_words
 
 if TYPE_CHECKING:
@@ -69,8 +69,15 @@ class TrainingSetup:
             self.step,
             training.precision,
             None if training.parameters is None else training.parameters.to_patterns(),
+            None if training.personal is None else _personal_model(training.personal),
         )
         return ENGINES.named(training.engine)(job)
+
+
+def _personal_model(table: PersonalConfig) -> Any:
+    from metis.learning.engine import PERSONAL_MODELS
+
+    return PERSONAL_MODELS.named(table.name)(**table.parameters)
 
 
 def network_options(config: ExperimentConfig, source: str, overridden: Sequence[str] = ()) -> dict[str, Any]:

@@ -149,6 +149,7 @@ class EngineJob:
     step: Callable[[Any, Any], Any] | None = None  # of network and batch, in place of the loss
     precision: Literal["float32", "tf32", "bf16", "fp16", "auto"] = "float32"  # of the forward pass in training
     parameters: Any = None  # which are federated, local, frozen: patterns by kind, or a function of the name
+    personal: Any = None  # a model of its own for each site beside the federated one
 
 
 class EngineKind(Protocol):
@@ -200,6 +201,7 @@ class _Torch:
             accumulate=job.accumulate,
             parameters=job.parameters,
             precision=job.precision,
+            personal=job.personal,
         )
 
 
@@ -213,3 +215,16 @@ def _torch_solvers() -> Mapping[str, type[Solver]]:
 
 
 SOLVERS.elsewhere = _torch_solvers
+
+
+# How a model of its own is trained for each site beside the federated one.
+PERSONAL_MODELS: Registry[Any] = Registry("personal model", "metis.personal")
+
+
+def _torch_personal_models() -> Mapping[str, Any]:
+    from metis.learning.torch.personal import BY_NAME
+
+    return BY_NAME
+
+
+PERSONAL_MODELS.elsewhere = _torch_personal_models

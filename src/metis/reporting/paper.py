@@ -20,7 +20,7 @@ from metis.reporting.findings import energy_unit
 from metis.reporting.tables import Row, write_csv
 from metis.runs import seeds
 from metis.runs.run import Run
-from metis.text import factor, listed, plural, plus_minus
+from metis.text import decimals_of, factor, listed, plural, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +52,7 @@ class Cell:
     deviation: float | None = None
     best: bool = False
     note: str = ""  # after the number, as (3/5)
+    decimals: int = 0  # the same in all of a column
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
         del columns["parallel_time"]  # the budget, the same for all
     estimates = {name: [group.estimate(name) for group in groups] for name in (*columns, "final")}
     best = {name: _best(name, found, setting.higher_is_better) for name, found in estimates.items()}
+    decimals = {name: decimals_of([(own.mean, own.deviation) for own in found]) for name, found in estimates.items()}
     decisive = seeds.decisive(groups)
     won = seeds.wins(groups, decisive)
     with_factors = setting.target is not None and len(groups) > 1
@@ -87,11 +89,11 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
         for name in columns:
             own = estimates[name][index]
             short = f"({len(own.known)}/{several})" if 0 < len(own.known) < len(group.runs) and not cells else ""
-            cells.append(Cell("", own.mean, own.deviation, index in best[name], short))
+            cells.append(Cell("", own.mean, own.deviation, index in best[name], short, decimals[name]))
         if with_factors:
             cells.insert(1, Cell(factor(seeds.factor(groups[0], group, "parallel_time")) or "–"))
         own = estimates["final"][index]
-        cells.append(Cell("", own.mean, own.deviation, index in best["final"]))
+        cells.append(Cell("", own.mean, own.deviation, index in best["final"], decimals=decimals["final"]))
         if several > 1 and len(groups) > 1:
             cells.append(Cell(f"{won[index]}/{several}"))
         rows.append(tuple(cells))
@@ -142,7 +144,7 @@ def _caption(runs: Sequence[Run], groups: Sequence[seeds.Group], decisive: str) 
 
 def shown(cell: Cell, sign: str = "±") -> str:
     """A cell as plain text."""
-    text = cell.text or plus_minus(cell.mean, cell.deviation, sign)
+    text = cell.text or plus_minus(cell.mean, cell.deviation, sign, cell.decimals)
     return f"{text} {cell.note}".strip()
 
 
@@ -179,7 +181,7 @@ def _tex(text: str) -> str:
 def _tex_cell(cell: Cell) -> str:
     if cell.text or cell.mean is None or not math.isfinite(cell.mean):
         return _tex(shown(cell))
-    value = plus_minus(cell.mean, cell.deviation, "\\pm").replace(",", "{,}")
+    value = plus_minus(cell.mean, cell.deviation, "\\pm", cell.decimals).replace(",", "{,}")
     return f"$\\mathbf{{{value}}}$" if cell.best else f"${value}$" + (f" {cell.note}" if cell.note else "")
 
 

@@ -20,6 +20,7 @@ from metis.errors import ConfigError
 from metis.experiments.config.checks import check_files, check_policies, check_site, cross_check, network_parameters
 from metis.experiments.config.complete import completed, labelled, slug
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
+from metis.experiments.config.kinds import Table
 from metis.experiments.config.schema import (
     METRICS,
     ExperimentConfig,
@@ -28,7 +29,6 @@ from metis.experiments.config.schema import (
     Operation,
     PolicyConfig,
     SolverConfig,
-    Table,
     TrainingConfig,
     task_of,
 )

@@ -9,52 +9,21 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, cast, get_args
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
+from metis.experiments.config.kinds import Count, Hour, NamedTable, NotNegative, OpenTable, Positive, Seconds, Table
 from metis.learning.engine import METRICS as METRICS  # noqa: PLC0414
 from metis.registry import parameters_of
 
 # Tables whose content a site file brings.
 REPLACED_BY_SITE = ("data", "partition", "network")
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Hour = Annotated[FiniteFloat, Field(ge=0, le=24)]
-
 NotifyEvent = Literal[
     "finished", "failed", "stopped", "away", "back", "quorum_lost", "quorum_regained", "disk_nearly_full", "disk_full",
     "disk_free", "certificate", "set_aside", "update_held", "rollback",
 ]  # fmt: skip
-
-
-class Table(BaseModel):
-    """A table whose keys are all known."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class OpenTable(BaseModel):
-    """A table that also takes the parameters of whatever its `name` names."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """The parameters next to the keys that every such table has."""
-        return dict(self.model_extra or {})
-
-
-class NamedTable(OpenTable):
-    """An open table that is nothing but a definition by name."""
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of the definition."""
-        return self.extras
 
 
 class Operation(NamedTable):
@@ -272,6 +241,12 @@ class ParametersConfig(Table):
         return self.model_dump(exclude_none=True)
 
 
+class PersonalConfig(NamedTable):
+    """A model of its own for each site beside the federated one, with its settings next to the name."""
+
+    name: str = Field(description="ditto or apfl; its settings go next to the name")
+
+
 class TrainingConfig(OpenTable):
     """How learners train; the policies may differ in the solver, whose own settings go next to its name."""
 
@@ -305,6 +280,9 @@ class TrainingConfig(OpenTable):
     clip_norm: Positive | None = Field(default=None, description="largest norm of a step's gradient")
     accumulate: Count = Field(default=1, description="batches whose mean gradient makes one step of the solver")
     parameters: ParametersConfig | None = Field(default=None, description="which are federated, local or frozen")
+    personal: PersonalConfig | None = Field(
+        default=None, description="a model of its own for each site beside the federated one, which is never sent"
+    )
 
 
 class PolicyConfig(NamedTable):

@@ -17,8 +17,9 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_mode
 from metis.core.layers import LAYERS, Layer
 from metis.core.policies import POLICIES
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, not_a_choice, one_of, shown, unknown_key
-from metis.experiments.config.schema import Count, PolicyConfig, SolverConfig, Table, TrainingConfig
-from metis.learning.engine import SOLVERS
+from metis.experiments.config.kinds import Count, Table
+from metis.experiments.config.schema import PolicyConfig, SolverConfig, TrainingConfig
+from metis.learning.engine import PERSONAL_MODELS, SOLVERS
 from metis.registry import Parameter, parameters_of
 
 GENERAL = ("learning_rate", "weight_decay")  # settings of solvers that have a key of their own in [training]
@@ -91,7 +92,9 @@ def check_open_tables(raw: Mapping[str, Any], errors: ConfigErrors) -> None:
         name = entry.get("name")
         if isinstance(name, str):
             _check_policy(name, entry, errors, ("policy", index))
-    _check_solvers(_as_table(raw.get("training")), policies, errors)
+    training = _as_table(raw.get("training"))
+    _check_solvers(training, policies, errors)
+    _check_personal(_as_table(training.get("personal")), errors)
     for index, entry in enumerate(_as_list(_as_table(raw.get("data")).get("augment"))):
         name = _as_table(entry).get("name")
         if isinstance(name, str) and name in OPERATIONS:
@@ -255,6 +258,17 @@ def _check_settings(
             errors.add((*path, key), _unused(f"solver = '{solver}'", takers))
         else:
             errors.add((*path, key), unknown_key(key, [*fields, *solver_model(solver).model_fields]))
+
+
+def _check_personal(table: dict[str, Any], errors: ConfigErrors) -> None:
+    name, path = table.get("name"), ["training", "personal"]
+    if not isinstance(name, str):
+        return
+    if name not in PERSONAL_MODELS:
+        known = PERSONAL_MODELS.names()
+        errors.add([*path, "name"], f"there is no personal model '{name}'; {did_you_mean(name, known)}")
+        return
+    check_table(table_model(PERSONAL_MODELS[name]), {k: v for k, v in table.items() if k != "name"}, errors, path)
 
 
 # --- augmentation -----------------------------------------------------------------------------

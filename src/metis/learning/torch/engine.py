@@ -31,6 +31,7 @@ from metis.learning.torch.metrics import measures_of, number, sums_of
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
+from metis.learning.torch.personal import Beside, PersonalModel, check_personal
 from metis.learning.torch.precision import Precision, PrecisionName
 from metis.learning.torch.private import PrivateTraining
 from metis.learning.torch.sharing import Sharing
@@ -59,6 +60,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
     With `buffers="local"` BatchNorm's running statistics stay in the silo (R10); a model evaluated without a
     learner's memory then normalizes with the statistics of the batches that it is evaluated on.
     `precision` is that of the forward pass in training; weights and evaluations are in float32.
+    `personal` is how a model of its own is trained for each site beside the federated one: `Ditto` or `APFL`.
     `parameters` says by patterns or a function of the name which parameters and buffers are `federated`, which are
     `local`, trained but never sent, and which are `frozen`, neither trained nor sent.
 
@@ -84,6 +86,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
         accumulate: int = 1,
         parameters: Sharing | None = None,
         precision: PrecisionName = "float32",
+        personal: PersonalModel | None = None,
     ) -> None:
         if task not in LOSSES:
             raise ConfigError(f"task is '{task}'; allowed: {', '.join(LOSSES)}")
@@ -96,11 +99,12 @@ class TorchEngine(FlatNetwork, PrivateTraining):
         if evaluation_batch < 1:
             raise ConfigError(f"evaluation_batch is {evaluation_batch}; it must be at least 1")
         check_clip(clip_norm, accumulate)
+        self._with, self._beside = check_personal(personal), personal is not None
         self._arguments: dict[str, Any] = {
             "network": network, "task": task, "loss": loss, "step": step, "metrics": metrics, "device": device,
             "dtype": dtype, "threads": threads, "buffers": buffers, "channels_last": channels_last,
             "evaluation_batch": evaluation_batch, "clip_norm": clip_norm, "accumulate": accumulate,
-            "parameters": parameters, "precision": precision,
+            "parameters": parameters, "precision": precision, "personal": personal,
         }  # fmt: skip
         self._network = network
         self._measures = measures_of(_METRICS[task] if metrics is None else metrics, task == "regression")
@@ -298,17 +302,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
 
     @functools.cached_property
     def _gradients(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Of the loss by the weights, and the loss, of each row of weights on its own inputs and targets."""
-        shapes = {name: p.shape for name, p in self._module.named_parameters()}
-
-        def loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            pieces = torch.split(weights, [shape.numel() for shape in shapes.values()])
-            own = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-            outputs = torch.func.functional_call(self._module, own, (inputs,))
-            return self._objective.loss_of(outputs, targets)
-
-        gradients: Callable[..., tuple[Tensor, Tensor]] = torch.func.vmap(torch.func.grad_and_value(loss))
-        return gradients
+        return self._objective.gradients_of_many(self._module)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[tuple[Ranks | None, list[float]]]:
@@ -385,7 +379,13 @@ class TorchEngine(FlatNetwork, PrivateTraining):
         with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
             torch.manual_seed(seed)
             module = make_network(self._network)
-        return module.to(device=self._device, dtype=self._dtype)
+        module = module.to(device=self._device, dtype=self._dtype)
+        return module if self._with is None else self._with.beside(module)
+
+    def _load(self, model: Model, memory: Memory) -> None:
+        super()._load(model, memory)
+        if isinstance(self._module, Beside):
+            self._module.begin(first="local" not in memory)
 
     def _seed(self, seed: int) -> None:
         """Seed torch's global generator; for the CPU only it, because `torch.manual_seed` takes long over GPUs."""

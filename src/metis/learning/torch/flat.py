@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model, TensorSpec
 from metis.errors import ConfigError
-from metis.learning.torch.sharing import Sharing, kinds_of
+from metis.learning.torch.sharing import PERSONAL, Sharing, kinds_of, with_personal
 
 
 class FlatNetwork:
@@ -30,13 +30,17 @@ class FlatNetwork:
     _dtype: torch.dtype
     _local: bool  # buffers stay in the silo
     _sharing: Sharing | None  # of parameters and buffers by name; None: all are federated
+    _beside: bool  # whether the network has a personal one beside it
 
     def _lay_flat(self, module: nn.Module) -> None:
         parameters = dict(module.named_parameters())  # a tied parameter comes once, under its first name
         # Non-persistent buffers are constants that the network makes for itself.
         persistent = module.state_dict().keys()
         buffers = {name: b for name, b in module.named_buffers() if name in persistent}
-        kinds = kinds_of(self._sharing, [*parameters, *buffers])
+        names = [*parameters, *buffers]
+        own_names = [name for name in names if self._beside and name.startswith(f"{PERSONAL}.")]
+        kinds = kinds_of(self._sharing, [name for name in names if name not in own_names])
+        kinds = with_personal(kinds, own_names)
         for name, parameter in parameters.items():
             if kinds[name] == "frozen":
                 parameter.requires_grad_(False)
@@ -95,7 +99,7 @@ class FlatNetwork:
             for path, layer in module.named_modules()
             if isinstance(layer, _BatchNorm) and kinds.get(f"{path}.running_mean") == "frozen"
         ]
-        self.personal = self._sharing is not None and any(kind == "local" for kind in kinds.values())
+        self.personal = any(kind == "local" for kind in kinds.values())
 
     @functools.cached_property
     def frozen_sha256(self) -> str:

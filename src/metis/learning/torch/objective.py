@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metis.errors import ConfigError
 from metis.learning.engine import Batch
 from metis.learning.torch.batches import TARGETS, call, move, scalar_loss, split, takes_batch
+from metis.learning.torch.personal import Beside
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of outputs and targets, or the batch; a mean over the batch
 TrainingStep: TypeAlias = Callable[[nn.Module, Any], Any]  # of network and batch: the loss, perhaps outputs and targets
@@ -67,6 +68,11 @@ class Objective:
 
     def measure(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Any, Any]:
         """The loss of a batch, outputs and targets; the last two are None if the user's own step hides them."""
+        if isinstance(module, Beside):
+            return module.measure(lambda part: self._measure(part, batch))
+        return self._measure(module, batch)
+
+    def _measure(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Any, Any]:
         if self._step is not None:
             result = self._step(module, batch)
             loss, outputs, targets = result if isinstance(result, tuple) and len(result) == 3 else (result, None, None)
@@ -92,9 +98,18 @@ class Objective:
         losses: Tensor = torch.func.vmap(alone)(outputs, targets)
         return losses
 
-    def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss, where it is usual."""
-        return self._loss(*self._fitted(outputs, targets))
+    def gradients_of_many(self, module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of the loss by the weights, and the loss, of each row of weights on its own inputs and targets."""
+        shapes = {name: p.shape for name, p in module.named_parameters()}
+
+        def loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            pieces = torch.split(weights, [shape.numel() for shape in shapes.values()])
+            own = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+            outputs = torch.func.functional_call(module, own, (inputs,))
+            return self._loss(*self._fitted(outputs, targets))
+
+        gradients: Callable[..., tuple[Tensor, Tensor]] = torch.func.vmap(torch.func.grad_and_value(loss))
+        return gradients
 
     def _fitted(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """For a regression, both of one shape and dtype; torch would broadcast unequal ones."""

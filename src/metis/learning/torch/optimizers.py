@@ -23,6 +23,7 @@ from metis.core.layers import Layer, Memory
 from metis.core.solvers import KeepState, LearningRate, Solver, SolverFacts, add_scaled
 from metis.errors import ArgumentError, ConfigError
 from metis.learning.torch.flat import to_numpy
+from metis.learning.torch.sharing import own_name
 from metis.registry import Setting, did_you_mean
 
 Scheduler: TypeAlias = Callable[[Optimizer], LRScheduler]
@@ -150,14 +151,19 @@ class TorchOptimizer(Solver):
         for group in self.groups:
             patterns = group["parameters"]
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
-                if not fnmatch.filter(names, pattern):
+                if not any(_matches(name, pattern) for name in names):
                     raise ConfigError(no_match(pattern, "groups", names))
             patterns = [patterns] if isinstance(patterns, str) else patterns
-            own = [name for name in rest if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+            own = [name for name in rest if any(_matches(name, pattern) for pattern in patterns)]
             for name in own:
                 del rest[name]
             divided.append((own, _group_options(self.optimizer.__name__, group)))
         return [(list(rest), {}), *divided]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Options for a parameter are also those of the personal one beside it."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(own_name(name), pattern)
 
 
 def no_match(pattern: str, where: str, names: Sequence[str]) -> str:

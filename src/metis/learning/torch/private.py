@@ -25,6 +25,7 @@ from metis.learning.torch.batches import examples_in, move, split, tensors_in
 from metis.learning.torch.objective import Objective
 from metis.learning.torch.optimizers import Steps
 from metis.learning.torch.parallel import Ranks
+from metis.learning.torch.personal import Beside
 from metis.learning.torch.precision import Precision
 
 _TINY = 1e-12
@@ -91,6 +92,7 @@ class PrivateTraining:
             ("clip_norm", self._clip_norm is not None),
             ("precision", not self._precision.plain),
             ("--processes", self.ranks is not None),
+            ("personal", isinstance(self._module, Beside)),
         ):
             if wrong:
                 raise ConfigError(f"{name} cannot be combined with privacy, which has its own clip and batches")

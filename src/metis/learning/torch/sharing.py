@@ -14,6 +14,13 @@ Kind = Literal["federated", "local", "frozen"]
 # or if only `federated` is given, frozen.
 Sharing: TypeAlias = Mapping[str, Sequence[str] | str] | Callable[[str], str]
 
+PERSONAL = "personal"  # what a personal model is called beside the network
+
+
+def own_name(name: str) -> str:
+    """The name that a parameter of a personal model has in the network."""
+    return name.removeprefix(f"{PERSONAL}.")
+
 
 def kinds_of(sharing: Sharing | None, names: Sequence[str]) -> dict[str, Kind]:
     """What each parameter and buffer is."""
@@ -41,6 +48,11 @@ def kinds_of(sharing: Sharing | None, names: Sequence[str]) -> dict[str, Kind]:
     if "federated" not in found.values():
         raise ConfigError("parameters leaves nothing to federate; every parameter would be local or frozen")
     return found
+
+
+def with_personal(kinds: dict[str, Kind], personal: Sequence[str]) -> dict[str, Kind]:
+    """And what those of a personal model are: local, unless nobody trains them in the network."""
+    return kinds | {name: "frozen" if kinds.get(own_name(name)) == "frozen" else "local" for name in personal}
 
 
 def _patterns(sharing: Mapping[str, Sequence[str] | str]) -> list[tuple[str, str]]:
