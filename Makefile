@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "make: installing torch (the large one)"
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	@echo "make: installing metis and the development tools"
-	@$(PIP) install -c constraints.txt -e '.[dev,tables,deploy,tracking,fast,privacy,ckks]'
+	@$(PIP) install -c constraints.txt -e '.[dev,tables,deploy,tracking,fast,privacy,ckks,peft]'
 	@touch $@
 
 demo: $(STAMP)  ## compare the paper's policies on the bundled digits

@@ -85,3 +85,30 @@ def test_json_is_strict() -> None:
     document = {"a": math.nan, "b": [math.inf, (1, 2.5)], 3: {"c": "ä"}}
     assert json.loads(text.json_text(document)) == {"a": None, "b": [None, [1, 2.5]], "3": {"c": "ä"}}
     assert "ä" in text.json_text(document, indent=None)
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        ([(90.24, 11.3), (40.0, 5.6), (43.81, 1.9)], ["90 ± 11", "40 ± 6", "44 ± 2"]),
+        ([(0.9411, 0.0036), (0.96, 0.011), (0.95, 0.0)], ["0.941 ± 0.004", "0.960 ± 0.011", "0.950 ± 0.000"]),
+        ([(1234.5, 56.2), (41.3, 0.23), (None, None)], ["1,234.5 ± 56.2", "41.3 ± 0.2", "–"]),
+        ([(0.91234, None), (0.5, None)], ["0.9123", "0.5000"]),
+        ([(12.345, None), (3.0, None)], ["12.3", "3.0"]),
+        ([(44.0, None), (671.0, None)], ["44", "671"]),
+        ([(1234.56, None), (7.5, None)], ["1,235", "8"]),
+    ],
+)
+def test_a_column_has_the_same_decimals_in_all_rows(
+    column: list[tuple[float | None, float | None]], shown: list[str]
+) -> None:
+    """Two digits of the largest deviation and at least one of every other."""
+    decimals = text.decimals_of(column)
+    assert [text.plus_minus(mean, deviation, decimals=decimals) for mean, deviation in column] == shown
+
+
+def test_a_mean_alone_has_two_digits_of_its_deviation() -> None:
+    assert text.plus_minus(41.31, 2.22) == "41.3 ± 2.2"
+    assert text.plus_minus(1234.0, 56.0) == "1,234 ± 56"
+    assert text.plus_minus(None, None) == "–"
+    assert text.plus_minus(math.nan, None) == "not a number"

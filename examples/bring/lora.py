@@ -1,30 +1,15 @@
-"""LoRA: the base model stays as it is at every site, only the adapters are trained and travel.
-
-With the package peft, `get_peft_model(base, LoraConfig(...))` makes such a network; its names contain `lora_` too.
-"""
+"""LoRA by the package peft: the base model stays as it is at every site, only the adapters are trained and travel."""
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import metis
 
-RNG, WORDS, RANK = np.random.default_rng(1990), 30, 2
+RNG, WORDS = np.random.default_rng(1990), 30
 tokens = RNG.integers(0, WORDS, size=(500, 12))
 labels = ((tokens < WORDS // 2).mean(1) > 0.5).astype(np.int64)
-
-
-class Adapted(nn.Module):
-    """A linear layer and a change of low rank, which begins at zero."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.lora_down = nn.Parameter(0.1 * torch.randn(RANK, base.in_features))
-        self.lora_up = nn.Parameter(torch.zeros(base.out_features, RANK))
-
-    def forward(self, inputs):
-        return self.base(inputs) + inputs @ self.lora_down.T @ self.lora_up.T
 
 
 class Transformer(nn.Module):
@@ -32,8 +17,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding, self.place = nn.Embedding(WORDS, 32), nn.Parameter(torch.randn(12, 32))
         self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
-        self.wide, self.narrow = Adapted(nn.Linear(32, 128)), Adapted(nn.Linear(128, 32))
-        self.head = Adapted(nn.Linear(32, 2))
+        self.wide, self.narrow, self.head = nn.Linear(32, 128), nn.Linear(128, 32), nn.Linear(32, 2)
 
     def forward(self, inputs):
         hidden = self.embedding(inputs) + self.place
@@ -42,9 +26,10 @@ class Transformer(nn.Module):
 
 
 torch.manual_seed(7)
-pretrained = Transformer()
+pretrained = Transformer()  # yours comes from a file
+adapted = get_peft_model(pretrained, LoraConfig(r=2, target_modules=["wide", "narrow", "head"]))
 federation = metis.Federation(
-    network=pretrained,
+    network=adapted,
     parameters={"federated": ["*lora_*"]},  # given alone: everything else is frozen
     train=(tokens[:400], labels[:400]),
     test=(tokens[400:], labels[400:]),
@@ -52,7 +37,7 @@ federation = metis.Federation(
     solver=metis.AdamW(learning_rate=0.02, keep_state=True),
 )
 run = federation.simulate(metis.semisync_fedavg(slowest_learner_epochs=2), rounds=4)
-adapters = sum(p.numel() for name, p in pretrained.named_parameters() if "lora_" in name)
-whole = sum(p.numel() for p in pretrained.parameters())
+adapters = sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name)
+whole = sum(p.numel() for p in adapted.parameters())
 print(run)
 print(f"{4 * adapters:,} bytes travel each way, of {4 * whole:,}")

@@ -1,4 +1,7 @@
-"""Personalised heads (FedPer): hospitals that code a finding in opposite ways share an encoder, not the last layer."""
+"""Personalised heads (FedPer): hospitals that code a finding in opposite ways share an encoder, not the last layer.
+
+Or they share a whole model and each keeps one of its own beside it (Ditto, APFL).
+"""
 
 import numpy as np
 from torch import nn
@@ -21,10 +24,9 @@ class Net(nn.Module):
         return self.head(self.encoder(inputs))
 
 
-def simulate(parameters: dict | None) -> metis.Run:
+def simulate(**kept) -> metis.Run:
     federation = metis.Federation(
         network=Net,
-        parameters=parameters,
         train=(x, y),
         test=(x, y),
         learners=[
@@ -32,11 +34,15 @@ def simulate(parameters: dict | None) -> metis.Run:
             for name, own, speed in (("north", np.arange(300), 0.02), ("south", np.arange(300, 600), 0.1))
         ],
         solver=metis.AdamW(learning_rate=0.01, keep_state=True),
+        **kept,
     )
     return federation.simulate(metis.semisync_fedavg(slowest_learner_epochs=1), rounds=8)
 
 
-shared, personal = simulate(None), simulate({"local": ["head.*"]})
+shared, personal = simulate(), simulate(parameters={"local": ["head.*"]})
+ditto, apfl = simulate(personal=metis.Ditto(pull=0.01)), simulate(personal=metis.APFL(share=0.9))
 print("one head for both:", shared)
 print("a head for each:  ", personal)
+print("a model for each: ", ditto)
+print("a mixture:        ", apfl)
 print(f"bytes of a model: {shared.setting.model_bytes:,} and {personal.setting.model_bytes:,}")

@@ -119,6 +119,29 @@ def test_an_object_is_updated_and_starts_again() -> None:
         assert value == pytest.approx(float(BINARY.max()) + shift)
 
 
+def test_metrics_of_torchmetrics_are_used_unchanged() -> None:
+    """Objects and functions of the package, over batches of which most have none of the rare class."""
+    made = pytest.importorskip("torchmetrics")
+    functions = pytest.importorskip("torchmetrics.functional.classification")
+    found, score = SCORES.argmax(1), torch.softmax(torch.tensor(SCORES), 1).numpy()
+    metrics = {
+        "auc": made.AUROC(task="multiclass", num_classes=3),
+        "f1": made.F1Score(task="multiclass", num_classes=3, average="macro"),
+        "kappa": made.CohenKappa(task="multiclass", num_classes=3),
+        "recall": partial(functions.multiclass_recall, num_classes=3, average="macro"),
+    }
+    wanted = {
+        "auc": sk.roc_auc_score(THREE, score, multi_class="ovr"),
+        "f1": sk.f1_score(THREE, found, average="macro"),
+        "kappa": sk.cohen_kappa_score(THREE, found),
+        "recall": sk.recall_score(THREE, found, average="macro"),
+    }
+    values = measured(metrics, SCORES, THREE)
+    assert {name: values[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    with pytest.raises(ConfigError, match=r"the metric 'all' returned a dict; it must return one number"):
+        measured({"all": made.MetricCollection({"f1": metrics["f1"]})}, SCORES, THREE)
+
+
 def test_a_function_gets_all_outputs_and_targets_unless_it_is_a_batch_mean() -> None:
     """The recall of a rare class is not the mean over batches, of which most have none of it."""
 

@@ -156,9 +156,12 @@ def latex(table: PaperTable, label: str = "tab:comparison") -> str:
         "  \\centering\\small\\setlength{\\tabcolsep}{5pt}",
         f"  \\caption{{{_tex(table.caption)}}}",
         f"  \\label{{{label}}}",
+        "  \\vspace{0.5ex}",
         f"  \\begin{{tabular}}{{l{'r' * len(table.headings)}}}",
         "    \\toprule",
-        "    " + " & ".join(["Policy", *map(_tex, table.headings)]) + " \\\\",
+        "    "
+        + " & ".join(["Policy", *(_tex(heading[:1].upper() + heading[1:]) for heading in table.headings)])
+        + " \\\\",
         "    \\midrule",
     ]
     for policy, row in zip(table.policies, table.rows, strict=True):
@@ -241,7 +244,9 @@ def findings(runs: Sequence[Run]) -> list[str]:
         most = max(count or 0 for count in won)
         first = [group.label for group, count in zip(groups, won, strict=True) if count == most]
         what = "reached the target first" if decisive == "parallel_time" else f"had the best final {setting.metric}"
-        sentences.append(f"{listed(first)} {what} in {most} of {plural(several, 'seed')}.")
+        sentences.append(
+            f"{listed(first)}{' each' if len(first) > 1 else ''} {what} in {most} of {plural(several, 'seed')}."
+        )
     return sentences
 
 
