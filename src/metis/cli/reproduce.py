@@ -27,7 +27,7 @@ def reproduce(
         list[str], typer.Argument(metavar="RESULT...", help="table1 ... figure12, all, the name of a study, or list.")
     ],
     scale: Annotated[
-        str, typer.Option("--scale", help="small takes minutes; paper takes days without a GPU.")
+        str, typer.Option("--scale", help="small takes minutes, decisive many hours, paper days without a GPU.")
     ] = "small",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the runs and the report.")] = Path(
         "runs/paper"
@@ -45,6 +45,16 @@ def reproduce(
     ] = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     force: Annotated[bool, typer.Option("--force", help="Run again what was run with other settings.")] = False,
+    policy: Annotated[
+        list[str], typer.Option("--policy", metavar="LABEL", help="With --scale decisive: only these. May be repeated.")
+    ] = [],  # noqa: B006  # typer wants a list
+    curves: Annotated[
+        Path | None,
+        typer.Option("--curves", metavar="DIR", help="With --scale decisive: where what runs measure is kept."),
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="With --scale decisive: train nothing, report what is kept.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Reproduce tables and figures of the paper, with the published numbers next to ours.
@@ -55,7 +65,10 @@ def reproduce(
     from metis.reproduction.command import command, scale_named
     from metis.reproduction.results import Request
 
-    request = Request(tuple(results), scale_named(scale), out, workers, dry_run, rounds, tuple(set_), force)
+    request = Request(
+        tuple(results), scale_named(scale), out, workers, dry_run, rounds, tuple(set_), force,
+        tuple(policy), curves, not report_only,
+    )  # fmt: skip
     quiet = Console(quiet=True)
     reproduced = command(request, quiet if as_json else stdout(), quiet if as_json else stderr())
     if as_json:

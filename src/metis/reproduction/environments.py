@@ -1,13 +1,13 @@
 """The paper's experiments: one file for each environment, one cell of a table for each of its policies.
 
-A file has the tables of `metis simulate` and three more: [paper] names the experiment of the paper, `published` in a
-policy has the numbers that the paper reports, and [small] has the values that `--scale small` changes.
+A file has the tables of `metis simulate` and four more: [paper] names the experiment of the paper, `published` in a
+policy has the numbers that the paper reports, and [small] and [decisive] have the values that these scales change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -26,8 +26,8 @@ from metis.experiments.config.load import (
     slug,
 )
 
-Scale = Literal["small", "paper"]
-SCALES: tuple[Scale, ...] = ("small", "paper")
+Scale = Literal["small", "decisive", "paper"]
+SCALES: tuple[Scale, ...] = ("small", "decisive", "paper")
 
 
 class Published(Table):
@@ -54,6 +54,16 @@ class Paper(Table):
     distribution: str
     results: list[str]
     note: str  # the data and network, and what they stand in for
+
+
+class Plan(Table):
+    """What [decisive] has besides changed values: how often, how far and until which accuracy policies are compared."""
+
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    # Virtual seconds: every policy is run until the first, then every policy until the second, and so on to the end.
+    stages: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    # Just above what asynchronous policies have when the first slow learner hands in; the target proper is higher.
+    low_target: float | None = None
 
 
 class Reference(Table):
@@ -84,6 +94,11 @@ class Cell:
         return self.policy.label or self.policy.name
 
     @property
+    def key(self) -> tuple[str, str]:
+        """The same for every seed."""
+        return self.environment.name.partition("/")[0], self.label
+
+    @property
     def name(self) -> str:
         """Environment and policy, as the folder of the run is called."""
         last = slug(self.label) if self.only is None else f"alone-{self.only + 1}"
@@ -101,6 +116,17 @@ class Environment:
     published: tuple[Published | None, ...]  # of each policy
     references: dict[Role, ExperimentConfig] = field(default_factory=dict)
     paper_target: float | None = None  # at the paper's scale
+    plan: Plan | None = None
+
+    def seeded(self) -> tuple[Environment, ...]:
+        """The same environment with each seed of its plan; this one is the first."""
+        others = [] if self.plan is None else self.plan.seeds[1:]
+        return (self, *(self._with_seed(seed) for seed in others))
+
+    def _with_seed(self, seed: int) -> Environment:
+        changed = {role: varied(config, seed=seed) for role, config in self.references.items()}
+        name = f"{self.name}/seed-{seed}"
+        return replace(self, name=name, config=varied(self.config, seed=seed), references=changed)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -143,6 +169,11 @@ def environments_folder() -> Path:
     raise ConfigError("the experiments of the paper are not installed with this package")
 
 
+def results_folder() -> Path:
+    """The folder of the curves that are kept with the files."""
+    return environments_folder() / "results"
+
+
 def load_environments(
     scale: Scale, overrides: Sequence[str] = (), *, results: Collection[str] | None = None, folder: Path | None = None
 ) -> dict[str, Environment]:
@@ -156,6 +187,8 @@ def load_environments(
         raise ConfigError(f"{folder} has no experiments")
     if results is not None:
         files = [file for file in files if set(results) & set(_paper_of(read_toml(file), file.name).results)]
+    if scale == "decisive":
+        files = [file for file in files if "decisive" in read_toml(file)]
     found = [load_environment(file, scale, overrides) for file in files]
     return {environment.name: environment for environment in sorted(found, key=_order)}
 
@@ -188,10 +221,11 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     """One file at one scale, checked whole."""
     content = read_toml(file)
     source = f"{file.name} ({scale})"
-    small = content.pop("small", {})
+    changes = {name: content.pop(name, {}) for name in SCALES if name != "paper"}
     target = content.get("evaluation", {}).get("target")
-    if scale == "small":
-        content = merged(content, small)
+    plan = _plan_of(changes["decisive"], file.name) if scale == "decisive" else None
+    if scale != "paper":
+        content = merged(content, changes[scale])
     paper = _paper_of(content, file.name)
     del content["paper"]
     epochs = {
@@ -204,11 +238,21 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
         given = policy.pop("published", None)
         published.append(None if given is None else checked(Published, given, file.name, f"policy.{index}.published"))
+    if plan is not None:
+        content["seed"] = plan.seeds[0]
     config = resolve_config(content, source, overrides, folder=file.parent)
     references: dict[Role, ExperimentConfig] = {}
     for role, passes in epochs.items():
         references[role] = _reference(config, role, passes)
-    return Environment(file.stem, scale, paper, config, tuple(published), references, target)
+    return Environment(file.stem, scale, paper, config, tuple(published), references, target, plan)
+
+
+def _plan_of(changes: dict[str, Any], source: str) -> Plan:
+    """The plan of [decisive], taken out of the values that it changes."""
+    if not changes:
+        raise ConfigError(f"{source}: decisive: missing; the file has no table [decisive]")
+    own = {key: changes.pop(key) for key in tuple(changes) if key in Plan.model_fields}
+    return cast("Plan", checked(Plan, own, source, "decisive"))
 
 
 def _reference(config: ExperimentConfig, role: Role, epochs: int) -> ExperimentConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from metis.errors import ConfigError
 from metis.experiments.compare import differences
-from metis.experiments.config.load import SolverConfig, read_toml, resolve_config
+from metis.experiments.config.load import ExperimentConfig, SolverConfig, read_toml, resolve_config
 from metis.reproduction.environments import Cell
 from metis.runs.checkpoint import CHECKPOINT
 from metis.runs.run import CONFIG, SUMMARY, Run
@@ -34,7 +34,7 @@ def kept(cell: Cell, out: Path) -> bool:
     """Whether the cell was run to its end with the settings that it has now."""
     folder = cell_folder(out, cell)
     try:
-        same = _settings(folder) == _decisive(cell.config.to_dict())
+        same = _settings(folder) == decisive_settings(cell.config)
     except ConfigError:
         return False
     return same and finished(folder)
@@ -48,7 +48,7 @@ def load_finished(cells: Sequence[Cell], out: Path) -> dict[str, Run]:
 def check_kept(cells: Sequence[Cell], out: Path, *, force: bool = False) -> None:
     """Refuse cells whose folders have runs with other settings, or with `force` delete those runs."""
     for cell in cells:
-        folder, now = cell_folder(out, cell), _decisive(cell.config.to_dict())
+        folder, now = cell_folder(out, cell), decisive_settings(cell.config)
         if not (folder / CONFIG).exists() or (then := _settings(folder)) == now:
             continue
         if not force:
@@ -67,6 +67,11 @@ def _settings(folder: Path) -> dict[str, Any]:
         return _decisive(resolve_config(content, CONFIG, folder=folder, elsewhere=True).to_dict())
     except ConfigError:
         return _decisive(content)  # it has keys that no longer exist
+
+
+def decisive_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """The settings of a configuration that decide the result of a run."""
+    return _decisive(config.to_dict())
 
 
 def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:

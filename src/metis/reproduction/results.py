@@ -16,7 +16,8 @@ from rich.markup import escape
 
 from metis.errors import ConfigError
 from metis.reproduction.claims import check_claims
-from metis.reproduction.environments import Cell, Environment, Scale, load_environments
+from metis.reproduction.curves import load_runs
+from metis.reproduction.environments import Cell, Environment, Scale, load_environments, results_folder
 from metis.reproduction.figures import Drawn
 from metis.reproduction.kept import kept, load_finished
 from metis.reproduction.mixing import measure_mixing
@@ -30,7 +31,8 @@ from metis.reproduction.page import (
 )
 from metis.reproduction.panels import draw_figures
 from metis.reproduction.progress import BoardDisplay
-from metis.reproduction.runner import Board, run_cells
+from metis.reproduction.queue import hours_left, queue
+from metis.reproduction.runner import Board, run_cells, run_queue
 from metis.reproduction.sheets import characteristics_sheet, cost_sheet, mixing_sheet, ratio_sheet, study_sheet
 from metis.reproduction.study import STUDIES, Condition, condition_table, verdicts
 from metis.reproduction.study_figures import draw_study
@@ -51,6 +53,9 @@ class Request:
     rounds: int | None = None  # of a dry run; by default as many as published
     overrides: tuple[str, ...] = ()
     force: bool = False  # run again what was run with other settings
+    policies: tuple[str, ...] = ()  # labels; by default all
+    curves: Path | None = None  # where the curves of scale `decisive` are kept; by default with the files
+    train: bool = True  # else only report what there is
 
     @property
     def folder(self) -> Path:
@@ -60,6 +65,7 @@ class Request:
     def command_line(self) -> str:
         """What to type to continue or to repeat it."""
         words = ["metis", "reproduce", *self.results, "--scale", self.scale, "--out", str(self.out)]
+        words += [word for label in self.policies for word in ("--policy", label)]
         return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
 
 
@@ -75,6 +81,22 @@ def usual_workers(cells: int) -> int:
     """One for each processor that this process may use, but not more than cells."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(processors, cells))
+
+
+def _run_queue(request: Request, results: Sequence[str], environments: dict[str, Environment], stderr: Console) -> bool:
+    """Go on with the queue of scale `decisive`; whether it is empty now."""
+    folder = results_folder() if request.curves is None else request.curves
+    entries = queue(environments.values(), results)
+    if request.policies:
+        entries = [entry for entry in entries if entry.cell.label in request.policies]
+    if request.train and any(not entry.done(folder) for entry in entries):
+        with BoardDisplay(stderr) as display:
+            run_queue(entries, request.out, folder, request.workers or usual_workers(len(entries)), display)
+    left = [entry for entry in entries if not entry.done(folder)]
+    if left:
+        hours = hours_left(left, folder)
+        stderr.print(f"at most {hours:.1f} hours of one core are left; continue with: {escape(request.command_line)}")
+    return not left
 
 
 def _run(request: Request, cells: Sequence[Cell], stderr: Console) -> bool:
@@ -101,10 +123,17 @@ def reproduce(
 ) -> Reproduced:
     """Run what is missing of some results, then report them together with those of earlier calls."""
     started = time.perf_counter()
-    cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
-    complete = _run(request, cells, stderr)
-    results, environments, cells = _with_earlier_results(request, results, environments)
-    evidence = Evidence(request.scale, environments, load_finished(cells, request.out))
+    if request.scale == "decisive":
+        complete = _run_queue(request, results, environments, stderr)
+        folder = results_folder() if request.curves is None else request.curves
+        seeded = [found for environment in environments.values() for found in environment.seeded()]
+        cells = [cell for environment in seeded for cell in environment.needed_for(results)]
+        evidence = Evidence(request.scale, environments, load_runs(cells, folder))
+    else:
+        cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
+        complete = _run(request, cells, stderr)
+        results, environments, cells = _with_earlier_results(request, results, environments)
+        evidence = Evidence(request.scale, environments, load_finished(cells, request.out))
     if (request.folder / MIXING).exists() or ("figure4" in results and complete):
         evidence.mixing_times = _mixing_times(request.folder, stderr)
     if not evidence.runs and cells:

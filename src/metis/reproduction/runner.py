@@ -19,10 +19,12 @@ from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
 from metis.experiments.data import dry_assignments
+from metis.reproduction.curves import curve_file
 from metis.reproduction.environments import Cell
 from metis.reproduction.kept import cell_folder, check_kept, finished
+from metis.reproduction.queue import Entry
 from metis.reproduction.schedule import dry_run
-from metis.reproduction.worker import REPORT_SECONDS, work
+from metis.reproduction.worker import REPORT_SECONDS, Job, work
 from metis.runs.run import CONFIG
 
 _SAME_INTERRUPT = 1.0  # seconds in which a second signal is the same Ctrl-C, also sent to the process group
@@ -93,7 +95,26 @@ def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, f
         else:
             state.planned_steps = _planned_steps(state.cell)
     board = Board(states, workers)
-    _Session(board, watch).run()
+    # The longest first, so that no long one runs alone at the end.
+    waiting = [Turn(state) for state in states if state.status == "waiting"]
+    waiting.sort(key=lambda turn: turn.state.planned_steps, reverse=True)
+    _Session(board, watch, waiting).run()
+    return board
+
+
+def run_queue(entries: Sequence[Entry], out: Path, results: Path, workers: int, watch: Watch) -> Board:
+    """Run what the kept curves do not show yet, in this order; a run's state stays in `out` between its turns."""
+    open_ = [entry for entry in entries if not entry.done(results)]
+    states: dict[str, CellState] = {}
+    waiting = []
+    for entry in open_:
+        cell = entry.cell
+        if cell.name not in states:
+            check_kept([cell], out, force=True)
+            states[cell.name] = CellState(cell, cell_folder(out, cell), _planned_steps(cell))
+        waiting.append(Turn(states[cell.name], entry.until, curve_file(results, cell)))
+    board = Board(list(states.values()), workers)
+    _Session(board, watch, waiting).run()
     return board
 
 
@@ -102,6 +123,15 @@ def _planned_steps(cell: Cell) -> int:
         return dry_run(cell.config).costs.steps
     assignments = dry_assignments(cell.config)
     return dry_run(cell.config, assignments=assignments[cell.only : cell.only + 1]).costs.steps
+
+
+@dataclass
+class Turn:
+    """What a worker does next: a whole run, or its part until some virtual second."""
+
+    state: CellState
+    until: float | None = None
+    curve: Path | None = None
 
 
 @dataclass
@@ -118,23 +148,21 @@ class _Worker:
 class _Session:
     """The processes of one call of `run_cells`."""
 
-    def __init__(self, board: Board, watch: Watch) -> None:
-        self._board, self._watch = board, watch
+    def __init__(self, board: Board, watch: Watch, waiting: list[Turn]) -> None:
+        self._board, self._watch, self._waiting = board, watch, waiting
         self._workers: list[_Worker] = []
         self._errors: list[tuple[str, MetisError]] = []
         self._stopping = False
 
     def run(self) -> None:
-        # The longest first, so that no long one runs alone at the end.
-        waiting = [state for state in self._board.states if state.status == "waiting"]
-        waiting.sort(key=lambda state: state.planned_steps, reverse=True)
+        waiting = self._waiting
         with _one_interrupt(self._stop):
             try:
                 for _ in range(min(self._board.workers, len(waiting))):
                     if not self._stopping:
                         self._workers.append(_start_worker())
                 while self._workers:
-                    self._assign(waiting)
+                    self._assign()
                     self._listen()
                     self._watch(self._board)
             finally:
@@ -144,19 +172,22 @@ class _Session:
             name, problem = self._errors[0]
             raise type(problem)(f"{name}: {problem}")
 
-    def _assign(self, waiting: list[CellState]) -> None:
+    def _assign(self) -> None:
         for worker in [worker for worker in self._workers if worker.state is None]:
-            if not waiting or self._stopping:
+            self._waiting = [turn for turn in self._waiting if turn.state.status != "done"]
+            turn = next((turn for turn in self._waiting if turn.state.status != "running"), None)
+            if turn is None or self._stopping:
                 worker.connection.close()
                 worker.process.join(0 if self._stopping and not worker.started else None)
                 self._workers.remove(worker)
                 continue
-            state = waiting.pop(0)
+            self._waiting.remove(turn)
+            state = turn.state
             state.folder.mkdir(parents=True, exist_ok=True)
             cell = state.cell
             head = f"# {cell.environment.paper.title}, scale {cell.environment.scale}: {cell.name}\n\n"
             (state.folder / CONFIG).write_text(head + cell.config.to_toml(), encoding="utf-8")
-            worker.connection.send((cell.config, cell.only, state.folder))
+            worker.connection.send(Job(cell, state.folder, turn.until, turn.curve))
             worker.state, worker.since, state.status = state, time.perf_counter(), "running"
 
     def _listen(self) -> None:
@@ -182,7 +213,8 @@ class _Session:
                 setattr(state, name, value)
         elif message == "ended" and state is not None:
             state.seconds = time.perf_counter() - worker.since
-            state.status = "done" if finished(state.folder) else "interrupted"
+            more = any(turn.state is state for turn in self._waiting) and not self._stopping
+            state.status = "done" if finished(state.folder) else "waiting" if more else "interrupted"
             worker.state = None
 
     def _lost(self, worker: _Worker) -> None:

@@ -63,7 +63,7 @@ def load_study(name: str, scale: Scale, overrides: Sequence[str] = ()) -> list[C
     for file in files:
         content = read_toml(file)
         small = content.pop("small", {})
-        content = merged(content, small) if scale == "small" else content
+        content = content if scale == "paper" else merged(content, small)
         study: Study = checked(Study, content.pop("study", None), file.name, "study")
         paper = Paper(
             title=study.title,

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,12 +18,25 @@ from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import Division, divide
 from metis.files import locked
+from metis.reproduction.curves import curve_of, read_curve, write_curve
+from metis.reproduction.environments import Cell
 from metis.runs.checkpoint import CHECKPOINT
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
 
 REPORT_SECONDS = 0.5  # how often a cell reports how far it is
+_CURVE_SECONDS = 60.0  # how often its curve is written
 _LOCK_SECONDS = 120.0  # an orphaned process may take that long to finish its task
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell to be run, or a part of it."""
+
+    cell: Cell
+    folder: Path
+    until: float | None = None  # virtual seconds; then it is saved and waits for its next turn
+    curve: Path | None = None  # the file that keeps what it measures
 
 
 def work(connection: Connection) -> None:
@@ -35,9 +48,9 @@ def work(connection: Connection) -> None:
         connection.send("started")
         divisions = _Divisions()
         while True:
-            config, only, folder = connection.recv()
+            job = connection.recv()
             try:
-                _run_cell(connection, divisions, config, only, folder)
+                _run_cell(connection, divisions, job)
             except MetisError as problem:
                 connection.send(problem)
             except Exception as problem:  # so that the session can name the cell
@@ -45,15 +58,20 @@ def work(connection: Connection) -> None:
             connection.send("ended")
 
 
-def _run_cell(
-    connection: Connection, divisions: _Divisions, config: ExperimentConfig, only: int | None, folder: Path
-) -> None:
-    last = 0.0
+def _run_cell(connection: Connection, divisions: _Divisions, job: Job) -> None:
+    config, only, folder = job.cell.config, job.cell.only, job.folder
+    last = written = 0.0
     before: int | None = None
+    curves = _Curves(job)
 
     def report(fold: RunFold) -> None:
-        nonlocal last, before
+        nonlocal last, before, written
         now = time.perf_counter()
+        if now - written > _CURVE_SECONDS:
+            written = now
+            curves.write(fold)
+        if job.until is not None and fold.now >= job.until:
+            raise KeyboardInterrupt  # saved as after Ctrl-C
         if now - last < REPORT_SECONDS:
             return
         last = now
@@ -74,10 +92,31 @@ def _run_cell(
         with locked(folder / "lock", wait=_LOCK_SECONDS):  # two processes would spoil the run
             resume = (folder / CHECKPOINT).exists()
             run = execute(config, folder, division=division, resume=resume, watch=report)
+            curves.finish(run)
     except LockHeld:
         raise ConfigError(f"another process is writing to {folder}; wait until it ends, or stop it") from None
     end = run.costs
     connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
+
+
+class _Curves:
+    """Keeps what a cell measures in a small file, while it goes on and at its end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._began = job, time.perf_counter()
+        earlier = None if job.curve is None else read_curve(job.curve)
+        self._earlier = 0.0 if earlier is None or not (job.folder / CHECKPOINT).exists() else earlier.wall_seconds
+
+    def write(self, fold: RunFold) -> None:
+        if self._job.curve is not None and len(fold.history) > 1:
+            seconds = self._earlier + time.perf_counter() - self._began
+            write_curve(self._job.curve, self._job.cell, curve_of(self._job.cell, fold, seconds))
+
+    def finish(self, run: Run) -> None:
+        fold = RunFold(run.setting)
+        for now, item in run.events:
+            fold.record(now, item)
+        self.write(fold)
 
 
 class _Divisions:

@@ -1,0 +1,192 @@
+"""What a run measured, in one small file: with its schedule, which needs no training, that is the whole run again.
+
+Files are written while a run goes on, so that one that was cut short still says how far it came. They are kept in the
+repository, and the report is made from them without training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from metis.core.events import Action, CommunityPublished, Evaluated, Event
+from metis.core.model import Model
+from metis.core.stop import StopRule, Target
+from metis.errors import DataError
+from metis.experiments.data import dry_assignments
+from metis.files import write_text
+from metis.reproduction.environments import Cell
+from metis.reproduction.kept import decisive_settings
+from metis.reproduction.schedule import dry_run
+from metis.runs.folds import RunFold
+from metis.runs.run import Run
+
+_DIGITS = 6  # of a metric
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metrics of a run by the version of its community models."""
+
+    settings: str  # a digest of what decides the numbers
+    metrics: tuple[str, ...]
+    measured: tuple[tuple[int, tuple[float, ...]], ...]  # version and metrics
+    at: float  # virtual seconds of the last of them
+    steps: int  # until then
+    ended: str  # why, or nothing if the run was cut short
+    wall_seconds: float
+    class_counts: tuple[tuple[int, ...], ...] = ()
+    class_names: tuple[str, ...] = ()
+    made_by: str = ""
+
+    def reached(self, target: Target) -> bool:
+        """Whether one of the models is as good as the target."""
+        return any(target.reached_by(dict(zip(self.metrics, values, strict=True))) for _, values in self.measured)
+
+    def covers(self, cell: Cell, until: float | None = None) -> bool:
+        """Whether the run went as far as the cell asks for, or as `until` does."""
+        if self.settings != settings_digest(cell):
+            return False
+        if self.ended or (until is not None and self.at >= until):
+            return True
+        target = target_of(cell)
+        return cell.config.stop.at_target and target is not None and self.reached(target)
+
+
+def curve_file(folder: Path, cell: Cell) -> Path:
+    """Where the curve of a cell is kept."""
+    return folder / cell.environment.scale / f"{cell.name}.json"
+
+
+def settings_digest(cell: Cell) -> str:
+    """Of what decides the numbers of a run: neither where it ends, nor the target that it is judged by."""
+    content = decisive_settings(cell.config)
+    del content["stop"]
+    content["evaluation"].pop("target", None)
+    content["only"] = cell.only
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def target_of(cell: Cell, value: float | None = None) -> Target | None:
+    """The target of a cell, or one of another value."""
+    from metis.experiments.config.load import METRICS, task_of
+
+    value = cell.config.evaluation.target if value is None else value
+    metric = cell.config.evaluation.metric or "accuracy"
+    return None if value is None else Target(metric, value, METRICS[task_of(cell.config)][metric])
+
+
+def curve_of(cell: Cell, fold: RunFold, wall_seconds: float) -> Curve:
+    """What a run has measured so far."""
+    points = fold.history
+    metrics = tuple(points[-1].metrics) if points else ()
+    setting, reason = fold.setting, fold.finish_reason
+    return Curve(
+        settings_digest(cell),
+        metrics,
+        tuple((point.version, tuple(round(point.metrics[name], _DIGITS) for name in metrics)) for point in points),
+        points[-1].at if points else 0.0,
+        points[-1].steps if points else 0,
+        "" if reason in (None, "interrupted") else str(reason),
+        round(wall_seconds, 1),
+        tuple(learner.class_counts for learner in setting.learners),
+        tuple(map(str, setting.class_names)),
+        f"metis {version('metis-federated')}, torch {version('torch')}, {platform.machine()}",
+    )
+
+
+def write_curve(file: Path, cell: Cell, curve: Curve) -> None:
+    """Write it whole or not at all."""
+    content: dict[str, Any] = {
+        "run": cell.name,
+        "policy": cell.label,
+        "seed": cell.config.seed,
+        "settings": curve.settings,
+        "made_by": curve.made_by,
+        "ended": curve.ended,
+        "at": curve.at,
+        "steps": curve.steps,
+        "wall_seconds": curve.wall_seconds,
+        "class_names": curve.class_names,
+        "class_counts": curve.class_counts,
+        "metrics": curve.metrics,
+        "measured": [[number, *values] for number, values in curve.measured],
+    }
+    lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read_curve(file: Path) -> Curve | None:
+    """None if there is no such file."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise DataError(f"{file} is damaged; delete it to run it again") from None
+    try:
+        return Curve(
+            content["settings"],
+            tuple(content["metrics"]),
+            tuple((int(number), tuple(map(float, values))) for number, *values in content["measured"]),
+            float(content["at"]),
+            int(content["steps"]),
+            content["ended"],
+            float(content["wall_seconds"]),
+            tuple(map(tuple, content["class_counts"])),
+            tuple(content["class_names"]),
+            content["made_by"],
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise DataError(f"{file} is not the curve of a run: {problem!r}") from None
+
+
+def run_of(cell: Cell, curve: Curve) -> Run:
+    """The run again: its schedule, with what was measured put where it was."""
+    assignments = dry_assignments(cell.config)
+    if cell.only is not None:
+        assignments = assignments[cell.only : cell.only + 1]
+    last = curve.measured[-1][0] if curve.measured else 0
+    stop = StopRule(rounds=max(1, last))
+    dry = dry_run(cell.config, stop, assignments)
+    learners = dry.setting.learners
+    if len(curve.class_counts) == len(learners):
+        learners = tuple(
+            replace(learner, class_counts=counts) for learner, counts in zip(learners, curve.class_counts, strict=True)
+        )
+    setting = replace(dry.setting, learners=learners, class_names=curve.class_names)
+    run = Run(setting, _with_measures(dry.events, curve), Model.empty(), curve.wall_seconds)
+    if run.history and run.history[-1].steps != curve.steps:
+        raise DataError(
+            f"{cell.name}: its schedule has {run.history[-1].steps} steps until version {last}, its curve {curve.steps}"
+        )
+    return run
+
+
+def _with_measures(events: Sequence[tuple[float, Event | Action]], curve: Curve) -> list[tuple[float, Event | Action]]:
+    measured = {number: dict(zip(curve.metrics, values, strict=True)) for number, values in curve.measured}
+    result: list[tuple[float, Event | Action]] = []
+    if 0 in measured:
+        result.append((0.0, Evaluated(0, measured[0])))
+    for now, item in events:
+        result.append((now, item))
+        if isinstance(item, CommunityPublished) and item.stamp.version in measured and item.stamp.version > 0:
+            result.append((now, Evaluated(item.stamp.version, measured[item.stamp.version])))
+    return result
+
+
+def load_runs(cells: Sequence[Cell], folder: Path) -> dict[str, Run]:
+    """The runs of these cells whose curves are kept, finished or not, by the names of the cells."""
+    runs = {}
+    for cell in cells:
+        curve = read_curve(curve_file(folder, cell))
+        if curve is not None and curve.settings == settings_digest(cell) and len(curve.measured) > 1:
+            runs[cell.name] = run_of(cell, curve)
+    return runs
