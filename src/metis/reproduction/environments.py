@@ -62,6 +62,9 @@ class Plan(Table):
     seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     # Virtual seconds: every policy is run until the first, then every policy until the second, and so on to the end.
     stages: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    # How long Sync with momentum took in the paper, at its nominal times per batch: Sync is run that far first.
+    sync_seconds: Annotated[float, Field(gt=0)] | None = None
+    step_seconds: Annotated[float, Field(gt=0)] = 0.014  # of one core, measured: to say how long the rest will take
     # Just above what asynchronous policies have when the first slow learner hands in; the target proper is higher.
     low_target: float | None = None
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.experiments.data import dry_assignments
 from metis.reproduction.curves import curve_file
 from metis.reproduction.environments import Cell
 from metis.reproduction.kept import cell_folder, check_kept, finished
 from metis.reproduction.queue import Entry
-from metis.reproduction.schedule import dry_run
+from metis.reproduction.schedule import planned_steps
 from metis.reproduction.worker import REPORT_SECONDS, Job, work
 from metis.runs.run import CONFIG
 
@@ -93,7 +92,7 @@ def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, f
         if finished(state.folder):
             state.status, state.kept = "done", True
         else:
-            state.planned_steps = _planned_steps(state.cell)
+            state.planned_steps = planned_steps(state.cell)
     board = Board(states, workers)
     # The longest first, so that no long one runs alone at the end.
     waiting = [Turn(state) for state in states if state.status == "waiting"]
@@ -111,18 +110,11 @@ def run_queue(entries: Sequence[Entry], out: Path, results: Path, workers: int, 
         cell = entry.cell
         if cell.name not in states:
             check_kept([cell], out, force=True)
-            states[cell.name] = CellState(cell, cell_folder(out, cell), _planned_steps(cell))
+            states[cell.name] = CellState(cell, cell_folder(out, cell), planned_steps(cell))
         waiting.append(Turn(states[cell.name], entry.until, curve_file(results, cell)))
     board = Board(list(states.values()), workers)
     _Session(board, watch, waiting).run()
     return board
-
-
-def _planned_steps(cell: Cell) -> int:
-    if cell.only is None:
-        return dry_run(cell.config).costs.steps
-    assignments = dry_assignments(cell.config)
-    return dry_run(cell.config, assignments=assignments[cell.only : cell.only + 1]).costs.steps
 
 
 @dataclass

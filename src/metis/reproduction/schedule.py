@@ -162,6 +162,13 @@ def schedule_cell(cell: Cell, rounds: int | None = None) -> CellSchedule:
     )
 
 
+def planned_steps(cell: Cell) -> int:
+    """Local steps of a run to its end, if it does not reach the target sooner."""
+    if cell.only is None:
+        return dry_run(cell.config).costs.steps
+    return dry_run(cell.config, assignments=dry_assignments(cell.config)[cell.only : cell.only + 1]).costs.steps
+
+
 def rounds_of(run: Run) -> list[RoundCosts]:
     """Steps, requests and time of each community model that was mixed from updates."""
     made: list[RoundCosts] = []
