@@ -15,11 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metis.core.events import Action, CommunityPublished, Evaluated, Event
 from metis.core.model import Model
 from metis.core.stop import StopRule, Target
 from metis.errors import DataError
-from metis.experiments.data import dry_assignments
+from metis.experiments.data import Assignment
 from metis.files import write_text
 from metis.reproduction.environments import Cell
 from metis.reproduction.kept import decisive_settings
@@ -41,7 +43,7 @@ class Curve:
     steps: int  # until then
     ended: str  # why, or nothing if the run was cut short
     wall_seconds: float
-    class_counts: tuple[tuple[int, ...], ...] = ()
+    learners: tuple[tuple[str, int, tuple[int, ...]], ...] = ()  # name, examples, and those of each class
     class_names: tuple[str, ...] = ()
     made_by: str = ""
 
@@ -95,7 +97,7 @@ def curve_of(cell: Cell, fold: RunFold, wall_seconds: float) -> Curve:
         points[-1].steps if points else 0,
         "" if reason in (None, "interrupted") else str(reason),
         round(wall_seconds, 1),
-        tuple(learner.class_counts for learner in setting.learners),
+        tuple((learner.name, learner.examples, learner.class_counts) for learner in setting.learners),
         tuple(map(str, setting.class_names)),
         f"metis {version('metis-federated')}, torch {version('torch')}, {platform.machine()}",
     )
@@ -114,7 +116,7 @@ def write_curve(file: Path, cell: Cell, curve: Curve) -> None:
         "steps": curve.steps,
         "wall_seconds": curve.wall_seconds,
         "class_names": curve.class_names,
-        "class_counts": curve.class_counts,
+        "learners": curve.learners,
         "metrics": curve.metrics,
         "measured": [[number, *values] for number, values in curve.measured],
     }
@@ -140,7 +142,7 @@ def read_curve(file: Path) -> Curve | None:
             int(content["steps"]),
             content["ended"],
             float(content["wall_seconds"]),
-            tuple(map(tuple, content["class_counts"])),
+            tuple((name, int(examples), tuple(counts)) for name, examples, counts in content["learners"]),
             tuple(content["class_names"]),
             content["made_by"],
         )
@@ -150,17 +152,11 @@ def read_curve(file: Path) -> Curve | None:
 
 def run_of(cell: Cell, curve: Curve) -> Run:
     """The run again: its schedule, with what was measured put where it was."""
-    assignments = dry_assignments(cell.config)
-    if cell.only is not None:
-        assignments = assignments[cell.only : cell.only + 1]
     last = curve.measured[-1][0] if curve.measured else 0
     stop = StopRule(rounds=max(1, last))
-    dry = dry_run(cell.config, stop, assignments)
-    learners = dry.setting.learners
-    if len(curve.class_counts) == len(learners):
-        learners = tuple(
-            replace(learner, class_counts=counts) for learner, counts in zip(learners, curve.class_counts, strict=True)
-        )
+    dry = dry_run(cell.config, stop, _assignments(cell, curve))
+    counts = {name: classes for name, _, classes in curve.learners}
+    learners = tuple(replace(learner, class_counts=counts[learner.name]) for learner in dry.setting.learners)
     setting = replace(dry.setting, learners=learners, class_names=curve.class_names)
     run = Run(setting, _with_measures(dry.events, curve), Model.empty(), curve.wall_seconds)
     if run.history and run.history[-1].steps != curve.steps:
@@ -168,6 +164,13 @@ def run_of(cell: Cell, curve: Curve) -> Run:
             f"{cell.name}: its schedule has {run.history[-1].steps} steps until version {last}, its curve {curve.steps}"
         )
     return run
+
+
+def _assignments(cell: Cell, curve: Curve) -> Sequence[Assignment]:
+    """Who held how much, as the curve says: sizes that come with the data are known without it."""
+    groups = {name: group for group in cell.config.learners for name in group.learner_names}
+    first = cell.config.learners[0]
+    return [Assignment(name, groups.get(name, first), np.arange(count)) for name, count, _ in curve.learners]
 
 
 def _with_measures(events: Sequence[tuple[float, Event | Action]], curve: Curve) -> list[tuple[float, Event | Action]]:

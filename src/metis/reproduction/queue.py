@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metis.errors import DataError
 from metis.reproduction.curves import curve_file, read_curve
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import planned_steps
@@ -85,5 +86,9 @@ def hours_left(entries: Sequence[Entry], results: Path) -> float:
         curve = read_curve(curve_file(results, cell))
         if cell.environment.plan is not None and (curve is None or not curve.covers(cell)):
             done = 0 if curve is None else curve.steps
-            seconds += max(0, planned_steps(cell) - done) * cell.environment.plan.step_seconds
+            try:
+                planned = planned_steps(cell)
+            except DataError:  # who holds how much comes with the data, which is not here
+                continue
+            seconds += max(0, planned - done) * cell.environment.plan.step_seconds
     return seconds / 3600
