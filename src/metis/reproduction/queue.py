@@ -36,10 +36,28 @@ def queue(environments: Iterable[Environment], results: Sequence[str]) -> list[E
     for position, environment in enumerate(environments):
         for seed, seeded in enumerate(environment.seeded()):
             for cell in seeded.needed_for(results):
+                if not _wanted(cell, seed):
+                    continue
                 for stage, until in enumerate(_stages(cell)):
                     ranked.append((_rank(cell, seed, stage, position), Entry(cell, until)))
     ranked.sort(key=lambda pair: pair[0])
     return [entry for _, entry in ranked]
+
+
+def _wanted(cell: Cell, seed: int) -> bool:
+    """Whether a cell is in the queue: no policy but Sync before there is a target to judge it by.
+
+    Vanilla SGD and FedProx are run with one seed.
+    """
+    plan = cell.environment.plan
+    if seed and cell.environment.paper.domain == "CIFAR-10" and not _headline(cell):
+        return False
+    return plan is None or plan.target_fixed or protocol_of(cell) == SYNC
+
+
+def _headline(cell: Cell) -> bool:
+    """Whether the paper's main comparison has it."""
+    return protocol_of(cell) == ASYNC or solver_of(cell) == "momentum"
 
 
 def _stages(cell: Cell) -> list[float | None]:
@@ -58,11 +76,10 @@ def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]
     Sync comes before the others of its environment: it sets the target.
     """
     paper = cell.environment.paper
-    headline = protocol_of(cell) == ASYNC or solver_of(cell) == "momentum"
     sync = protocol_of(cell) == SYNC
     if paper.domain == "BrainAge":
         return 0, 0, 0.5 + 0.1 * seed, 0 if sync else 1  # minutes
-    if paper.domain == "CIFAR-10" and not headline:
+    if paper.domain == "CIFAR-10" and not _headline(cell):
         # Where Sync with momentum fails, Sync with vanilla SGD sets the target.
         reference = sync and solver_of(cell) == "vanilla" and "Power Law" in paper.distribution
         block = (
