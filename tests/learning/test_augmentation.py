@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from metis.errors import ConfigError
-from metis.learning import centre_crop, cifar_tutorial, compose, horizontal_flip, random_crop, standardize
+from metis.learning import (
+    centre_crop,
+    cifar_tutorial,
+    compose,
+    horizontal_flip,
+    random_contrast,
+    random_crop,
+    standardize,
+)
 
 
 def images(count: int = 12, channels: int = 3, height: int = 9, width: int = 11) -> Tensor:
@@ -101,6 +109,21 @@ def test_standardize_is_tensorflows() -> None:
     assert standardize()(batch).numpy() == pytest.approx(expected, abs=1e-5)
 
 
+def test_contrast_works_on_each_channel_and_is_not_undone_by_standardizing() -> None:
+    """TensorFlow's: (x - mean of the channel) * factor + mean; a shift of a whole image would be undone."""
+    batch = images().float()
+    changed = random_contrast(0.2, 1.8)(batch, generator())
+    mean = batch.mean((2, 3), keepdim=True)
+    factor = ((changed - mean) * (batch - mean)).sum((1, 2, 3)) / (batch - mean).square().sum((1, 2, 3))
+    assert torch.allclose(changed, mean + factor[:, None, None, None] * (batch - mean), atol=1e-4)
+    assert 0.2 <= float(factor.min()) < float(factor.max()) <= 1.8
+    assert torch.allclose(random_contrast(1.0, 1.0)(batch, generator()), batch, atol=1e-4)
+    tinted = batch + torch.tensor([0.0, 2.0, 4.0])[None, :, None, None]
+    plain, less = standardize()(tinted), standardize()(random_contrast(0.2, 0.2)(tinted, generator()))
+    assert float((plain - less).square().mean().sqrt()) > 0.1
+    assert torch.allclose(standardize()(tinted + 5.0), plain, atol=1e-4)
+
+
 def test_results_lie_channels_last_in_memory() -> None:
     """So that the engine need not copy them."""
     batch = images(height=32, width=32)
@@ -125,6 +148,8 @@ def test_mistakes_are_named() -> None:
         horizontal_flip()(torch.zeros(4, 5), generator())
     with pytest.raises(ConfigError, match="random_crop draws and needs a generator"):
         compose(random_crop(4))(images())
+    with pytest.raises(ConfigError, match="lower must be at least 0 and not above upper"):
+        random_contrast(1.0, 0.5)
     with pytest.raises(ConfigError, match="probability must be between 0 and 1"):
         horizontal_flip(2.0)
     with pytest.raises(ConfigError, match="size must be at least 1"):

@@ -365,7 +365,7 @@ def test_every_lambda_that_the_paper_chose_is_sensible() -> None:
                 ]
                 chosen = cell.policy.parameters["slowest_learner_epochs"]
                 judged[environment.name, chosen] = sensible_range(members).assess(chosen)
-    assert len(judged) == 16
+    assert len(judged) == 20
     assert set(judged.values()) == {"sensible"}
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError
+from metis.experiments.data import dry_assignments
 from metis.reproduction import environments as cells_module
 from metis.reproduction.command import command, scale_named
 from metis.reproduction.environments import SCALES, Environment, Scale, load_environment, load_environments
@@ -135,8 +136,8 @@ def nobody(board: Board) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_file_loads_at_both_scales(scale: Scale) -> None:
-    """Thirteen environments with 97 policies, and every result that needs runs has some."""
+def test_every_file_loads_at_every_scale(scale: Scale) -> None:
+    """Every environment is there, and every result that needs runs has some."""
     environments = load_environments(scale)
 
     assert environments.keys() == PAPER.keys()
@@ -148,10 +149,46 @@ def test_every_file_loads_at_both_scales(scale: Scale) -> None:
 def test_small_scale_keeps_what_makes_the_comparison() -> None:
     """Learners, speeds, policies, solvers and hyperparameters are the paper's at both scales."""
     for name, small in load_environments("small").items():
-        paper = PAPER[name].config.to_dict()
+        paper, own = PAPER[name].config.to_dict(), small.config.to_dict()
+        for policy in (*paper["policy"], *own["policy"]):
+            policy["training"].pop("groups", None)  # by the numbers of a network's layers
         for table in ("seed", "learners", "policy"):
-            assert small.config.to_dict()[table] == paper[table], name
-        assert small.config.partition == PAPER[name].config.partition
+            assert own[table] == paper[table], name
+        if small.config.data.dataset == PAPER[name].config.data.dataset:
+            assert small.config.partition == PAPER[name].config.partition
+
+
+def test_emnist_has_the_sizes_that_the_paper_mentions() -> None:
+    """C:1, the second largest, has about 90,000 examples in Skewed and more than 140,000 in Power Law."""
+    for name, least, most in (("skewed", 85_000, 95_000), ("power-law", 140_000, 170_000)):
+        config = PAPER[f"emnist-heterogeneous-{name}-iid"].config
+        sizes = {assignment.name: len(assignment.indices) for assignment in dry_assignments(config)}
+        assert least < sizes["cpu-1"] < most
+        assert sorted(sizes.values(), reverse=True)[1] == sizes["cpu-1"]
+
+
+def test_cifar100_has_the_tutorials_input_and_weight_decay() -> None:
+    """Images are standardized one by one; BatchNorm's parameters, also those of the last one, do not decay."""
+    from metis.experiments.compose import build_solver
+    from metis.learning.torch.networks import NETWORKS
+    from metis.learning.torch.optimizers import TorchOptimizer
+
+    config = PAPER["cifar100-heterogeneous-skewed-noniid50"].config
+    assert not config.data.normalise and config.data.augment[-1].name == "standardize"
+    solver = build_solver(config.policy[0].training)
+    assert isinstance(solver, TorchOptimizer) and solver.options["weight_decay"] == 2e-4
+    names = [name for name, _ in NETWORKS["cifar_resnet"](depth=50).named_parameters()]
+    (decaying, _), (kept, options) = solver.divided(names)
+    assert options == {"weight_decay": 0.0} and {"25.weight", "25.bias"} < set(kept)
+    assert all("norm" not in name for name in decaying) and "29.weight" in decaying
+
+
+def test_the_environments_of_figures_7_and_8_without_a_row_in_a_table() -> None:
+    """Power Law & Non-IID(5) has 8, 7, 6, 5, ... classes; Skewed & IID has all of them."""
+    for cluster in ("homogeneous", "heterogeneous"):
+        config = PAPER[f"cifar10-{cluster}-power-law-noniid5"].config
+        assert config.partition.classes_per_learner == [8, 7, 6, 5, 5, 5, 5, 5, 5, 5]
+    assert PAPER["cifar10-heterogeneous-skewed-iid"].config.partition.classes == "iid"
 
 
 def test_cifar10_uses_all_examples_at_small_scale() -> None:
@@ -464,7 +501,7 @@ def test_mistakes_on_the_command_line(request_: dict[str, Any], message: str, tm
     """One sentence that says what is allowed."""
     with pytest.raises(ConfigError, match=message):
         command(Request(out=tmp_path, **request_), quiet(), quiet())
-    with pytest.raises(ConfigError, match="small, paper"):
+    with pytest.raises(ConfigError, match="small, decisive, paper"):
         scale_named("large")
 
 

@@ -174,6 +174,8 @@ def build_augmentation(
                 side = options["size"]
             case "horizontal_flip":
                 training.append(augmentation.horizontal_flip(**options))
+            case "random_contrast":
+                training.append(augmentation.random_contrast(**options))
             case "standardize":
                 training.append(augmentation.standardize())
                 evaluation.append(augmentation.standardize())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         cifar_tutorial as cifar_tutorial,
         compose as compose,
         horizontal_flip as horizontal_flip,
+        random_contrast as random_contrast,
         random_crop as random_crop,
         standardize as standardize,
     )
@@ -68,6 +69,7 @@ _HOMES = {
         "cifar_tutorial",
         "compose",
         "horizontal_flip",
+        "random_contrast",
         "random_crop",
         "standardize",
     ),

@@ -159,6 +159,22 @@ def test_cold_start_limit_with_a_batch_far_longer_than_it():
     assert play.published()[-1].contributors == 2
 
 
+@pytest.mark.parametrize(("budget", "share"), [("steps", 1 / 1.8), ("all_steps", 1.0)])
+def test_static_timings_with_and_without_a_limit_of_seconds(budget: str, share: float):
+    """R13: a learner that has become slower stops when the period ends, or does all its B_k batches."""
+    play = Play(semisync_fedavg(2, timings="cold_start", budget=budget), gpu=FAST, cpu=SLOW)
+    play.run_until(community_version=1)
+    play.actors["cpu"].time_per_batch = 1.8 * SLOW  # from its next task on
+    play.run_until(community_version=2)
+    begun = play.now
+    play.run_until(community_version=3)
+
+    done = [item.steps for item in play.items(UpdateRequest) if item.learner == "cpu"]
+    assert done == [EPOCH, 2 * EPOCH, math.ceil(share * 2 * EPOCH)]
+    assert play.now - begun == pytest.approx(done[-1] * 1.8 * SLOW)
+    assert play.published()[-1].contributors == 2 and play.refused() == []
+
+
 @pytest.mark.parametrize("lam", [0.5, 0.13, 1.7, 3])
 def test_lambda_may_be_fractional(lam: float):
     """B_k = lambda * t_max^e / t_beta_k, rounded down."""

@@ -32,7 +32,11 @@ Timings = Annotated[
     ),
 ]
 BudgetUnit = Annotated[
-    Literal["steps", "deadline"], Setting("steps: B_k batches; deadline: whatever a learner gets done in the period")
+    Literal["steps", "deadline", "all_steps"],
+    Setting(
+        "steps: B_k batches, or as many as the period has room for; deadline: whatever a learner gets done in the "
+        "period; all_steps: B_k batches however long they take, as in the paper (R13)"
+    ),
 ]
 LongestPeriod = Annotated[
     float,
@@ -133,7 +137,7 @@ class SemiSynchronous(BaseProtocol):
         # Late ones included: the period must fit a late learner as well.
         learners = self._timed([*who, *roster.training])
         period = self.synchronization_period = self._next_period(learners, moment, measure)
-        length = self.cold_start_limit if period is None else period
+        length = self.cold_start_limit if period is None else math.inf if self.budget == "all_steps" else period
         if self.lateness is not None:
             known = () if period is None else self.lateness.not_awaited(learners, period)
             self.not_awaited = self._barrier.not_awaited = frozenset(known)
@@ -250,4 +254,4 @@ class SemiSynchronous(BaseProtocol):
             period = max(period - self._inside(record), time_per_batch)
         steps = None if self.budget == "deadline" else steps_within(period, time_per_batch)
         # The seconds bind only a learner that has become slower than its timing says, or that has no steps given.
-        return Budget(steps, period)
+        return Budget(steps, math.inf if self.budget == "all_steps" else period)

@@ -29,7 +29,7 @@ NotifyEvent = Literal[
 class Operation(NamedTable):
     """One step of an augmentation."""
 
-    name: Literal["random_crop", "horizontal_flip", "standardize"] = Field(
+    name: Literal["random_crop", "horizontal_flip", "random_contrast", "standardize"] = Field(
         description="the options of the operation go next to it"
     )
 

@@ -284,6 +284,13 @@ OPERATIONS: dict[str, dict[str, Any]] = {
             Field(default=0.5, description="that an image is mirrored"),
         )
     },
+    "random_contrast": {
+        "lower": (
+            Annotated[float, Field(ge=0)],
+            Field(default=0.2, description="least factor of a channel's contrast"),
+        ),
+        "upper": (Annotated[float, Field(ge=0)], Field(default=1.8, description="largest factor")),
+    },
     "standardize": {},
 }
 

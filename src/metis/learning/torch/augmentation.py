@@ -46,6 +46,16 @@ def centre_crop(size: int) -> Transform:
     return functools.partial(_centre_crop, size=size)
 
 
+def random_contrast(lower: float = 0.2, upper: float = 1.8) -> Augmentation:
+    """Each channel's distance from its own mean times one factor an image (TensorFlow's random_contrast).
+
+    The tutorial's random brightness is not offered: a constant added to an image is undone when it is standardized.
+    """
+    if not 0 <= lower <= upper < math.inf:
+        raise ConfigError(f"random_contrast({lower}, {upper}): lower must be at least 0 and not above upper")
+    return functools.partial(_random_contrast, lower=lower, upper=upper)
+
+
 def standardize() -> Transform:
     """Each image to mean 0 and standard deviation 1 (TensorFlow's per_image_standardization)."""
     return _standardize
@@ -91,6 +101,14 @@ def _horizontal_flip(inputs: Tensor, generator: torch.Generator | None = None, *
     flipped = _channels_last(inputs, "horizontal_flip").clone()
     flipped[chosen] = flipped[chosen].flip(2)
     return flipped.permute(0, 3, 1, 2)
+
+
+def _random_contrast(inputs: Tensor, generator: torch.Generator | None = None, *, lower: float, upper: float) -> Tensor:
+    images = _channels_last(inputs, "random_contrast")
+    chance = torch.rand(len(images), generator=_generator(generator, "random_contrast"))
+    factor = (lower + (upper - lower) * chance)[:, None, None, None]
+    mean = images.mean((1, 2), keepdim=True)
+    return torch.lerp(mean, images, factor).permute(0, 3, 1, 2)
 
 
 def _centre_crop(inputs: Tensor, generator: torch.Generator | None = None, *, size: int) -> Tensor:

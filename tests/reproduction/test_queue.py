@@ -1,0 +1,126 @@
+"""The queue of scale decisive: its order, its curves, and a run that is cut into parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from metis.errors import DataError
+from metis.reproduction.curves import curve_file, load_runs, read_curve, run_of, settings_digest
+from metis.reproduction.environments import Environment, load_environment, load_environments
+from metis.reproduction.queue import hours_left, queue
+from metis.reproduction.runner import Board, run_queue
+from metis.reproduction.tables import RESULTS
+from metis.runs.run import Run
+
+TINY = """
+seed = 1
+[paper]
+title = "digits"
+domain = "CIFAR-10"
+cluster = "heterogeneous"
+distribution = "Uniform & IID"
+results = ["table3"]
+note = ""
+[data]
+dataset = "digits"
+[[learners]]
+name = "gpu"
+count = 2
+batch_size = 50
+time_per_batch = 0.1
+[[learners]]
+name = "cpu"
+count = 1
+batch_size = 50
+time_per_batch = 0.4
+[network]
+name = "logistic"
+[training]
+solver = "momentum"
+learning_rate = 0.05
+[[policy]]
+name = "sync_fedavg"
+local_epochs = 1
+[[policy]]
+name = "semisync_fedavg"
+timings = "cold_start"
+[[policy]]
+name = "fedrec"
+local_epochs = 1
+[stop]
+seconds = 60
+[evaluation]
+target = 0.999
+[decisive]
+seeds = [3, 4]
+stages = [20]
+stop.seconds = 40
+"""
+
+
+def watch_nothing(board: Board) -> None:
+    """Shows nothing."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    file = tmp_path / "digits.toml"
+    file.write_text(TINY, encoding="utf-8")
+    return load_environment(file, "decisive")
+
+
+def test_what_decides_most_comes_first() -> None:
+    """Sync before the others of its environment, the first seed before the second, short runs before long ones."""
+    entries = queue(load_environments("decisive").values(), list(RESULTS))
+    names = [(entry.cell.environment.name, entry.cell.label, entry.until) for entry in entries]
+    uniform = "cifar10-heterogeneous-uniform-iid"
+    assert names[0] == (uniform, "Sync w/ Momentum", 660.0)
+    hours = hours_left(entries[:3], Path("nowhere"))
+    assert 0 < hours < 24
+
+
+def test_no_policy_is_run_before_there_is_a_target(tmp_path: Path) -> None:
+    """Only Sync, from which the target is taken."""
+    file = tmp_path / "digits.toml"
+    file.write_text(TINY.replace("stages", "target_fixed = false\nstages"), encoding="utf-8")
+    entries = queue([load_environment(file, "decisive")], ["table3"])
+    assert {entry.cell.policy.name for entry in entries} == {"sync_fedavg"}
+
+
+def test_a_run_in_parts_is_the_same_run_and_its_curve_is_all_of_it(environment: Environment, tmp_path: Path) -> None:
+    """Until 20 s, then to the end; the curve and the schedule give every cost and metric of the run back."""
+    out, results = tmp_path / "runs", tmp_path / "results"
+    entries = queue([environment], ["table3"])
+    assert {entry.cell.config.seed for entry in entries} == {3, 4}
+    first = [entry for entry in entries if entry.cell.config.seed == 3]
+    run_queue(first, out, results, 1, watch_nothing)
+    assert all(entry.done(results) for entry in first)
+    for cell in environment.cells:
+        real = Run.load(out / "decisive" / cell.name)
+        curve = read_curve(curve_file(results, cell))
+        assert curve is not None and curve.ended and curve.settings == settings_digest(cell)
+        again = run_of(cell, curve)
+        assert [(p.version, p.at, p.steps) for p in again.history] == [(p.version, p.at, p.steps) for p in real.history]
+        assert again.metric_values == pytest.approx(real.metric_values, abs=1e-6)
+        assert [p.energy for p in again.history] == [p.energy for p in real.history]
+    assert set(load_runs(environment.cells, results)) == {cell.name for cell in environment.cells}
+
+
+def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environment, tmp_path: Path) -> None:
+    """And one with other settings does not count; a damaged file is named."""
+    cell = environment.cells[0]
+    entries = [entry for entry in queue([environment], ["table3"]) if entry.cell.name == cell.name]
+    run_queue(entries, tmp_path / "runs", tmp_path / "results", 1, watch_nothing)
+    file = curve_file(tmp_path / "results", cell)
+    content = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**content, "steps": 7}), encoding="utf-8")
+    with pytest.raises(DataError, match=r"its schedule has .* its curve 7"):
+        load_runs([cell], tmp_path / "results")
+    file.write_text(json.dumps({**content, "settings": "other"}), encoding="utf-8")
+    assert load_runs([cell], tmp_path / "results") == {} and not entries[0].done(tmp_path / "results")
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="is damaged"):
+        read_curve(file)
