@@ -52,6 +52,7 @@ from metis.core.policy import Policy
 from metis.core.privacy_budget import BY_DEADLINE, SPENT, rounds_left, within_privacy
 from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
+from metis.core.secure_sum import MOST_STEPS
 from metis.core.stop import Stagnation, StopRule
 from metis.core.timing import MAX_STEPS, SHORTEST_BATCH, TOLERANCE, steps_within
 from metis.errors import DefinitionError, UnexpectedEvent
@@ -252,8 +253,8 @@ class Controller(MaskedRounds):
             return [*self._refuse(record, task, "late", reason), *alarm]
         current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
         value = self.policy.contribution(event, record, task.based_on, current)
-        if self.secure is not None:  # fixed when the round began, before anybody trained
-            value = self.secure.values[event.learner]
+        if self.secure is not None:
+            value = self.secure.value(event.learner, value)
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0
@@ -336,24 +337,31 @@ class Controller(MaskedRounds):
     def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         if (secure := self.secure) is not None:
-            if secure.contributors >= secure.least:
+            idle = secure.windowed and not self.roster.training
+            if len(secure.learners) >= (secure.least if idle else secure.wanted):
                 return [self._close(secure)]
             # No two rounds may be based on one version: what members have signed is bound to it.
-            actions = self._begin_again(secure.too_few()) if secure.values else []
+            actions = self._begin_again(secure.too_few()) if secure.values and not secure.windowed else []
         else:
             actions = self._publish(now)
         community = self.community
         spent = self.stop.spent(self.rounds, self.update_requests, community.committed_steps)
         if spent is not None:
             return [*actions, *self._finish(spent)]
-        if secure is not None and len(self.roster.waiting) < secure.fewest:
-            return actions  # until more are there
+        waiting = self.roster.waiting
+        if secure is not None:
+            here = self.roster.available_count if secure.windowed else len(waiting)
+            if here < secure.fewest:
+                return actions  # until more are there
+            waiting = [record for record in waiting if record.learner not in secure.learners]
+            if not waiting:
+                return actions  # until their window is opened
         self._rounds_begun += 1
         self._answered.clear()
         moment = self._moment(now)
         published = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         measure, self._round_measure = published or self._round_measure, None
-        who = self.policy.choose(self.roster.waiting, moment)
+        who = self.policy.choose(waiting, moment)
         budgets = self.protocol.tasks(who, self.roster, moment, measure)
         begun = self.protocol.begun()
         return [*actions, *([] if begun is None else [begun]), *self._assign(budgets, moment)]
@@ -374,7 +382,8 @@ class Controller(MaskedRounds):
         if (secure := self.secure) is not None:
             # What a task draws at random comes from its number: by names, whoever has joined first.
             limited = dict(sorted(limited.items()))
-            secure.begin({learner: float(self.roster[learner].examples) for learner in limited})
+            examples = {learner: float(self.roster[learner].examples) for learner in limited}
+            secure.begin(examples, {k: min(budget.steps or MOST_STEPS, MOST_STEPS) for k, budget in limited.items()})
         for learner, budget in limited.items():
             task = LocalTask(self._tasks_sent, community.stamp, budget, rate)
             self._tasks_sent += 1

@@ -42,7 +42,7 @@ class MaskedRounds(ABC):
 
     def _close(self, secure: SecureAverage) -> RoundClosed:
         """From now on the round is exactly these learners, even if one is late or leaves."""
-        secure.close()
+        secure.close({record.learner for record in self.roster.available})
         self.closed = RoundClosed(self.community.stamp.version, secure.learners, len(secure.values))
         return self.closed
 

@@ -8,10 +8,11 @@ from functools import reduce
 
 import numpy as np
 
-from metis.core.contribution import ContributionValue, dataset_size
+from metis.core.contribution import ContributionValue, dataset_size, discounted_size
 from metis.core.events import Budget, LearnerId
 from metis.core.layers.base import LAYERS, Layer, Need
-from metis.core.layers.secure_sum import SecureSum
+from metis.core.layers.fednova import FedNova
+from metis.core.layers.secure_sum import SecureSum, masked_twin
 from metis.core.mixing import Community, Mixing, ModelStore
 from metis.core.mixing.community import averages_rounds, mixes_cohorts, weighs_learners
 from metis.core.model import Layout, Model
@@ -84,20 +85,26 @@ class Policy:
                 raise ArgumentError(f"with_layers takes layers such as metis.FedNova(), not {layer!r}", "layers")
         added = sorted(layers, key=lambda layer: layer.order)
         label = reduce(lambda so_far, layer: layer.relabel(so_far), added, self.label)
-        given = {layer.key for layer in layers} & self.defaults
+        given = frozenset[str]().union(*({layer.key} | layer.displaces for layer in layers)) & self.defaults
         kept = tuple(layer for layer in self.layers if layer.key not in given)
         return replace(self, layers=(*kept, *layers), label=label, defaults=self.defaults - given)
 
     def _check(self) -> None:
         """Each layer's needs must be offered by the policy and not be taken by another layer."""
+        # In a window each learner has weighed its difference before anybody knows who else is in it.
+        windowed = not self.protocol.has_rounds and any(isinstance(layer, SecureSum) for layer in self.layers)
         offered: Mapping[Need, bool] = {
             "rounds": self.protocol.has_rounds,
             "period": self.protocol.has_period,
             "bound": self.protocol.has_period,
             "average": averages_rounds(self.mixing),
             "cohort": mixes_cohorts(self.mixing),
-            "shares": weighs_learners(self.mixing),
-            "weights": self.contribution is dataset_size,
+            "shares": weighs_learners(self.mixing) and not windowed,
+            # A window is opened when its updates are there, and what they count is public then.
+            "weights": self.contribution in (dataset_size, discounted_size) or not self.protocol.has_rounds,
+            "sums": masked_twin(self.mixing) is not None,
+            "steps": not self.protocol.by_deadline,
+            "variates": not windowed,
             "models": True,
             "mixture": True,
             "spread": True,
@@ -186,6 +193,13 @@ class Policy:
     def secure_sum(self) -> SecureSum | None:
         """The layer that masks updates, if the controller sees sums only."""
         return next((layer for layer in self.layers if isinstance(layer, SecureSum)), None)
+
+    def masked_factors(
+        self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]
+    ) -> Mapping[LearnerId, float]:
+        """By how much each learner of a masked round lengthens its own delta."""
+        nova = next((layer for layer in self.layers if isinstance(layer, FedNova)), None)
+        return dict.fromkeys(values, 1.0) if nova is None else nova.factors(values, steps)
 
     @property
     def chooses(self) -> bool:

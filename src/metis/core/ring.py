@@ -126,9 +126,14 @@ class Ring(Message):
         """Bits of a word's largest value: learners * (2^room + 1/2) < 2^(bits - 1), so that a sum cannot wrap."""
         return min(bits - 1 - self.learners.bit_length(), 52)
 
-    def quantize(self, local: Model, base: Model, p: float, most: float, scalars: Sequence[float]) -> Quantized:
-        """The difference of a local model from its base, weighted by p / most; Diverged if a number is not finite."""
-        if not 0 < p <= most:
+    def quantize(
+        self, local: Model, base: Model, p: float, most: float, scalars: Sequence[float], factor: float = 1.0
+    ) -> Quantized:
+        """The difference of a local model from its base, weighted by p / most; Diverged if a number is not finite.
+
+        Parameters also count by the factor, buffers, control variates and scalars do not.
+        """
+        if not 0 < p * max(1.0, factor) <= most * (1 + 1e-12):
             raise Refused(f"a contribution value must lie above 0 and not above the largest, {most:g}, not at {p!r}")
         if len(scalars) != self.scalars:
             raise ValueError(f"this ring carries {self.scalars} scalars, not {len(scalars)}")
@@ -142,7 +147,8 @@ class Ring(Message):
                     stop = min(start + BLOCK, part.stop)
                     delta = local.vector[start:stop].astype(np.float64)
                     delta -= base.vector[start:stop]
-                    clamped += self._write(words[at : at + stop - start], delta, q, section)
+                    own = q * factor if section.number == 1 else q
+                    clamped += self._write(words[at : at + stop - start], delta, own, section)
                     at += stop - start
         head = np.array([1.0, clamped / max(1, layout.size), *scalars], np.float64)
         self._write(sections[0].view(body)[: head.size], head, q, sections[0])
@@ -181,8 +187,13 @@ class Ring(Message):
             self.add(total, body, layout)
         return total
 
-    def mean(self, total: Body, base: Model, weights: Mapping[str, float], most: float) -> Opened:
-        """The weighted mean of the local models whose contribution values these are; Refused if they do not fit."""
+    def mean(
+        self, total: Body, base: Model, weights: Mapping[str, float], most: float, divisor: float | None = None
+    ) -> Opened:
+        """The weighted mean of the local models whose contribution values these are; Refused if they do not fit.
+
+        With a divisor the sum is divided by that number instead of the sum of the contribution values.
+        """
         layout = base.layout
         if total.size != self.nbytes(layout):
             raise Refused(f"a sum has {self.nbytes(layout)} bytes here, not {total.size}")
@@ -199,7 +210,7 @@ class Ring(Message):
         vector = base.vector.copy()
         for section in sections:
             words, at = section.view(total).view(f"<i{section.bits // 8}"), section.leading
-            factor = self._factor(section, whole)
+            factor = self._factor(section, whole if divisor is None else divisor / most)
             for part in section.parts:
                 for start in range(part.start, part.stop, BLOCK):
                     stop = min(start + BLOCK, part.stop)

@@ -34,6 +34,7 @@ from metis.errors import ArgumentError, Refused
 
 PROTOCOL = 1
 FEWEST = 3  # honest learners in any sum
+MOST_STEPS = 10**6  # of a task, also of one without a number of them
 
 
 def threshold(members: int) -> int:
@@ -302,7 +303,7 @@ class Pins:
     max_absent: int | None = None  # pinned peers that a cohort may lack; N - t if not given
     bits: tuple[int, ...] = (16, 32, 64)
     rates: tuple[float, float] = (1e-3, 1e3)
-    steps: tuple[int, int] = (1, 10**6)
+    steps: tuple[int, int] = (1, MOST_STEPS)
     clips: tuple[float, float] = (1e-4, 1e4)
     max_ratio: float = 1000.0  # of contribution values, the largest over the smallest
 

@@ -112,6 +112,12 @@ def check_deployment(config: ExperimentConfig) -> None:
             f"deployment.step_guard: '{guard}' measures each local model, and secure_sum lets nobody see one; leave it "
             "out, or set it to 'off'"
         )
+    for policy in map(compose, config.policy):
+        if policy.secure_sum is not None and not policy.protocol.has_rounds:
+            raise ConfigError(
+                f"policy.secure_sum: the windows in which {policy.name} opens its sums exist in simulations only, so "
+                "far; sync_fedavg, semisync_fedavg and semisync have rounds"
+            )
     for group in config.learners:
         for name in group.learner_names:
             try:

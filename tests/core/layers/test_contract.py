@@ -179,7 +179,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             "sync_fedavg, semisync_fedavg and fedbuff mix several",
             ["semisync", "async_fedavg", "fedrec", "fedasync"],
         ),
-        "secure_sum": (f"secure_sum {SecureSum.needs['rounds']}".replace("{policy}", "{}"), asynchronous),
+        "secure_sum": (f"secure_sum {SecureSum.needs['sums']}".replace("{policy}", "{}"), ["fedasync"]),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",
             ["sync_fedavg", *baselines, *asynchronous],
@@ -214,8 +214,8 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             ["semisync", *asynchronous],
         ),
         "share": (
-            "share limits what a learner counts for in an average, and {} adds models up as they come; sync_fedavg, "
-            "semisync_fedavg, async_fedavg and fedrec average",
+            "share limits what a learner counts for in an average, and {} adds models up as they come; sync_fedavg "
+            "and semisync_fedavg average, and without secure_sum also async_fedavg and fedrec",
             ["fedasync", "fedbuff"],
         ),
     }
@@ -226,7 +226,6 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             (key, "semisync"): f"{key} is given together with pace; keep one of them"
             for key in ("adaptive", "schedule")
         },
-        ("secure_sum", "semisync"): f"secure_sum {SecureSum.needs['average']}".format(policy="semisync", other=""),
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},
     }
 
@@ -286,7 +285,7 @@ def test_the_published_model_can_be_exchanged_for_a_copy(layer: Layer) -> None:
         if number % 2:
             for secure in (innermost(plain), innermost(exchanged)):
                 if isinstance(secure, SecureAverage):
-                    secure.begin({"a": 1.0, "b": 2.0})
+                    secure.begin({"a": 1.0, "b": 2.0}, {"a": 3, "b": 3})
                     secure.open(secure.learners, secure.total())
             assert plain.publish() and exchanged.publish()
             copied = exchanged.model.with_vector(exchanged.model.vector.copy())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from core.layers.test_contract import EXAMPLES
 from core.play import Actor, Play, model, snapshot
+from metis.core.contribution import capped
 from metis.core.controller import Controller
 from metis.core.costs import CostLedger
 from metis.core.events import (
@@ -28,20 +31,26 @@ from metis.core.events import (
     UpdateRefused,
 )
 from metis.core.layers import (
+    AcceptLate,
     AdaptivePeriod,
     Cap,
     Compression,
+    ControlVariates,
     FedAdam,
-    FedNova,
     LargestShare,
+    Layer,
+    Median,
     Sample,
     SecureSum,
 )
+from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import MessageBytes, SecureAverage, fewest_members
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import async_fedavg, fedasync, fedbuff, semisync, semisync_fedavg, sync_fedavg
 from metis.core.policy import Policy
-from metis.core.solvers import Scaffold
+from metis.core.ring import Ring
+from metis.core.secure_sum import min_learners
+from metis.core.solvers import MomentumSGD, Scaffold
 from metis.core.stop import StopRule
 from metis.errors import ArgumentError, Refused, UnexpectedEvent
 
@@ -64,19 +73,23 @@ def _secure(play: Play) -> SecureAverage:
     return play.controller.secure
 
 
+def _buffer(size: int, colluders: int) -> object:
+    policy = fedbuff(buffer_size=size).with_layers(SecureSum(colluders=colluders))
+    return policy.start_community(model(), MemoryStore())
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: fedasync().with_layers(SecureSum()), "publishes after every single update"),
-        (lambda: fedbuff().with_layers(SecureSum()), "windows"),
-        (lambda: async_fedavg().with_layers(SecureSum()), "windows"),
-        (lambda: fedrec().with_layers(SecureSum()), "windows"),
         (lambda: sync_fedavg(weighting="steps").with_layers(SecureSum()), "before it is trained"),
+        (lambda: semisync_fedavg(budget="deadline").with_layers(SecureSum()), "end with the time"),
         (lambda: sync_fedavg().with_layers(SecureSum(), Compression("top_k")), "leaves some out"),
-        (lambda: sync_fedavg().with_layers(SecureSum(), FedNova()), "scales each local model"),
-        (lambda: sync_fedavg().with_layers(SecureSum(), LargestShare()), "weighs each local model"),
         (lambda: sync_fedavg().with_layers(SecureSum(), Sample(learners=4)), "leaves most out"),
-        (lambda: sync_fedavg().with_layers(SecureSum()).for_solver(Scaffold(0.1)), "control variate"),
+        (lambda: sync_fedavg().with_layers(SecureSum(), Median()), "compares local models"),
+        (lambda: semisync_fedavg().with_layers(SecureSum(), AcceptLate()), "counts what comes late by itself"),
+        (lambda: async_fedavg().with_layers(SecureSum()).for_solver(Scaffold(0.1)), "async_fedavg has no rounds"),
+        (lambda: _buffer(3, colluders=1), "buffer_size is 3; under secure_sum with 1 colluders .* at least 4 learners"),
     ],
 )
 def test_what_cannot_work_under_masks_is_refused_with_the_reason(make: Callable[[], object], reason: str) -> None:
@@ -94,12 +107,78 @@ def test_periods_caps_and_optimizers_keep_working() -> None:
     assert len(play.items(RoundClosed)) == len(play.items(SumOpened)) == 4
 
 
-def test_a_masked_mixture_is_the_plain_one_but_for_rounding() -> None:
-    """The ring of 32 bits has steps of 4 / 2^28 for five learners."""
-    masked = _play().run().controller.community.model.vector
-    plain = Play(sync_fedavg(1), *_cast(), stop=StopRule(rounds=3)).run().controller.community.model.vector
-    assert not np.array_equal(plain, np.zeros_like(plain))
-    np.testing.assert_allclose(masked, plain, atol=3 * 4 / 2**27)
+REFUSED = {
+    "sample": "leaves most out",
+    "robust": "compares local models, which nobody can under secure_sum",
+    "late": "counts what comes late by itself, which nobody can under secure_sum",
+    "compression": "compression leaves some out or scales each learner's apart",
+    "secure_sum": "secure_sum is given twice",
+}
+
+
+@pytest.mark.parametrize("layer", EXAMPLES, ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("policy", [sync_fedavg(1), semisync_fedavg(2)], ids=lambda policy: policy.name)
+def test_every_layer_works_on_sums_or_is_refused_by_name(policy: Policy, layer: Layer) -> None:
+    """The same rounds, the same tasks, and numbers that differ from the plain ones by the ring's rounding."""
+    solver = Scaffold(0.1, 0.5) if isinstance(layer, ControlVariates) else MomentumSGD(0.1, 0.5)
+    if layer.key in REFUSED and not (layer.key == "late" and not policy.protocol.has_period):
+        with pytest.raises(ArgumentError, match=REFUSED[layer.key]):
+            policy.with_layers(layer, SecureSum())
+        return
+    try:
+        plain = policy.with_layers(layer)
+    except ArgumentError:  # it does not go with this policy, whatever is masked
+        return
+    runs = [
+        Play(each.for_solver(solver)[0], *_cast(), stop=StopRule(rounds=4)).run()
+        for each in (plain, plain.with_layers(SecureSum()))
+    ]
+    _alike(*runs)
+
+
+def test_a_policy_of_differences_works_on_sums() -> None:
+    """Differences and lengths are sums; without what comes late, a round is the same."""
+    without_late = tuple(layer for layer in semisync().layers if not isinstance(layer, AcceptLate))
+    plain = replace(semisync(), layers=without_late)
+    _alike(
+        *(Play(each, *_cast(), stop=StopRule(rounds=5)).run() for each in (plain, semisync().with_layers(SecureSum())))
+    )
+
+
+def _alike(plain: Play, masked: Play) -> None:
+    expected = plain.controller.community.model.vector
+    assert masked.version == plain.version >= 4 and not np.array_equal(expected, np.zeros_like(expected))
+    np.testing.assert_allclose(masked.controller.community.model.vector, expected, rtol=1e-6, atol=2e-6)
+    tasks = [[(item.learner, item.task.budget.steps) for item in play.items(SendTask)] for play in (plain, masked)]
+    assert tasks[0] == tasks[1]
+
+
+def test_a_share_is_limited_before_a_round_and_again_when_members_are_missing() -> None:
+    """What each counts is public, so nobody needs to see a model for it."""
+    play = _play(sync_fedavg(1).with_layers(SecureSum(), LargestShare(0.25)))
+    while not play.tasks():
+        play.step()
+    everybody = {"ann": 50.0, "bob": 60.0, "eve": 70.0, "ida": 80.0, "max": 90.0}
+    assert _secure(play).values == capped(everybody, 0.25) == {**everybody, "max": 80.0 + 20 / 3}
+    play.handle(CohortFixed(0, ("ann", "bob", "eve", "ida")))
+    assert _secure(play).values == dict.fromkeys(("ann", "bob", "eve", "ida"), 50.0)
+
+
+def test_control_variates_have_a_section_of_their_own_and_cost_a_learner_of_the_sum() -> None:
+    """One more vector of the same cohort: least - c >= m + 2."""
+    policy, _ = sync_fedavg(1).with_layers(SecureSum(colluders=1)).for_solver(Scaffold(0.1))
+    community = Play(policy, *_cast()).controller.secure
+    assert community is not None
+    assert community.extra_vectors == 1 and community.least == min_learners(1, 1) == 4
+    assert len(Ring(32, 5, 4.0, 4.0).sections(community.model.layout)) == 3
+    assert policy.update_bytes(community.model.layout) == Ring(32, 1, 4.0, 4.0).nbytes(community.model.layout)
+
+
+def test_what_comes_late_gives_way_in_semisync() -> None:
+    """It is one of its defaults; a masked round mixes what is there when it is closed."""
+    masked = semisync().with_layers(SecureSum())
+    assert not any(isinstance(layer, AcceptLate) for layer in masked.layers)
+    assert any(isinstance(layer, AcceptLate) for layer in semisync().layers)
 
 
 def test_equal_weights_do_not_ask_for_examples() -> None:
@@ -243,7 +322,7 @@ def test_the_same_events_end_in_the_same_bits() -> None:
 
 def _by_hand(order: list[str]) -> bytes:
     community = SecureAverage(model(1, 2, 3), Play(sync_fedavg(1), **FIVE).controller.store, SecureSum())
-    community.begin({name: 10.0 + index for index, name in enumerate(FIVE)})
+    community.begin({name: 10.0 + index for index, name in enumerate(FIVE)}, dict.fromkeys(FIVE, 5))
     for name in order:
         community.commit(name, model(len(name), FIVE[name], -FIVE[name]), 1.0, 5)
     community.close()
@@ -257,7 +336,7 @@ def test_buffers_have_a_ring_of_their_own_and_losses_are_summed() -> None:
     layout = Layout((TensorSpec("weight", (2,)), TensorSpec("variance", (1,), role="buffer")))
     base = Model(layout, np.zeros(3, np.float32))
     community = SecureAverage(base, Play(sync_fedavg(1), **FIVE).controller.store, SecureSum(clip=1.0))
-    community.begin({"a": 1.0, "b": 3.0, "c": 4.0})
+    community.begin({"a": 1.0, "b": 3.0, "c": 4.0}, dict.fromkeys("abc", 5))
     for name, loss in (("a", 1.0), ("b", 2.0), ("c", math.nan)):
         vector = np.array([0.5, 2.0, 1000.0 * len(name)], np.float32)
         community.commit(name, base.with_vector(vector), 1.0, 5)

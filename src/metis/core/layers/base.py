@@ -35,10 +35,12 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 #   layout   which tensors a model has           cohort  several local models are mixed at a time
 #   mixture  what models are mixed to is seen    spread  how far local models went is known
 #   weights  what a model counts is known before it is trained
-#   everybody  all who are present take part
+#   everybody  all who are present take part    sums    sums of local models are enough for the mixing
+#   steps    how many steps a task has is known before it is trained
+#   variates  where control variates are kept or summed up
 Need: TypeAlias = Literal[
     "rounds", "period", "bound", "average", "cohort", "shares", "models", "wire", "layout", "mixture", "spread",
-    "weights", "everybody",
+    "weights", "everybody", "sums", "steps", "variates",
 ]  # fmt: skip
 
 
@@ -76,6 +78,7 @@ class Layer:
     needs: ClassVar[Mapping[Need, str]] = {}
     takes: ClassVar[frozenset[Need]] = frozenset()
     replaces: ClassVar[frozenset[str]] = frozenset()  # parameters of a policy that mean nothing with this layer
+    displaces: ClassVar[frozenset[str]] = frozenset()  # keys of a policy's default layers that give way to this one
     leaves_idle: ClassVar[bool] = False  # learners may idle although the protocol fills the period
     in_files: ClassVar[bool] = True  # False: put on by something else, such as a solver
 

@@ -9,6 +9,8 @@ falls with staleness, of FedAsync's interpolation or of an optimizer's step.
 
 A model that reaches a learner is the network and behind it c; one that leaves is the local network and behind it c_k,
 which the learner remembers. BatchNorm's statistics have no gradient and are not corrected.
+
+Under a secure sum nobody keeps the c_k of single learners: c is the mean over those that had a part in the last round.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from numpy.typing import NDArray
 from metis.core.arithmetic import Row
 from metis.core.events import LearnerId
 from metis.core.layers.base import Layer, Memory, Outgoing, Work
-from metis.core.layers.wrapper import Wrapper
-from metis.core.mixing import CachedAverage, FullPass, Mixing, ModelStore
+from metis.core.layers.wrapper import Wrapper, innermost
+from metis.core.mixing import CachedAverage, Community, FullPass, Mixing, ModelStore
+from metis.core.mixing.secure import SecureAverage
 from metis.core.model import Layout, Model, Vector
 from metis.errors import ConfigError
 
@@ -42,7 +45,7 @@ class ControlVariates(
     order=40,
     in_files=False,
     needs={
-        "models": "keeps each learner's control variate, which nobody can under {other}",
+        "variates": "has a part of its own in the sum of a masked round, and {policy} has no rounds",
         "layout": "adds tensors to what travels, and so does {other}",
     },
     takes={"layout"},
@@ -53,7 +56,12 @@ class ControlVariates(
         return layout.with_controls(trainable)
 
     def wrap(self, mixing: Mixing) -> Mixing:
-        return lambda model, store: ControlledCommunity(model, store, mixing)
+        def controlled(model: Model, store: ModelStore) -> Community:
+            whole = mixing(model, store)
+            # Masked rounds sum control variates up as they do the network.
+            return whole if isinstance(innermost(whole), SecureAverage) else ControlledCommunity(model, store, mixing)
+
+        return controlled
 
     def prepare(self, work: Work) -> Work:
         corrected = getattr(work.solver, "corrected", None)

@@ -20,7 +20,6 @@ class Differences(
     needs={
         "average": "replaces the average of a round, and {policy} does not average rounds; sync_fedavg and "
         "semisync_fedavg do",
-        "models": "measures how far each local model went, which nobody can under {other}",
     },
     takes={"average", "cohort"},
 ):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -78,7 +79,6 @@ class FedNova(
     needs={
         "average": "mixes rounds by a normalised average, and {policy} does not average rounds; sync_fedavg and "
         "semisync_fedavg do",
-        "models": "scales each local model, which nobody can under {other}",
     },
     takes={"average", "cohort"},
 ):
@@ -109,7 +109,7 @@ class FedNova(
         )
 
     def set_mixing(self, mixing: Mixing) -> Mixing:
-        return lambda model, store: NormalizedAverage(model, store, self)
+        return partial(NormalizedAverage, settings=self)
 
     def factors(self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> dict[LearnerId, float]:
         """f_k of each learner."""

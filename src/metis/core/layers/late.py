@@ -22,7 +22,10 @@ class AcceptLate(
     Layer,
     key="late",
     order=22,
-    needs={"bound": "lets semi-synchronous periods end without some learners; {policy} has no periods"},
+    needs={
+        "bound": "lets semi-synchronous periods end without some learners; {policy} has no periods",
+        "models": "counts what comes late by itself, which nobody can under {other}",
+    },
 ):
     """What comes after its period counts in the next one, and the slowest are not waited for; beyond the paper.
 

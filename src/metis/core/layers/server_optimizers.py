@@ -183,7 +183,7 @@ class Optimized(Wrapper):
             state = {name: vector[part] for name, vector in self._state.items()}
             result[part] = before + rate * self._optimizer.step(proposed[part] - before, state)
         for spec in layout.tensors:
-            if spec.role == "buffer":
+            if spec.role in ("buffer", "control"):
                 result[layout.slices[spec.name]] = proposed[layout.slices[spec.name]]
         return result
 

@@ -18,8 +18,7 @@ class LargestShare(
     order=45,
     needs={
         "shares": "limits what a learner counts for in an average, and {policy} adds models up as they come; "
-        "sync_fedavg, semisync_fedavg, async_fedavg and fedrec average",
-        "models": "weighs each local model, which nobody can under {other}",
+        "sync_fedavg and semisync_fedavg average, and without secure_sum also async_fedavg and fedrec",
     },
 ):
     """A limit on the share of the mixture that one learner counts for; beyond the paper.

@@ -55,7 +55,7 @@ class DifferenceAverage(FullPass):
         super().commit(learner, local_model, value, steps, base, examples)
         self._squares[learner] = math.fsum(
             squared_distance(local_model.vector[part], base.vector[part], part.stop - part.start)
-            for part in _parameters(self.model.layout)
+            for part in parameter_parts(self.model.layout)
             if local_model.vector.size
         )
 
@@ -75,8 +75,16 @@ class DifferenceAverage(FullPass):
         on_time = math.fsum(weights[k] for k in weights if k not in self._bases)
         add_scaled(mean, [*late, (before, -on_time)])
         mean /= total
-        eta = self._eta({k: weights[k] / total for k in sorted(weights)}, mean, layout)
-        for part in _parameters(layout) if eta != 1 else ():
+        shares = {k: weights[k] / total for k in sorted(weights)}
+        eta = extrapolated(
+            self._extrapolation,
+            math.fsum(share * self._squares[k] for k, share in shares.items()),
+            math.fsum(share * math.sqrt(self._squares[k]) for k, share in shares.items()),
+            mean,
+            layout,
+            self._largest,
+        )
+        for part in parameter_parts(layout) if eta != 1 else ():
             mean[part] *= eta
         mean += before
         self._values.clear()
@@ -84,18 +92,6 @@ class DifferenceAverage(FullPass):
         self._squares.clear()
         self._stamp_new(mean)
         return True
-
-    def _eta(self, shares: Mapping[LearnerId, float], mean: NDArray[np.float64], layout: Layout) -> float:
-        spread = math.fsum(share * self._squares[k] for k, share in shares.items())
-        if self._extrapolation == "none" or not spread:
-            return 1.0
-        if self._extrapolation == "lengths":
-            return min(
-                self._largest,
-                spread / math.fsum(share * math.sqrt(self._squares[k]) for k, share in shares.items()) ** 2,
-            )
-        progress = math.fsum(float(np.add.reduce(np.square(mean[part]))) for part in _parameters(layout))
-        return min(self._largest, max(1.0, spread / (2 * progress))) if progress else 1.0
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         squares = np.array([self._squares[learner] for learner in sorted(self._squares)], np.float64)
@@ -109,11 +105,23 @@ class DifferenceAverage(FullPass):
         self._bases = {k: model.with_vector(_vector(arrays[f"started/{k}"])) for k in self._bases}
 
 
+def extrapolated(
+    kind: Extrapolation, spread: float, length: float, mean: NDArray[np.float64], layout: Layout, largest: float
+) -> float:
+    """eta, from sum p ||Delta||^2, sum p ||Delta|| and sum p Delta."""
+    if kind == "none" or not spread:
+        return 1.0
+    if kind == "lengths":
+        return min(largest, spread / length**2)
+    progress = math.fsum(float(np.add.reduce(np.square(mean[part]))) for part in parameter_parts(layout))
+    return min(largest, max(1.0, spread / (2 * progress))) if progress else 1.0
+
+
 def _vector(array: NDArray[Any]) -> Vector:
     return np.asarray(array, np.float32)
 
 
-def _parameters(layout: Layout) -> list[slice]:
+def parameter_parts(layout: Layout) -> list[slice]:
     """Where the parameters lie, neighbours together."""
     parts: list[slice] = []
     for spec in layout.tensors:

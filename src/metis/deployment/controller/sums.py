@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,13 +18,23 @@ from metis.core.controller import Controller
 from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed, RoundFailed, SumOpened
 from metis.core.model import Layout
 from metis.core.ring import Ring
-from metis.core.secure_sum import PROTOCOL, Answer, Opening, Place, SignedKey, Statement, Upload, Vote, threshold
-from metis.core.timing import MAX_STEPS
+from metis.core.secure_sum import (
+    MOST_STEPS,
+    PROTOCOL,
+    Answer,
+    Opening,
+    Place,
+    SignedKey,
+    Statement,
+    Upload,
+    Vote,
+    threshold,
+)
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
 from metis.deployment.storage import read_file
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.secure import MOST_STEPS, unpacked
+from metis.deployment.wire.secure import unpacked
 from metis.errors import DataError, Refused
 from metis.privacy.keys import Peers, check_signature
 from metis.privacy.opener import Opener
@@ -202,12 +212,12 @@ class Sums:
             layout=bytes.fromhex(self._layout.fingerprint),
             settings=self._settings,
             rate=float(tasks[members[0]].rate),
-            extra_vectors=0,
-            ring=Ring(round_.ring.bits, len(members), round_.ring.clip),
+            extra_vectors=int(self._layout.control.size > 0),
+            ring=replace(round_.ring, learners=len(members)),
             threshold=threshold(len(members)),
             least=round_.least,
             members=tuple(
-                Place(round_.values[name], min(tasks[name].budget.steps or MAX_STEPS, MOST_STEPS), self._keys[name])
+                Place(round_.values[name], min(tasks[name].budget.steps or MOST_STEPS, MOST_STEPS), self._keys[name])
                 for name in members
             ),
         )

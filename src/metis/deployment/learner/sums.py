@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from metis.core.model import Layout
-from metis.core.secure_sum import Opening, Pins, Request, Statement
-from metis.core.timing import MAX_STEPS
+from metis.core.secure_sum import MOST_STEPS, Opening, Pins, Request, Statement
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.site_policy import PolicyFile, SitePolicy
@@ -24,7 +23,7 @@ from metis.deployment.learner.work import WorkFolder
 from metis.deployment.security.identity import load_kit, signing_identity
 from metis.deployment.storage import file_sha256
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.secure import MOST_STEPS, settings_hash
+from metis.deployment.wire.secure import settings_hash
 from metis.errors import ArgumentError, ConfigError, Refused
 from metis.privacy.keys import Peers
 from metis.privacy.member import Member
@@ -88,17 +87,19 @@ class Sums:
         if len(opening.names) < fewest:
             raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
         welcome = self._connection.welcome
-        steps = min(task.steps if task.HasField("steps") else MAX_STEPS, MOST_STEPS)
+        steps = min(task.steps if task.HasField("steps") else MOST_STEPS, MOST_STEPS)
         mine = {place.name: place.steps for place in opening.members}.get(welcome.learner)
         rate = task.rate if task.HasField("rate") else 1.0
         if (opening.version, opening.rate, mine) != (task.version, rate, steps):
             raise Refused("the task is not the one that its opening describes")
+        layout = Layout.from_json(json.loads(welcome.layout))
         with self._member(policy) as member:
             member.accept(
                 opening,
                 model=bytes.fromhex(file_sha256(model)),  # of the bytes that are trained on, whatever was announced
-                layout=Layout.from_json(json.loads(welcome.layout)),
+                layout=layout,
                 settings=settings_hash(welcome.settings),
+                extra_vectors=int(layout.control.size > 0),
             )
         return {
             "identity": str(self._kit),

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metis.core.mixing.secure import scalars
+from metis.core.mixing.secure import largest_weight, scalars
 from metis.core.model import Model
+from metis.core.policy import Policy
 from metis.core.secure_sum import Opening, Pins
 from metis.deployment.security.identity import signing_identity
 from metis.deployment.wire.secure import packed
@@ -46,11 +47,15 @@ class Masking:
         upload, body = kept
         return json.loads(facts), [body.data, memoryview(packed(upload.encode()))]
 
-    def mask(self, local: Model, base: Model, loss: float, facts: Mapping[str, Any]) -> list[memoryview]:
+    def mask(
+        self, local: Model, base: Model, loss: float, facts: Mapping[str, Any], policy: Policy
+    ) -> list[memoryview]:
         """The bytes to send; `facts` is what the learner answers with them, also after a crash."""
         opening = self._opening
-        p, most = opening.weights[self._name], opening.most
-        body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss)).body
+        weights, steps = opening.weights, {place.name: place.steps for place in opening.members}
+        factors = policy.masked_factors(weights, steps)
+        p, most, factor = weights[self._name], largest_weight(weights, factors), factors[self._name]
+        body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss), factor).body
         with self._store.locked():
             member = self._member()
             self._store.write("facts", json.dumps(dict(facts)).encode())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
+from metis.core.policy import Policy
 from metis.core.timing import robust_time_per_batch
 from metis.deployment.storage import storage
 from metis.deployment.trainer.commands import Answers, Commands
@@ -47,6 +48,9 @@ class Silo(Protocol):
 
     @property
     def engine(self) -> Engine: ...
+
+    @property
+    def policy(self) -> Policy: ...
 
     @property
     def layout(self) -> Layout: ...  # of every model that travels
@@ -274,7 +278,7 @@ class _Trainer:
         }
         parts = [memoryview(trained.payload)] if trained.payload else list(model_parts(trained.model))
         if masking is not None:
-            parts = masking.mask(trained.model, community_model, trained.loss, facts_of)
+            parts = masking.mask(trained.model, community_model, trained.loss, facts_of, self._ready.policy)
         sha256, length = ("", 0) if self._group.rank else write_parts(Path(command["out"]), parts)
         self._memories.keep(task, dict(trained.memory))
         return {**facts_of, "sha256": sha256, "bytes": length}

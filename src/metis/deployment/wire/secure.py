@@ -7,8 +7,6 @@ import json
 from metis.core.canonical import digest
 from metis.errors import Refused
 
-MOST_STEPS = 10**6  # of a task without a number of them, as an opening has it
-
 
 def settings_hash(settings: str) -> bytes:
     """What all sites must train alike, as both ends compute it: the settings without the list of learners."""

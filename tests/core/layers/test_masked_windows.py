@@ -1,0 +1,185 @@
+"""Asynchronous policies under masks: sums are opened in windows of enough different learners, each of which waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.play import Actor, Play, model
+from metis.core.events import (
+    CommunityPublished,
+    LearnerJoined,
+    LearnerLeft,
+    LearnerWithdrawn,
+    RoundAbandoned,
+    RoundClosed,
+    RoundFailed,
+    SumOpened,
+)
+from metis.core.layers import FedAdam, LargestShare, SecureSum
+from metis.core.mixing import MemoryStore
+from metis.core.mixing.windows import BufferedWindows, CachedWindows
+from metis.core.policies import async_fedavg, fedbuff, fedrec
+from metis.core.policy import Policy
+from metis.core.stop import StopRule
+from metis.errors import ArgumentError, Refused
+
+TIMES = {"a": 0.1, "bb": 0.13, "ccc": 0.31, "dddd": 0.07, "eeeee": 0.2, "ffffff": 0.25}
+WINDOWED = {
+    "async_fedavg": async_fedavg(1).with_layers(SecureSum()),
+    "fedrec": fedrec(1).with_layers(SecureSum(colluders=1)),
+    "equal": async_fedavg(1).with_layers(SecureSum(weights="equal")),
+    "fedbuff": fedbuff(1, buffer_size=4, server_learning_rate=0.7).with_layers(SecureSum()),
+    "optimized": fedrec(1).with_layers(SecureSum(), FedAdam()),
+}
+every = pytest.mark.parametrize("policy", WINDOWED.values(), ids=list(WINDOWED))
+
+
+def _play(policy: Policy, rounds: int = 12) -> Play:
+    cast = [Actor(name, time, 40 + 10 * len(name), 10) for name, time in TIMES.items()]
+    return Play(policy, *cast, stop=StopRule(rounds=rounds))
+
+
+@every
+def test_a_window_holds_enough_different_learners_and_each_waits_for_it(policy: Policy) -> None:
+    """No sum of fewer than c + 3, nobody twice in one, and no tasks for those in it until it is opened."""
+    play = _play(policy)
+    secure = play.controller.secure
+    assert secure is not None and secure.windowed
+    waiting: set[str] = set()
+    while play.step() and not play.controller.finished:
+        waiting = set(secure.learners)
+        assert not waiting & set(play.tasks())
+    closed = play.items(RoundClosed)
+    assert len(closed) == play.version == 12
+    assert all(len(set(each.learners)) == len(each.learners) >= secure.wanted >= secure.least for each in closed)
+    assert any("ffffff" in each.learners for each in closed) and any("ffffff" not in each.learners for each in closed)
+
+
+@pytest.mark.parametrize("name", ["async_fedavg", "fedrec", "equal"])
+def test_the_running_sum_is_the_sum_of_everybodys_latest_to_the_bit(name: str) -> None:
+    """Differences of differences lose nothing in a ring."""
+    play = _play(WINDOWED[name])
+    community = play.controller.secure
+    assert isinstance(community, CachedWindows)
+    latest: dict[str, np.ndarray] = {}
+    windows = 0
+    while play.step() and not play.controller.finished:
+        if len(play.items(CommunityPublished)) > windows:
+            windows += 1
+            layout = community.model.layout
+            bodies = (community._body(learner, p) for learner, p in community._counted.items())
+            assert np.array_equal(community._sum, community.ring.sum(bodies, layout))
+            latest = {learner: np.asarray(community._store.get(learner)[:]) for learner in community._counted}
+            weights = community._counted
+            mean = sum(weights[k] * latest[k].astype(np.float64) for k in latest) / sum(weights.values())
+            np.testing.assert_allclose(community.model.vector, mean, rtol=1e-6, atol=1e-6)
+    assert windows >= 11 and len(latest) == 6
+
+
+def test_a_buffer_makes_the_step_that_fedbuff_makes() -> None:
+    """w += rate / K sum s_k (w_k - base_k), each from the model that it started from."""
+    community = BufferedWindows(model(1, 2, 3), MemoryStore(), SecureSum(), buffer_size=3, server_learning_rate=0.5)
+    bases = {"a": model(1, 2, 3), "b": model(0, 2, 1), "c": model(1, 1, 1)}
+    local = {"a": model(1.5, 2, 3), "b": model(0, 1, 1), "c": model(2, 1, -1)}
+    values = {"a": 1.0, "b": 0.5, "c": 0.25}
+    for k, base in bases.items():
+        community.commit(k, local[k], values[k], 5, base)
+    community.close()
+    community.commit("d", model(9, 9, 9), 1.0, 5, model(8, 8, 8))  # the next window's
+    community.withdraw("a")
+    assert community.contributors == 3 and not community.publish()
+    community.open(community.learners, community.total())
+    assert community.publish() and community.learners == ("d",) and community.committed_steps == 20
+    step = sum(values[k] * (local[k].vector.astype(float) - bases[k].vector) for k in bases)
+    np.testing.assert_allclose(community.model.vector, np.array([1, 2, 3]) + 0.5 / 3 * step, atol=1e-7)
+    wrong = community.total()
+    wrong[0] += 1
+    community.close()
+    with pytest.raises(Refused, match="contribution values"):
+        community.mean(wrong)
+
+
+def test_a_window_closes_early_when_nobody_is_left_who_could_fill_it() -> None:
+    """A buffer of ten with six learners, each once: all wait, so it is opened; but never below c + 3."""
+    policy = fedbuff(1, buffer_size=10).with_layers(SecureSum())
+    play = _play(policy, rounds=3).run()
+    assert [len(each.learners) for each in play.items(RoundClosed)] == [6, 6, 6]
+    play = _play(policy)
+    for name in ("bb", "ccc", "dddd", "eeeee"):
+        play.actors[name].mood = "silent"
+    play.run()
+    for name in ("bb", "ccc", "dddd"):
+        play.handle(LearnerLeft(name))
+    assert not play.items(RoundClosed)
+    play.handle(LearnerLeft("eeeee"))
+    assert not play.items(RoundClosed) and play.version == 0  # two are fewer than three
+
+
+def test_who_withdraws_takes_back_what_is_not_opened_and_newcomers_count_at_once() -> None:
+    """What was opened cannot be told apart from the others' any more."""
+    play = _play(async_fedavg(1).with_layers(SecureSum()))
+    community = play.controller.secure
+    assert isinstance(community, CachedWindows)
+    while not community.learners:
+        play.step()
+    first = community.learners[0]
+    assert community.contributors == 1
+    play.handle(LearnerWithdrawn(first))
+    play.handle(LearnerWithdrawn("ffffff"))  # with nothing to take back
+    assert community.learners == () and first not in play.waiting()
+    play.run_until(community_version=3)
+    counted = dict(community._counted)
+    play.handle(LearnerWithdrawn("bb"))
+    assert community._counted == counted
+    play.cast(Actor("g", 0.05, 30, 10), at=play.now)
+    play.run_until(community_version=6)
+    assert "g" in community._counted
+
+
+def test_a_window_that_fails_is_dropped_and_its_learners_train_again() -> None:
+    """Nothing of it counts, and what counted before still does."""
+    play = _play(async_fedavg(1).with_layers(SecureSum()))
+    community = play.controller.secure
+    assert isinstance(community, CachedWindows)
+    play.run_until(community_version=2)
+    play.opens = False
+    while play.controller.closed is None:
+        play.step()
+    closed, counted = play.controller.closed, dict(community._counted)
+    actions = play.handle(RoundFailed(play.version, "two members lost their keys"))
+    assert isinstance(actions[0], RoundAbandoned) and community._counted == counted and not community.learners
+    assert set(closed.learners) <= set(play.tasks())
+
+
+def test_a_learner_that_was_caught_lying_is_left_out_of_a_window() -> None:
+    """The sum says whose differences are in it."""
+    play = _play(async_fedavg(1).with_layers(SecureSum()))
+    community = play.controller.secure
+    assert isinstance(community, CachedWindows)
+    play.opens = False
+    while play.controller.closed is None or len(community._fresh) < 4:
+        assert play.step()
+    closing = community.learners
+    liar, honest = closing[-1], closing[:-1]
+    total = community.total()
+    community.ring.subtract(total, community._body(f"{liar}\n", community._fresh[liar]), community.model.layout)
+    play.handle(SumOpened(0, honest, total))
+    assert set(community._counted) == set(honest) and liar not in community._fresh
+
+
+def test_nothing_begins_with_too_few_members() -> None:
+    """What is being trained is handed in, and then nobody trains until more are there."""
+    play = _play(async_fedavg(1).with_layers(SecureSum(colluders=2)))
+    play.run_until(community_version=2)
+    play.leave("a", play.now)
+    play.run()
+    assert play.version <= 3 and not play.tasks()  # five tolerate one colluder, not two
+    play.handle(LearnerJoined("a", 50, 10))
+    assert "a" in play.tasks()
+
+
+def test_shares_of_a_window_cannot_be_limited_afterwards() -> None:
+    """Each learner has weighed its difference when the window is opened."""
+    with pytest.raises(ArgumentError, match="share"):
+        async_fedavg().with_layers(SecureSum(), LargestShare())
