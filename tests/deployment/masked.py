@@ -127,7 +127,8 @@ class _Learner:
 def build(command: Mapping[str, Any]) -> Any:
     """What `prepare` asks for."""
     return SimpleNamespace(
-        engine=SimpleNamespace(), layout=Layout.from_json(command["layout"]), learner=_Learner(command["name"]),
+        engine=SimpleNamespace(), policy=POLICY, layout=Layout.from_json(command["layout"]),
+        learner=_Learner(command["name"]),
         evaluation=None, metric="loss", higher_is_better=False, seed=1, validation=None,
     )  # fmt: skip
 

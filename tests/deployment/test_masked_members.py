@@ -18,6 +18,7 @@ from deployment import masked
 from deployment.masked import NAMES
 from deployment.scripted_learner import LAYOUT
 from metis.core.canonical import digest
+from metis.core.policies import sync_fedavg
 from metis.core.ring import Ring
 from metis.core.secure_sum import PROTOCOL, Opening, Place, SignedKey, Statement, Upload, Vote, threshold
 from metis.deployment.learner.downloads import TaskFailed
@@ -82,7 +83,7 @@ class Site:
         """Its training process, and what that does when it has trained."""
         masking, base = Masking(order), masked.initial_model()
         local, loss = masked.train(self.name, task, STEPS, base)
-        return masking, lambda: b"".join(masking.mask(local, base, loss, FACTS))
+        return masking, lambda: b"".join(masking.mask(local, base, loss, FACTS, sync_fedavg()))
 
 
 @pytest.fixture
