@@ -37,6 +37,7 @@ from metis.core.layers import (
     Compression,
     ControlVariates,
     FedAdam,
+    FedNova,
     LargestShare,
     Layer,
     Median,
@@ -401,3 +402,10 @@ def test_a_learner_that_was_caught_lying_is_not_in_the_sum() -> None:
         play.handle(SumOpened(0, (*honest, "mallory"), whole))
     actions = play.handle(SumOpened(0, honest, whole))
     assert isinstance(actions[0], CommunityPublished) and actions[0].contributors == 4
+
+
+def test_a_learner_finds_its_own_factor_in_what_is_public() -> None:
+    """As the controller does: from what all members count and how many steps each was asked for."""
+    values, steps = {"a": 1.0, "b": 3.0}, {"a": 4, "b": 8}
+    assert sync_fedavg().with_layers(SecureSum()).masked_factors(values, steps) == {"a": 1.0, "b": 1.0}
+    assert sync_fedavg().with_layers(SecureSum(), FedNova(2.0)).masked_factors(values, steps) == {"a": 1.75, "b": 0.875}
