@@ -95,8 +95,9 @@ def test_simulate_writes_a_run_directory(workplace: Path) -> None:
     assert result.exit_code == 0, result.output
     folder = workplace / "runs" / "one-semisync-lambda-1"
     names = {path.name for path in folder.iterdir()}
-    assert {"events.jsonl", "config.toml", "summary.json", "community.safetensors", "report.html"} <= names
-    assert any(name.endswith(".png") for name in names)
+    assert {"events.jsonl", "config.toml", "summary.json", "community.safetensors"} <= names
+    assert "report.html" not in names and not any(name.endswith(".png") for name in names)
+    assert "figures and a report: metis report runs/one-semisync-lambda-1" in result.output
     assert json.loads((folder / "summary.json").read_text("utf-8")).keys() >= CONTRACT
     assert "round 2" in result.stderr and "accuracy" in result.stderr
     assert "parallel time" in result.stdout
@@ -439,7 +440,7 @@ def test_data_fetch_knows_what_is_there_and_what_is_not() -> None:
 
 def test_report_is_made_again_from_the_directories(workplace: Path) -> None:
     """From one run, or from several into a folder of their own."""
-    metis("simulate", "one.toml", "--out", "a")
+    assert "report in a/report.html" in metis("simulate", "one.toml", "--out", "a", "--report").output
     (workplace / "a" / "report.html").unlink()
     assert metis("report", "a").exit_code == 0
     assert (workplace / "a" / "report.html").exists()

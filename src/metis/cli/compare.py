@@ -254,7 +254,7 @@ def resume(
     federation = running.federation_of(job.config, job.source, as_json)
     # Interrupted before the first checkpoint: starting again brings everything back.
     started = (folder / CHECKPOINT).exists()
-    running.finish(running.execute(federation, job, resume=started, quiet=as_json), folder, as_json)
+    running.finish(running.execute(federation, job, resume=started, quiet=as_json), folder, as_json, with_report=False)
 
 
 def _configuration(folder: Path, changes: Sequence[str]) -> ExperimentConfig:
@@ -323,7 +323,7 @@ def _run_all(
     comparison = compare_runs(runs)
     document = {"name": folder.name, "finished": not interrupted, "runs": _folders(jobs, folder), **comparison}
     _write(folder, document)
-    page, *others = report.write(runs, folder, folder.name, ["html", *formats])
+    page, *others = report.write(runs, folder, folder.name, ["html", *formats], everywhere=False)
     if as_json:
         print_json({**document, "directory": folder.as_posix()})
     else:
@@ -367,7 +367,7 @@ def _run_study(jobs: Sequence[Job], folder: Path, plan: dict[str, Any], workers:
         running.interrupted(folder, f" with {plural(missing, 'run')} still to finish")
     document = {**plan, "finished": True, **compare_runs(runs), "summary": summarise(runs)}
     _write(folder, document)
-    page, *others = report.write(runs, folder, folder.name, ["html", *plan.get("formats", [])])
+    page, *others = report.write(runs, folder, folder.name, ["html", *plan.get("formats", [])], everywhere=False)
     if as_json:
         print_json({**document, "directory": folder.as_posix()})
         return

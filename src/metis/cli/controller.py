@@ -94,4 +94,4 @@ def controller(
             watch=follow,
         )
     if run is not None:
-        running.finish(run, state / "run", as_json, one_line=True)
+        running.finish(run, state / "run", as_json, with_report=True, one_line=True)

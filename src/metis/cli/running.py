@@ -209,11 +209,11 @@ def execute(
     return run
 
 
-def finish(run: Run, folder: Path, as_json: bool, *, one_line: bool = False) -> None:
-    """Write the report of a single run and print its costs."""
+def finish(run: Run, folder: Path, as_json: bool, *, with_report: bool, one_line: bool = False) -> None:
+    """Print the costs of a single run; a report has to be asked for, because drawing it takes longer than a short run."""
     from metis.reporting.console import run_table
 
-    (page,) = report.write([run], folder, report.title_of([run], folder))
+    page = report.write([run], folder, report.title_of([run], folder))[0] if with_report else None
     if as_json and one_line:  # the last of the lines that report what happened
         document = {"at": time.time(), "kind": "result", **run.summary(), "directory": folder.as_posix()}
         sys.stdout.write(json_text(document, indent=None) + "\n")
@@ -222,7 +222,8 @@ def finish(run: Run, folder: Path, as_json: bool, *, one_line: bool = False) -> 
     else:
         console = stdout()
         console.print(run_table(run))
-        console.print(f"written to {folder}, report in {page}", soft_wrap=True, markup=False)
+        shown = f", report in {page}" if page else f"; figures and a report: metis report {shlex.quote(str(folder))}"
+        console.print(f"written to {folder}{shown}", soft_wrap=True, markup=False)
     if run.finish_reason == "interrupted":
         interrupted(folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -45,12 +46,15 @@ def simulate(
     force: ForceOption = False,
     tracking: track.TrackOption = [],  # noqa: B006
     dashboard: DashboardOption = False,
+    with_report: Annotated[
+        bool, typer.Option("--report", help="Also draw the figures and write the report, as metis report does later.")
+    ] = False,
 ) -> None:
     """Run one policy of an experiment in virtual time.
 
     The run is written to a directory, by default runs/FILE-POLICY: the events, the resolved configuration, a
-    summary, the community model, figures and a report. Ctrl-C keeps the run so far; [bold]metis resume DIR[/]
-    continues it.
+    summary and the community model. [bold]metis report DIR[/] makes figures and a page of it. Ctrl-C keeps the run
+    so far; [bold]metis resume DIR[/] continues it.
     """
     changes = overrides(set_, workers, pool, ray_address)
     config = track.tracked(running.with_policy(running.load(file, changes), file.name, policy), tracking)
@@ -59,4 +63,4 @@ def simulate(
     running.prepare(job, force)
     with in_background(job.out, dashboard, stderr()):
         run = running.execute(federation, job, resume=False, quiet=as_json)
-    running.finish(run, job.out, as_json)
+    running.finish(run, job.out, as_json, with_report=with_report)
