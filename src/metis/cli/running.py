@@ -210,7 +210,7 @@ def execute(
 
 
 def finish(run: Run, folder: Path, as_json: bool, *, with_report: bool, one_line: bool = False) -> None:
-    """Print the costs of a single run; a report has to be asked for, because drawing it takes longer than a short run."""
+    """Print the costs of a single run; its report has to be asked for: drawing takes longer than a short run."""
     from metis.reporting.console import run_table
 
     page = report.write([run], folder, report.title_of([run], folder))[0] if with_report else None
