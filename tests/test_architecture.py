@@ -21,7 +21,7 @@ MODULES = sorted((SOURCE / "metis").rglob("*.py"))
 _BASE = {"errors", "registry", "files", "net", "system", "text"}
 _SILO = _BASE | {"core"}
 _RUN = _SILO | {"data", "kernels", "learning", "privacy", "runs"}
-_USE = _RUN | {"simulation", "deployment"}
+_USE = _RUN | {"simulation", "deployment", "flower"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": _SILO,
     "simulation": _RUN,
     "deployment": _RUN,
+    "flower": _RUN,  # a third runtime of the core, and an engine
     "experiments": _USE,
     "reporting": _USE,
     "planning": _USE | {"experiments"},
@@ -62,6 +63,7 @@ HOMES: dict[str, set[str] | None] = {
     "torch": {"learning"},
     "numba": {"kernels"},
     "ray": {"simulation"},
+    "flwr": {"flower"},
     "grpc": {"deployment"},
     "google": {"deployment"},  # protobuf
     "cryptography": {"deployment", "privacy"},

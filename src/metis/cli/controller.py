@@ -65,6 +65,7 @@ def controller(
     Stop it with SIGTERM or Ctrl-C, or kill it: the same command continues where it stopped. [bold]metis status DIR[/]
     shows it from another terminal. The results are in DIR/run, like those of a simulation.
     """
+    from metis.experiments.bridges import site_path
     from metis.experiments.config.load import load_config
 
     process = deployed("metis.cli.controller_process")
@@ -75,7 +76,7 @@ def controller(
         say("\n".join(problems) or "the notification was delivered")
         raise typer.Exit(OUR_ERROR if problems else 0)
     if site is None and config.site is not None:
-        site = file.parent / config.site.file
+        site = site_path(config)
     report = Reporter(stderr(), as_json, _STYLES, log_to(context, log_file, log_level, log_format))
     with (
         in_background(state, dashboard, stderr()),

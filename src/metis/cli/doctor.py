@@ -106,7 +106,8 @@ def _of_learner(
     yield from _of_machine(checks, work, "the work folder", device)
     if site is not None:
         name = "site" if kit is None else kit.name
-        yield "code", lambda: checks.check_code(_TRAINER, _trial_settings(site, name), site, name, device)
+        here = site.resolve()
+        yield "code", lambda: checks.check_code(_TRAINER, _trial_settings(here, name), here, name, device)
 
 
 def _of_controller(
@@ -132,7 +133,9 @@ def _of_controller(
         checks.kit_or_none(identity), config.deployment.listen, host, port, in_use(state)
     )  # fmt: skip
     yield from _of_machine(checks, state, "the state folder", device)
-    here = site or (None if config.site is None else file.parent / config.site.file)
+    from metis.experiments.bridges import site_path
+
+    here = site.resolve() if site is not None else None if config.site is None else site_path(config)
     settings = settings_document(config)
     yield "code", lambda: checks.check_code(_TRAINER, settings, here, None, device)
 

@@ -24,6 +24,7 @@ from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import cause, reference
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError, LearnerError
+from metis.experiments.bridges import site_table
 from metis.experiments.config.load import load_config, resolve_config
 from metis.experiments.deploy import settings_document
 from metis.text import plural, printable, size
@@ -42,12 +43,12 @@ def federation_of(file: Path | None, site: Path | None, name: str) -> Experiment
     if site is None:
         raise ConfigError("a dry run needs this site's network and data: give --site FILE, --federation FILE, or both")
     assumed = {
-        "site": {"file": site.name},
+        "site": site_table(site),
         "learners": [{"name": "site", "names": [name], "batch_size": _BATCH, "time_per_batch": 1.0}],
         "policy": {"name": "sync_fedavg", "local_epochs": 1},
         "stop": {"rounds": 1},
     }
-    return resolve_config(assumed, "the dry run", folder=site.parent)
+    return resolve_config(assumed, "the dry run")
 
 
 async def show(

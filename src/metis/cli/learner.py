@@ -51,6 +51,16 @@ def learner(
         typer.Option("--site", metavar="FILE", help="Python file with this site's network and data; without it, the "
                      "built-in data set and network of the experiment."),
     ] = None,
+    flower: Annotated[
+        str | None,
+        typer.Option("--flower", metavar="APP", help="A Flower app instead of a site file: its folder, a Python file "
+                     "or a module, with :NAME if its ClientApp is called otherwise than client_app or app."),
+    ] = None,
+    node_config: Annotated[
+        str | None,
+        typer.Option("--node-config", metavar="PAIRS", help="With --flower: what flower-supernode takes, as in "
+                     "'partition-id=0 data-path=\"/data\"'."),
+    ] = None,
     work: Annotated[
         Path | None,
         typer.Option("--work", metavar="DIR", help="Folder for trained updates until the controller has them, and for "
@@ -106,6 +116,7 @@ def learner(
     not yet acknowledged is handed in first. Exit codes: 0 the federation has ended, or the learner was stopped by a
     signal; 2 the controller refuses this learner, or something must be fixed here; 1 any other error.
     """
+    site = _own_site(site, flower, node_config)
     if dry_run:
         _dry_run(site, identity, name, policy, federation, device, as_json)
         return
@@ -116,8 +127,6 @@ def learner(
     host, port = host_and_port(controller, "federation.example.org:7443")
     if pace is not None and not 0 <= pace < float("inf"):
         raise ConfigError(f"--pace is {pace:g}; it must be 0 seconds or more")
-    if site is not None and not site.is_file():
-        raise ConfigError(f"there is no site file {site}")
     report = Reporter(stderr(), as_json, _STYLES, log_to(context, log_file, log_level, log_format))
     deployment = deployed("metis.deployment.learner.process")
     route = deployed("metis.deployment.route").route_to(host, port, proxy)
@@ -137,7 +146,7 @@ def learner(
         work=folder,
         child=_TRAINER if processes == 1 else (*_TRAINER, "--processes", str(processes)),
         report=report,
-        site=None if site is None else site.resolve(),
+        site=site,
         device=device,
         pace=pace,
         out=out,
@@ -148,6 +157,21 @@ def learner(
     code = asyncio.run(_taking_part(process, called, report))
     if code:
         raise typer.Exit(code)
+
+
+def _own_site(site: Path | None, flower: str | None, node_config: str | None) -> Path | None:
+    """What this site trains with, in the words of `load_site`; None for the built-in data set."""
+    if flower is None:
+        if node_config is not None:
+            raise ConfigError("--node-config is for a Flower app; give --flower APP")
+        if site is not None and not site.is_file():
+            raise ConfigError(f"there is no site file {site}")
+        return None if site is None else site.resolve()
+    if site is not None:
+        raise ConfigError("--site and --flower exclude each other: a site has one client")
+    from metis.experiments.bridges import flower_path
+
+    return flower_path(flower, node_config)
 
 
 def _dry_run(
@@ -162,8 +186,6 @@ def _dry_run(
     module = deployed("metis.cli.dry_run")
     if identity is not None:
         name = deployed("metis.deployment.security.identity").load_kit(identity).name
-    if site is not None and not site.is_file():
-        raise ConfigError(f"there is no site file {site}")
     config = module.federation_of(federation, site, name or "site")
     if name is None:
         name = config.learners[0].learner_names[0]
@@ -172,7 +194,7 @@ def _dry_run(
             config,
             _policy_file(policy, identity),
             assumed=federation is None,
-            site=None if site is None else site.resolve(),
+            site=site,
             name=name,
             device=device,
             trainer=_TRAINER,

@@ -68,9 +68,10 @@ def load(file: Path, changes: Sequence[str]) -> ExperimentConfig:
     config = load_experiment(file, changes)
     if config.site is None:
         return config
+    from metis.experiments.bridges import site_path
     from metis.experiments.site import load_site, settled
 
-    return settled(config, load_site(config.site.file))
+    return settled(config, load_site(site_path(config)))
 
 
 def with_policy(config: ExperimentConfig, source: str, wanted: str | None) -> ExperimentConfig:
@@ -101,14 +102,14 @@ def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: S
     from metis.experiments.data import divide
 
     if not quiet and sys.stderr.isatty():
-        what = config.data.dataset if config.site is None else Path(config.site.file).name
+        what = config.data.dataset if config.site is None else config.site.title
         stderr().print(f"[dim]{escape(source)}: preparing {escape(what)}, {config.learner_count} learners[/]")
     division: Division | None = divide(config, progress=not quiet) if config.site is None else None
     if division is not None and division.dataset.note and not quiet:
         note(f"{config.data.dataset}: {division.dataset.note}")
     if config.site is not None and not quiet:
         note(
-            f"a simulation asks {Path(config.site.file).name} for the data of all {config.learner_count} sites on this "
+            f"a simulation asks {config.site.title} for the data of all {config.learner_count} sites on this "
             "machine; where data may not leave a site, have it return made-up data of the same shapes"
         )
     if config.training.dtype in ("float16", "bfloat16") and not quiet:

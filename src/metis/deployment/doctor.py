@@ -287,12 +287,12 @@ async def _tried(
         began = monotonic()
         ready = await asyncio.wait_for(
             child.call(
-                "prepare", settings=settings, site=None if site is None else str(site.resolve()), name=name, index=0,
+                "prepare", settings=settings, site=None if site is None else str(site), name=name, index=0,
                 layout=None, memory=None, device=device, pace=None,
             ),
             _TRIAL_SECONDS,
         )  # fmt: skip
-        what = "the built-in data set" if site is None else site.name
+        what = "the built-in data set" if site is None else site.name if site.exists() else "the site's client"
         examples = ready["examples"] if name is not None else ready["evaluation_examples"]
         kind = "training" if name is not None else "held-out"
         text = f"{what} is ready in {seconds(monotonic() - began)}: {examples:,} {kind} examples"

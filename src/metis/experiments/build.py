@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis import __version__
@@ -48,9 +47,10 @@ def build_federation(
     if config.site is None:
         setup = build_training_setup(config, source=source, division=division, overridden=overridden)
     else:
+        from metis.experiments.bridges import site_path
         from metis.experiments.site import load_site, rehearsal
 
-        setup = rehearsal(config, load_site(Path(config.site.file)))
+        setup = rehearsal(config, load_site(site_path(config)))
     training = config.training
     for policy in config.policy:
         wanted = policy.layers.get("sample", {}).get("learners") or 0

@@ -59,7 +59,7 @@ class Division:
 def divide(config: ExperimentConfig, *, progress: bool = False) -> Division:
     """Load the data set and divide it; an impossible partition is a DataError."""
     if config.site is not None:
-        raise ConfigError(f"each site brings its own data in {config.site.file}; there is no data set to divide")
+        raise ConfigError(f"each site brings its own data in {config.site.title}; there is no data set to divide")
     folder = Path(config.data.folder) if config.data.folder is not None else None
     site = config.data.smallest_site
     options: dict[str, Any] = {} if site is None else {"smallest_site": site}

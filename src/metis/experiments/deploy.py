@@ -185,8 +185,8 @@ def make_plan(
         raise ConfigError("a federation needs an end: give [stop] rounds, seconds, update_requests, steps or at_target")
     members = {name: build_power(group) for group in config.learners for name in group.learner_names}
     facts = {
-        "dataset": config.data.dataset if config.site is None else config.site.file,
-        "network": config.network.name if config.site is None else config.site.file,
+        "dataset": config.data.dataset if config.site is None else config.site.title,
+        "network": config.network.name if config.site is None else config.site.title,
         "learners are": "real sites; time is the wall clock's",
         **chosen.training.model_dump(exclude_none=True),
         "versions": versions(),  # the controller's

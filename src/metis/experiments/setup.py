@@ -17,6 +17,7 @@ from metis.experiments.data import Assignment, Division, divide, partition_in_wo
 
 if TYPE_CHECKING:
     from metis.learning import Augmentation, Engine, Examples, Transform
+    from metis.learning.engine import EngineKind
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class TrainingSetup:
     metrics: Mapping[str, Any] | None = None
     step: Callable[[Any, Any], Any] | None = None
     augment: Augmentation | None = None
+    engine_kind: EngineKind | None = None  # of a site that brings it; else by name
     class_counts: NDArray[np.int64] | None = None
     class_names: Sequence[str] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class TrainingSetup:
             None if training.parameters is None else training.parameters.to_patterns(),
             None if training.personal is None else _personal_model(training.personal),
         )
-        return ENGINES.named(training.engine)(job)
+        return (self.engine_kind or ENGINES.named(training.engine))(job)
 
 
 def _personal_model(table: PersonalConfig) -> Any:

@@ -13,11 +13,19 @@ import numpy as np
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.errors import ConfigError
+from metis.experiments.bridges import site_path
 from metis.experiments.compose import policy_and_solver
 from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup, did_you_mean, resolve_config
 from metis.experiments.private import build_privacy
 from metis.experiments.setup import TrainingSetup, build_training_setup
-from metis.experiments.site import load_site, optional_examples, settled, site_examples, site_setup
+from metis.experiments.site import (
+    load_site,
+    optional_examples,
+    settled,
+    site_examples,
+    site_setup,
+    with_batches_of,
+)
 
 if TYPE_CHECKING:
     from metis.learning import Engine, Examples, Learner
@@ -100,10 +108,10 @@ def learner_silo(
         if own is not None and len(own) and setup.test is not None:
             evaluation = SomeExamples(setup.test, own)
     else:
-        site = load_site(site_file)
+        site = load_site(site_path(config, site_file))
         config = settled(config, site)
-        group = _group_of(config, name)
         examples = site_examples(site.path, "training_data", name)
+        group = with_batches_of(_group_of(config, name), examples)
         indices = np.arange(len(examples), dtype=np.int64)
         evaluation = optional_examples(site, "evaluation_data", name)
         setup = site_setup(config, site, train=examples, test=None, assignments=())
@@ -132,7 +140,7 @@ def build_controller_side(
         _refuse_without_site(config)
         setup = build_training_setup(config)
     else:
-        site = load_site(site_file)
+        site = load_site(site_path(config, site_file))
         config = settled(config, site)
         held = {name: optional_examples(site, f"{name}_data") for name in ("test", "validation")}
         setup = site_setup(config, site, train=None, assignments=(), **held)

@@ -37,13 +37,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.errors import ConfigError, DataError, described
-from metis.experiments.config.load import METRICS, ExperimentConfig
+from metis.experiments.bridges import bridged_site, is_bridge, title_of
+from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGroup
 from metis.experiments.data import Assignment
 from metis.experiments.learners import check_traces
 from metis.experiments.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from metis.learning import Batch, Examples
+    from metis.learning.engine import EngineKind
 
 _FUNCTIONS = {
     "network": 0,
@@ -80,6 +82,14 @@ class Site:
     metric: str | None = None
     higher_is_better: bool | None = None
     augment: Callable[..., Any] | None = None
+    # Of clients of other systems, which train and measure in their own way:
+    engine: EngineKind | None = None
+    measure: Callable[[str], Sequence[str]] | None = None  # the names of what a site measures
+
+    @property
+    def title(self) -> str:
+        """How messages and reports call it."""
+        return title_of(self.path)
 
 
 # --- loading ------------------------------------------------------------------------------------
@@ -87,6 +97,8 @@ class Site:
 
 def load_site(path: Path | str) -> Site:
     """Run a site file and take what it defines; an error in it is reported with its line."""
+    if is_bridge(path):
+        return bridged_site(Path(path))
     path = Path(path).expanduser().resolve()
     try:
         text = path.read_bytes()
@@ -126,7 +138,7 @@ def _load(path: Path, text: bytes) -> Site:
 
 
 def _known() -> list[str]:
-    return [name for name in Site.__dataclass_fields__ if name != "path"]
+    return [name for name in Site.__dataclass_fields__ if name not in ("path", "engine", "measure")]
 
 
 @contextlib.contextmanager
@@ -182,7 +194,7 @@ def _check_values(path: Path, found: Mapping[str, Any]) -> None:
 def _call(site: Site, name: str, *arguments: Any) -> Any:
     """Call a function of the site file; its exception becomes a ConfigError with its line."""
     try:
-        with _on_the_path(site.path.parent):
+        with _on_the_path(site.path.parent) if site.engine is None else contextlib.nullcontext():
             return getattr(site, name)(*arguments)
     except ConfigError:
         raise
@@ -191,7 +203,7 @@ def _call(site: Site, name: str, *arguments: Any) -> Any:
 
 
 def _shown(path: Path, name: str, arguments: Sequence[str]) -> str:
-    return f"{path.name}: {name}({', '.join(map(repr, arguments))})"
+    return f"{title_of(path)}: {name}({', '.join(map(repr, arguments))})"
 
 
 class SiteFunction:
@@ -223,7 +235,7 @@ class SiteFunction:
         return function
 
     def __repr__(self) -> str:
-        return f"{self._path.name}:{self._name}" + ("" if self._key is None else f"[{self._key}]")
+        return f"{title_of(self._path)}:{self._name}" + ("" if self._key is None else f"[{self._key}]")
 
 
 class SiteExamples:
@@ -258,7 +270,7 @@ class SiteExamples:
 
     def __getattr__(self, name: str) -> Any:
         if (
-            name in ("items", "collate", "stream") and "_examples" in self.__dict__
+            name in ("items", "collate", "stream", "batch_size") and "_examples" in self.__dict__
         ):  # where the examples are items of a dataset
             return getattr(self._examples, name)
         raise AttributeError(name)
@@ -306,17 +318,17 @@ def settled(config: ExperimentConfig, site: Site) -> ExperimentConfig:
     """The configuration with what the site file adds: task, metric, and whether higher values are better."""
     task, asked = site.task or config.training.task or "classification", config.training.task
     if asked is not None and asked != task:
-        raise ConfigError(f"{site.path.name} has task = '{task}', but the experiment has training.task = '{asked}'")
+        raise ConfigError(f"{site.title} has task = '{task}', but the experiment has training.task = '{asked}'")
     evaluation = config.evaluation
     known = list(METRICS[task]) if site.metrics is None else ["loss", *site.metrics]
     metric = evaluation.metric or site.metric or next((name for name in known if name != "loss"), "loss")
-    if metric not in known:
-        raise ConfigError(f"metric is '{metric}'; {site.path.name} measures {', '.join(known)}")
+    if metric not in known and site.measure is None:
+        raise ConfigError(f"metric is '{metric}'; {site.title} measures {', '.join(known)}")
     higher = evaluation.higher_is_better
     if higher is None:
         higher = site.higher_is_better if metric == (site.metric or metric) else None
     if higher is None:
-        higher = metric not in _LOWER_IS_BETTER
+        higher = not metric.lower().endswith(_LOWER_IS_BETTER)
     return config.model_copy(
         update={
             "training": config.training.model_copy(update={"task": task}),
@@ -332,6 +344,8 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
     config = settled(config, site)
     names = [(name, group) for group in config.learners for name in group.learner_names]
     silos = [site_examples(site.path, "training_data", name) for name, _ in names]
+    names = [(name, with_batches_of(group, silo)) for (name, group), silo in zip(names, silos, strict=True)]
+    config = _measured(config, site, names[0][0])
     train = JoinedExamples(silos)
     assignments = [Assignment(name, group, train.indices(index)) for index, (name, group) in enumerate(names)]
     check_traces(names)
@@ -356,12 +370,30 @@ def rehearsal(config: ExperimentConfig, site: Site) -> TrainingSetup:
         class_counts=counts,
         class_names=() if counts is None else [str(label) for label in range(counts.shape[1])],
         facts={
-            "dataset": site.path.name,
+            "dataset": site.title,
             "train_examples": len(train),
             "test_examples": 0 if test is None else len(test),
             "partition": "what each site holds",
-            "network": site.path.name,
+            "network": site.title,
         },
+    )
+
+
+def with_batches_of(group: LearnerGroup, examples: SiteExamples) -> LearnerGroup:
+    """The group with the batches of a client that makes its own; otherwise those of the file."""
+    own = getattr(examples, "batch_size", None)
+    return group if own is None else group.model_copy(update={"batch_size": own})
+
+
+def _measured(config: ExperimentConfig, site: Site, first: str) -> ExperimentConfig:
+    """With a metric that the sites really measure, where only they know which these are."""
+    if site.measure is None:
+        return config
+    names, metric = site.measure(first), config.evaluation.metric
+    if not names or metric in names:
+        return config
+    raise ConfigError(
+        f"metric is '{metric}', but {site.title} measures {', '.join(names)}: choose one of them by evaluation.metric"
     )
 
 
@@ -388,6 +420,7 @@ def site_setup(config: ExperimentConfig, site: Site, **parts: Any) -> TrainingSe
         step=None if site.step is None else SiteFunction(path, "step"),
         metrics=_metrics(site),
         augment=None if site.augment is None else SiteFunction(path, "augment"),
+        engine_kind=site.engine,
         **parts,
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.events import Budget
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import SOLVERS as SOLVERS, Solver  # noqa: PLC0414 - also from here, with those of torch
@@ -55,6 +56,16 @@ def batches_of(examples: Examples, orders: Iterable[NDArray[np.int64]]) -> Itera
     return map(examples.batch, orders) if stream is None else stream(orders)
 
 
+class Allotted:
+    """Batches until a budget ends, with the budget, for an engine whose training loop asks for it and not for them."""
+
+    def __init__(self, batches: Iterator[Batch], budget: Budget) -> None:
+        self._batches, self.budget = batches, budget
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+
 @dataclass(frozen=True)
 class Trained:
     """A local model and what it took to train it."""
@@ -64,6 +75,7 @@ class Trained:
     loss: float  # mean over all examples trained on, each measured before its step
     memory: Memory = field(default_factory=dict)
     batch_times: Sequence[float] = ()  # seconds, if there was a clock
+    evenly: bool = False  # the steps were counted when they were done, so their times are only known together
     payload: bytes = b""  # what travels, if it is not the model itself
     notes: Mapping[str, float] = field(default_factory=dict)  # of the policy's layers; information only
 

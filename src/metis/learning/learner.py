@@ -16,7 +16,7 @@ from metis.core.layers import Layer, Memory, Outgoing, Work
 from metis.core.model import Layout, Model, mixable_problem
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError, Diverged, NotFinite
-from metis.learning.engine import Engine, Examples, Trained, batches_of
+from metis.learning.engine import Allotted, Engine, Examples, Trained, batches_of
 from metis.learning.private import PrivateStep, draw
 from metis.privacy.chance import SeededChance, SystemChance
 from metis.privacy.records import Privacy, rate_at, sampling_rate
@@ -140,7 +140,8 @@ class Learner:
         if steps < 1:
             raise ConfigError(f"learner '{self.name}' was asked for {steps} steps; a task has at least one")
         batches = itertools.islice(self._steps(task_number, batches_per_step), steps)
-        trained = self._train(engine, community_model, batches, task_number, memory, rate)
+        allotted = Allotted(batches, Budget(steps, batches_per_step=batches_per_step))
+        trained = self._train(engine, community_model, allotted, task_number, memory, rate)
         return replace(trained, payload=b"")  # nothing really travels
 
     def train_while(
@@ -189,7 +190,10 @@ class Learner:
                 if agree(steps == budget.steps or now - started >= budget.seconds):
                     return
 
-        trained = self._train(engine, community_model, until_the_budget_ends(), task_number, memory, rate)
+        allotted = Allotted(until_the_budget_ends(), budget)
+        trained = self._train(engine, community_model, allotted, task_number, memory, rate)
+        if trained.evenly:
+            batch_times = [math.fsum(batch_times) / trained.steps] * trained.steps
         return replace(trained, batch_times=tuple(batch_times))
 
     def _steps(self, task_number: int, batches_per_step: int) -> Iterator[Any]:
@@ -201,7 +205,7 @@ class Learner:
         self,
         engine: Engine,
         community_model: Model,
-        batches: Iterator[Any],
+        batches: Allotted,
         task_number: int,
         memory: Memory | None,
         rate: float,

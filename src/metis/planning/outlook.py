@@ -320,9 +320,10 @@ def _held(
     """Each learner with its group and the number of examples it holds."""
     if config.site is None:
         return {one.name: (one.group, len(one.indices)) for one in dry_assignments(config)}
+    from metis.experiments.bridges import site_path
     from metis.experiments.site import examples_of, load_site
 
-    site = load_site(config.site.file)
+    site = load_site(site_path(config))
     held = {}
     for group in config.learners:
         for name in group.learner_names:
@@ -437,9 +438,10 @@ def network_bytes(config: ExperimentConfig, source: str) -> int:
 
     job = EngineJob(task_of(config), buffers=config.training.buffers)
     if config.site is not None:
+        from metis.experiments.bridges import site_path
         from metis.experiments.site import SiteFunction, load_site
 
-        job = replace(job, network=SiteFunction(load_site(config.site.file).path, "network"))
+        job = replace(job, network=SiteFunction(load_site(site_path(config)).path, "network"))
     else:
         dataset = DATASETS[config.data.dataset]
         images = dataset.read is None and dataset.generate is None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from metis.core.events import Budget, LearnerId
 from metis.core.timing import robust_time_per_batch
 from metis.errors import ConfigError, MetisError, described
+from metis.experiments.bridges import site_path
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run_probe(
     from metis.experiments.silo import learner_silo
 
     if site is None and config.site is not None:
-        site = Path(config.site.file)
+        site = site_path(config)
     silo = learner_silo(config, 0, site, name, 0, device)
     assert silo.learner is not None
     learner, timed = silo.learner, _timed(silo, config.seed, batches)

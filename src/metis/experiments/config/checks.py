@@ -55,6 +55,19 @@ def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
     for table in REPLACED_BY_SITE:
         if "site" in raw and table in raw:
             errors.add([table], "is given together with [site], whose file says it all; keep one of them")
+    site, learners = raw.get("site"), raw.get("learners")
+    if not isinstance(site, dict):
+        return
+    if ("file" in site) == ("flower" in site):
+        errors.add(["site"], "must have one of file and flower")
+    if "flower" not in site:
+        for key in ("run_config", "node_config", "unit"):
+            if key in site:
+                errors.add(["site", key], "is given, but only a Flower app has it")
+    elif isinstance(learners, list):
+        for group in learners:  # a Flower client has batches of its own
+            if isinstance(group, dict):
+                group.setdefault("batch_size", 1)
 
 
 def cross_check(config: ExperimentConfig, errors: ConfigErrors, *, elsewhere: bool = False) -> None:
@@ -325,7 +338,8 @@ def check_files(config: ExperimentConfig, errors: ConfigErrors) -> None:
         ):
             if file is not None and not Path(file).is_file():
                 errors.add(path, f"there is no file {file}")
-    if config.site is not None and not Path(config.site.file).is_file():
-        errors.add(["site", "file"], f"there is no file {config.site.file}")
+    site = config.site
+    if site is not None and site.file is not None and not Path(site.file).is_file():
+        errors.add(["site", "file"], f"there is no file {site.file}")
     if config.data.folder is not None and not Path(config.data.folder).is_dir():
         errors.add(["data", "folder"], f"there is no folder {config.data.folder}")

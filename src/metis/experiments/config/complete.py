@@ -70,7 +70,9 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
         metric = evaluation.metric or next(iter(METRICS[task_of(config)]))
         evaluation = evaluation.model_copy(update={"metric": metric})
     else:
-        site = site.model_copy(update={"file": _absolute(site.file, folder)})
+        site = site.model_copy(
+            update={"file": _absolute(site.file, folder), "flower": _absolute_app(site.flower, folder)}
+        )
     learners = [
         group.model_copy(
             update={
@@ -127,6 +129,13 @@ def slug(label: str) -> str:
     """A label as the name of a folder: SemiSync (λ=2) is semisync-lambda-2."""
     plain = label.replace("λ", "lambda ").lower()
     return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "policy"
+
+
+def _absolute_app(app: str | None, folder: Path | None) -> str | None:
+    """A folder or file with its full path, and a module as it is."""
+    place, colon, name = (app or "").partition(":")
+    path = _absolute(place, folder) if place else None
+    return app if path is None or not Path(path).exists() else f"{path}{colon}{name}"
 
 
 def _absolute(file: str | None, folder: Path | None) -> str | None:

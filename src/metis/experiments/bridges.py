@@ -1,0 +1,90 @@
+"""Clients of other systems as sites: what a file or the command line names, and what Metis makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metis.errors import ConfigError
+from metis.experiments.config.load import ExperimentConfig
+from metis.flower.project import FlowerSource, parse_node_config, require_flower, with_settings
+
+if TYPE_CHECKING:
+    from metis.experiments.site import Site
+
+# Layers that change how a learner steps, which a client of another system does by itself.
+_OF_THE_SOLVER = ("proximal", "control_variates", "rate", "nova")
+
+
+def is_bridge(path: Path | str) -> bool:
+    """Whether this is not the path of a site file, but stands for a client of another system."""
+    return FlowerSource.is_spec(path)
+
+
+def site_path(config: ExperimentConfig, local: Path | None = None) -> Path:
+    """What `load_site` loads: the site's own file or client, else that of the federation's file."""
+    site = config.site
+    if local is not None and not is_bridge(local):
+        return local
+    if site is None:
+        return local or Path()
+    if local is None and site.file is not None:
+        return Path(site.file)
+    source = FlowerSource.of(local) if local is not None else FlowerSource(str(site.flower))
+    names = [name for group in config.learners for name in group.learner_names]
+    _check(config, source)
+    start = config.training.initial_model
+    return Path(with_settings(source, names, site.node_config or {}, site.run_config or {}, site.unit, start).spec)
+
+
+def flower_path(app: str, node_config: str | None) -> Path:
+    """What the command line says of a Flower app."""
+    require_flower()
+    place, colon, name = app.partition(":")
+    path = Path(place).expanduser()
+    if path.exists():
+        app = f"{path.resolve()}{colon}{name}"
+    pairs = {} if node_config is None else parse_node_config(node_config)
+    return Path(FlowerSource(app, node_config=tuple(pairs.items())).spec)
+
+
+def _check(config: ExperimentConfig, source: FlowerSource) -> None:
+    for policy in config.policy:
+        for key in _OF_THE_SOLVER:
+            if key in policy.layers:
+                raise ConfigError(
+                    f"policy {policy.name}: {key} changes the steps of a learner, and {source.title} makes them itself"
+                )
+    if any(group.privacy is not None for group in config.learners):
+        raise ConfigError(f"learners: privacy needs the gradients of each record, and {source.title} keeps them")
+
+
+def site_table(path: Path) -> dict[str, str]:
+    """The table [site] of a federation whose only site this is."""
+    return {"flower": FlowerSource.of(path).app} if is_bridge(path) else {"file": str(path)}
+
+
+def title_of(path: Path) -> str:
+    """How messages and reports call it."""
+    return FlowerSource.of(path).title if is_bridge(path) else path.name
+
+
+def bridged_site(path: Path) -> Site:
+    """The site that this stands for."""
+    from metis.experiments.site import Site
+    from metis.flower.engine import FlowerEngine, FlowerExamples, client_of
+
+    spec = str(path)
+
+    def evaluation_data(site: str) -> Any:
+        examples = FlowerExamples(spec, site, evaluation=True)
+        return examples if len(examples) else None
+
+    return Site(
+        path=path,
+        network=lambda: client_of(spec),
+        training_data=lambda site: FlowerExamples(spec, site),
+        evaluation_data=evaluation_data,
+        engine=FlowerEngine,
+        measure=lambda site: tuple(client_of(spec).measured(site)[0]),
+    )

@@ -1,0 +1,230 @@
+"""A Flower project: which apps it has, how they are configured, and where they are loaded from."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+from metis.errors import ConfigError, described, needs_package
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OLDEST, NEWEST = (1, 27), (1, 41)  # releases that the tests were run with
+_PREFIX = "flower:"
+_NAMES = ("client_app", "app")
+
+Scalar = bool | int | float | str
+
+
+def require_flower() -> None:
+    """Refuse a missing package and releases that are too old, each in one sentence."""
+    try:
+        version = importlib.metadata.version("flwr")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(needs_package("a Flower app", "flwr", "flower")) from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise ConfigError(f"flwr {version} is installed, and Metis works with {wanted} and later: pip install -U flwr")
+
+
+@dataclass(frozen=True)
+class FlowerSource:
+    """What a file or the command line says of a Flower app; it can be sent to another process as one string."""
+
+    app: str  # a folder with pyproject.toml, a Python file or a module, and perhaps :NAME
+    learners: tuple[str, ...] = ()  # whose index is the partition
+    node_config: tuple[tuple[str, Scalar], ...] = ()
+    run_config: tuple[tuple[str, Scalar], ...] = ()
+    unit: Literal["step", "call"] | None = None
+    start: str | None = None  # a file with the initial model
+
+    @staticmethod
+    def is_spec(text: str | Path) -> bool:
+        return str(text).startswith(_PREFIX)
+
+    @property
+    def spec(self) -> str:
+        """The whole as one string without slashes, which a path to a file never is."""
+        return _PREFIX + quote(json.dumps(asdict(self), separators=(",", ":")), safe="")
+
+    @staticmethod
+    def of(spec: str | Path) -> FlowerSource:
+        table = json.loads(unquote(str(spec).removeprefix(_PREFIX)))
+        pairs = {name: tuple((key, value) for key, value in table[name]) for name in ("node_config", "run_config")}
+        return FlowerSource(**{**table, "learners": tuple(table["learners"]), **pairs})
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        return f"the Flower app {Path(self.app.partition(':')[0]).name}"
+
+    def node(self, learner: str) -> dict[str, Scalar]:
+        """The node's configuration as a SuperNode would have it."""
+        own: dict[str, Scalar] = {}
+        if learner in self.learners:
+            own = {"partition-id": self.learners.index(learner), "num-partitions": len(self.learners)}
+        return {**own, **dict(self.node_config)}
+
+
+def with_settings(
+    source: FlowerSource,
+    learners: Sequence[str],
+    node_config: Mapping[str, Scalar],
+    run_config: Mapping[str, Scalar],
+    unit: Literal["step", "call"] | None,
+    start: str | None,
+) -> FlowerSource:
+    """With what the federation's file says; what the site itself says of its node comes first."""
+    nodes = {**node_config, **dict(source.node_config)}
+    return replace(
+        source,
+        learners=tuple(learners),
+        node_config=tuple(nodes.items()),
+        run_config=tuple(run_config.items()),
+        unit=source.unit or unit,
+        start=source.start or start,
+    )
+
+
+def parse_node_config(text: str) -> dict[str, Scalar]:
+    """`partition-id=0 data-path="/data"`, as flower-supernode --node-config takes it."""
+    lines = re.sub(r"""\s+(?=[\w.-]+\s*=)""", "\n", text.strip())
+    lines = re.sub(r"(?m)^([\w.-]+)\s*=", r'"\1" =', lines)
+    try:
+        found = tomllib.loads(lines)
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(
+            f"--node-config is {text!r}; write it as for flower-supernode: 'partition-id=0 data-path=\"/data\"'"
+        ) from None
+    for key, value in found.items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise ConfigError(f"--node-config: {key} is {value!r}; allowed: numbers, strings, true and false")
+    return found
+
+
+@dataclass(frozen=True)
+class FlowerProject:
+    """The apps of a project, imported, and the configuration of its runs."""
+
+    name: str
+    client_app: Any
+    server_app: Any | None
+    run_config: dict[str, Scalar]
+
+
+def read_pyproject(path: Path) -> dict[str, Any]:
+    """The project's table of Flower: `components` and `config`, the latter with its keys joined by dots."""
+    file = path / "pyproject.toml" if path.is_dir() else path
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {file}; a Flower project has a pyproject.toml") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise ConfigError(f"{file} cannot be read: {problem}") from None
+    app = table.get("tool", {}).get("flwr", {}).get("app", {})
+    components = app.get("components", {})
+    if not isinstance(components.get("clientapp"), str):
+        raise ConfigError(f"{file} names no ClientApp: [tool.flwr.app.components] has no clientapp")
+    return {
+        "name": table.get("project", {}).get("name", file.parent.name),
+        "components": components,
+        "config": flat(app.get("config", {})),
+    }
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Nested tables as Flower flattens them: [config.train] lr is train.lr."""
+    found: dict[str, Scalar] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def load_project(source: FlowerSource) -> FlowerProject:
+    """Import what the source names."""
+    require_flower()
+    importlib.import_module("flwr.app")
+    # Flower reports every deprecation and every round; what a user must know comes from Metis.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    place, _, name = source.app.partition(":")
+    path = Path(place).expanduser()
+    if path.is_dir() or path.name == "pyproject.toml":
+        return _from_folder(source, path if path.is_dir() else path.parent, name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path} with a Flower ClientApp")
+        _on_the_path(path.parent)
+        module = path.stem
+    elif re.fullmatch(r"[A-Za-z_][\w.]*", place):
+        _on_the_path(Path.cwd())
+        module = place
+    else:
+        raise ConfigError(
+            f"there is no Flower project {place}: give its folder, its pyproject.toml, a Python file or a module, "
+            "with :NAME for the ClientApp in it"
+        )
+    return FlowerProject(place, _client_app(module, name), None, dict(source.run_config))
+
+
+def _from_folder(source: FlowerSource, folder: Path, name: str) -> FlowerProject:
+    table = read_pyproject(folder)
+    known: dict[str, Scalar] = table["config"]
+    for key in dict(source.run_config):
+        if key not in known:
+            raise ConfigError(
+                f"run_config has '{key}', which [tool.flwr.app.config] of {source.title} has not; it has "
+                f"{', '.join(known) or 'no keys'}"
+            )
+    _on_the_path(folder)
+    module, _, attribute = table["components"]["clientapp"].partition(":")
+    client_app = _client_app(module, name or attribute)
+    server = table["components"].get("serverapp")
+    server_app = None
+    if isinstance(server, str):
+        module, _, attribute = server.partition(":")
+        server_app = _attribute(module, attribute, "ServerApp")
+    return FlowerProject(table["name"], client_app, server_app, {**known, **dict(source.run_config)})
+
+
+def _on_the_path(folder: Path) -> None:
+    """For good, since apps also import when they are called."""
+    text = str(folder.resolve())
+    if text not in sys.path:
+        sys.path.insert(0, text)
+
+
+def _client_app(module: str, name: str) -> Any:
+    if name:
+        return _attribute(module, name, "ClientApp")
+    loaded = _import(module)
+    for candidate in _NAMES:
+        if callable(getattr(loaded, candidate, None)):
+            return getattr(loaded, candidate)
+    raise ConfigError(f"{module} has neither {' nor '.join(_NAMES)}; name its ClientApp: {module}:NAME")
+
+
+def _attribute(module: str, name: str, kind: str) -> Any:
+    found = getattr(_import(module), name, None)
+    if not callable(found):
+        raise ConfigError(f"{module} has no {kind} '{name}'")
+    return found
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as problem:
+        raise ConfigError(f"the Flower app {module} cannot be imported: {described(problem)}") from problem
