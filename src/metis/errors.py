@@ -105,6 +105,10 @@ class NotFinite(Diverged):
     """Examples contain numbers that are not finite."""
 
 
+class ClientFailed(Diverged):
+    """A client of another system could not train, or returned something that cannot be mixed."""
+
+
 class ChildFailed(LearnerError):
     """The site's code or data failed in the training process, which is alive."""
 

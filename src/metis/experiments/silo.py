@@ -110,8 +110,9 @@ def learner_silo(
     else:
         site = load_site(site_path(config, site_file))
         config = settled(config, site)
+        group = _group_of(config, name)
         examples = site_examples(site.path, "training_data", name)
-        group = with_batches_of(_group_of(config, name), examples)
+        group = with_batches_of(group, examples)
         indices = np.arange(len(examples), dtype=np.int64)
         evaluation = optional_examples(site, "evaluation_data", name)
         setup = site_setup(config, site, train=examples, test=None, assignments=())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
-from metis.errors import ConfigError, DataError, MetisError, described
+from metis.errors import ClientFailed, ConfigError, MetisError, described
 from metis.flower.project import FlowerProject, FlowerSource, load_project
 from metis.learning.engine import EngineJob, Examples, Trained
 
@@ -100,10 +100,10 @@ class FlowerClient:
         except MetisError:
             raise
         except (Exception, SystemExit) as problem:
-            raise DataError(f"the Flower client of '{learner}' failed: {described(problem)}") from problem
+            raise ClientFailed(f"the Flower client of '{learner}' failed: {described(problem)}") from problem
         if not hasattr(reply, "has_content") or not reply.has_content():
             said = getattr(getattr(reply, "error", None), "reason", "nothing")
-            raise DataError(f"the Flower client of '{learner}' did not answer: {said}")
+            raise ClientFailed(f"the Flower client of '{learner}' did not answer: {said}")
         return reply
 
     def facts(self, learner: str, layout: Layout) -> ClientFacts:
@@ -126,7 +126,7 @@ class FlowerClient:
         numbers = numbers_of(reply)
         examples = examples_of(numbers)
         if examples == 0:
-            raise DataError(
+            raise ClientFailed(
                 f"the Flower client of '{learner}' does not say how many examples it has: num-examples in its metrics"
             )
         if STEPS in numbers:
@@ -251,13 +251,15 @@ class FlowerEngine:
         model, steps, losses = community_model, 0, []
         with seeded(seed), _counting(unit, turns) as count:
             while not count.ended:
-                reply = self._client.call("train", learner, model, state, config)
-                if count.problem is not None:
-                    raise count.problem
+                try:
+                    reply = self._client.call("train", learner, model, state, config)
+                finally:  # whatever the client made of it
+                    if count.problem is not None:
+                        raise count.problem
                 numbers = numbers_of(reply)
                 count.called(numbers.get(STEPS))
                 if count.steps == steps:
-                    raise DataError(f"the Flower client of '{learner}' answered without having made a step")
+                    raise ClientFailed(f"the Flower client of '{learner}' answered without having made a step")
                 model = model_of(reply.content, self.layout)
                 losses.append((metrics_of(numbers).get("loss", math.nan), count.steps - steps))
                 steps = count.steps

@@ -13,11 +13,13 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
 from metis.core.model import Layout, Model, TensorSpec
-from metis.errors import ConfigError, DataError
+from metis.errors import ClientFailed, ConfigError
 
 # The budget of a task in the config of a message of type train, and what a client may answer.
 STEPS = "metis-steps"  # how many steps to make; what was really made, in the metrics of the reply
 SECONDS = "metis-seconds"  # how long to train at most
+TIME_PER_BATCH = "metis-time-per-batch"  # seconds, in the metrics of a reply
+BATCH_SIZE = "metis-batch-size"
 ROUND = "server-round"
 EXAMPLES = ("num-examples", "num_examples")
 
@@ -42,11 +44,11 @@ def arrays_of(content: RecordDict) -> dict[str, NDArray[Any]]:
     """The arrays of the only ArrayRecord."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise DataError(f"a message of the Flower app has {len(records)} ArrayRecords; it must have one")
+        raise ClientFailed(f"a message of the Flower app has {len(records)} ArrayRecords; it must have one")
     try:
         return {str(name): array.numpy() for name, array in records[0].items()}
     except (TypeError, ValueError, OSError, EOFError) as problem:
-        raise DataError(f"the arrays of a Flower message cannot be read: {problem}") from None
+        raise ClientFailed(f"the arrays of a Flower message cannot be read: {problem}") from None
 
 
 def model_of(content: RecordDict, layout: Layout) -> Model:
@@ -54,7 +56,7 @@ def model_of(content: RecordDict, layout: Layout) -> Model:
     try:
         return Model.from_tensors(arrays_of(content), layout)
     except ValueError as problem:
-        raise DataError(f"the Flower client returned another model than it was given: {problem}") from None
+        raise ClientFailed(f"the Flower client returned another model than it was given: {problem}") from None
 
 
 def record_of(model: Model) -> ArrayRecord:
@@ -101,7 +103,7 @@ def examples_of(numbers: Mapping[str, float]) -> int:
 
 def metrics_of(numbers: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a reply; `loss` and `accuracy` also under these names, whatever the client calls them."""
-    found = {name: value for name, value in numbers.items() if name not in (*EXAMPLES, STEPS)}
+    found = {name: value for name, value in numbers.items() if name not in EXAMPLES and not name.startswith("metis-")}
     for name, part in (("loss", "loss"), ("accuracy", "acc")):
         alias = next((key for key in found if part in key.lower()), None)
         if alias is not None:
@@ -112,7 +114,8 @@ def metrics_of(numbers: Mapping[str, float]) -> dict[str, float]:
 def state_bytes(state: RecordDict) -> NDArray[np.uint8]:
     """What a client keeps in its context, as the memory of a learner keeps it."""
     whole: bytes = recorddict_to_proto(state).SerializeToString(deterministic=True)
-    return np.frombuffer(whole, np.uint8).copy()
+    kept: NDArray[np.uint8] = np.frombuffer(whole, np.uint8).copy()
+    return kept
 
 
 def state_of(kept: NDArray[np.uint8]) -> RecordDict:

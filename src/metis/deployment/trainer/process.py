@@ -28,7 +28,7 @@ from metis.deployment.trainer.memories import Memories
 from metis.deployment.trainer.pace import Pace
 from metis.deployment.trainer.privacy import PrivacyGuard
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
-from metis.errors import ChildFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
+from metis.errors import ChildFailed, ClientFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
 from metis.privacy.ledger import BudgetSpent
 from metis.runs.folds import VALIDATION
 
@@ -359,6 +359,7 @@ def explained(problem: Exception) -> tuple[str, str, str]:
     kinds = (
         (NotFinite, "data_not_finite"),
         (BudgetSpent, "privacy_budget"),
+        (ClientFailed, "site_code"),
         (Diverged, "diverged"),
         (_NetworkDiffers, "network_differs"),
     )

@@ -58,8 +58,10 @@ def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
     site, learners = raw.get("site"), raw.get("learners")
     if not isinstance(site, dict):
         return
-    if ("file" in site) == ("flower" in site):
-        errors.add(["site"], "must have one of file and flower")
+    if "file" not in site and "flower" not in site:
+        errors.add(["site", "file"], "missing; it must be given, or flower in its place")
+    if "file" in site and "flower" in site:
+        errors.add(["site"], "has file and flower; keep one of them")
     if "flower" not in site:
         for key in ("run_config", "node_config", "unit"):
             if key in site:

@@ -6,7 +6,6 @@ Three tables are open: `[[policy]]` takes the parameters of the policy that it n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import tomlkit
@@ -15,6 +14,7 @@ from pydantic import Field, FiniteFloat
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
 from metis.experiments.config.kinds import Count, Hour, NamedTable, NotNegative, OpenTable, Positive, Seconds, Table
+from metis.experiments.config.site import SiteConfig
 from metis.learning.engine import METRICS as METRICS  # noqa: PLC0414
 from metis.registry import parameters_of
 
@@ -54,33 +54,6 @@ class DataConfig(Table):
         default=True, description="to mean 0 and standard deviation 1 a channel, as measured in training"
     )
     augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
-
-
-class SiteConfig(Table):
-    """A site file or a client of another system, instead of [data], [partition] and [network]."""
-
-    file: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Python file with the network and the data of every site"
-    )
-    flower: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="a Flower app instead: its folder, a Python file or a module, perhaps with :NAME"
-    )
-    run_config: dict[str, bool | int | float | str] | None = Field(
-        default=None, description="changes of the Flower app's own configuration, as flwr run --run-config"
-    )
-    node_config: dict[str, bool | int | float | str] | None = Field(
-        default=None, description="of every node, as flower-supernode --node-config"
-    )
-    unit: Literal["step", "call"] | None = Field(
-        default=None,
-        description="what counts as a batch of a Flower client: a step of its optimizer, or a whole call of it; by "
-        "default a step where its loop can be bounded",
-    )
-
-    @property
-    def title(self) -> str:
-        """How messages and reports call it."""
-        return Path(self.file or str(self.flower)).name
 
 
 class PartitionConfig(Table):
