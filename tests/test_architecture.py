@@ -61,6 +61,11 @@ HOMES: dict[str, set[str] | None] = {
     "pandas": None,
     "pyarrow": {"reporting"},
     "torch": {"learning"},
+    "jax": {"learning"},
+    "flax": {"learning"},
+    "optax": {"learning"},
+    "sklearn": {"learning"},
+    "threadpoolctl": {"learning"},  # comes with scikit-learn
     "numba": {"kernels"},
     "ray": {"simulation"},
     "flwr": {"flower"},

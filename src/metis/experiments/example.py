@@ -89,7 +89,9 @@ def definitions() -> dict[str, dict[str, str]]:
     from metis.data.datasets import DATASETS
     from metis.learning.engine import ENGINES, networks_of
 
-    networks = [item for engine in ENGINES.values() for item in (networks_of(engine) or {}).items()]
+    # Those of engines that an extra installs have the same names, and their libraries take seconds to import.
+    engines = [engine for engine in ENGINES.values() if not getattr(engine, "extra", "")]
+    networks = [item for engine in engines for item in (networks_of(engine) or {}).items()]
     return {
         "policies": {name: summary(policy) for name, policy in POLICIES.items()},
         "layers": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from metis.core.events import Budget
 from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import SOLVERS as SOLVERS, Solver  # noqa: PLC0414 - also from here, with those of torch
+from metis.errors import ConfigError, needs_package
 from metis.registry import Registry
 
 Batch: TypeAlias = Any  # what the engine trains on: for PyTorch a pair of tensors, inputs and targets
@@ -220,13 +222,63 @@ class _Torch:
 ENGINES.add("torch", _Torch())
 
 
-def _torch_solvers() -> Mapping[str, type[Solver]]:
+class _Jax:
+    """JAX: modules of flax and plain functions; the extra `jax`."""
+
+    extra = "jax"
+
+    @staticmethod
+    def networks() -> Mapping[str, Callable[..., Any]]:
+        _needed("jax", "flax", "optax", extra="jax")
+        from metis.learning.jax.networks import logistic, mlp, small_cnn
+
+        return {"mlp": mlp, "logistic": logistic, "small_cnn": small_cnn}
+
+    def __call__(self, job: EngineJob) -> Engine:
+        _needed("jax", "flax", "optax", extra="jax")
+        from metis.learning.jax.engine import JaxEngine
+
+        return JaxEngine(job)
+
+
+class _Sklearn:
+    """scikit-learn: linear models and MLPs with `partial_fit` or a warm start; the extra `sklearn`."""
+
+    extra = "sklearn"
+
+    @staticmethod
+    def networks() -> Mapping[str, Callable[..., Any]]:
+        _needed("sklearn", extra="sklearn")
+        from metis.learning.sklearn.engine import networks
+
+        return networks()
+
+    def __call__(self, job: EngineJob) -> Engine:
+        _needed("sklearn", extra="sklearn")
+        from metis.learning.sklearn.engine import SklearnEngine
+
+        return SklearnEngine(job)
+
+
+def _needed(*packages: str, extra: str) -> None:
+    """Refuse, in one sentence, to go on without packages that an extra of Metis installs."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(needs_package(f"the engine '{extra}'", missing[0], extra))
+
+
+ENGINES.add("jax", _Jax())
+ENGINES.add("sklearn", _Sklearn())
+
+
+def _solvers_elsewhere() -> Mapping[str, type[Solver]]:
+    from metis.learning.solvers import Optax, Own
     from metis.learning.torch.optimizers import solvers_by_name
 
-    return solvers_by_name()
+    return {"own": Own, "optax": Optax, **solvers_by_name()}
 
 
-SOLVERS.elsewhere = _torch_solvers
+SOLVERS.elsewhere = _solvers_elsewhere
 
 
 # How a model of its own is trained for each site beside the federated one.

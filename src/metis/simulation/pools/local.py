@@ -319,8 +319,10 @@ class ProcessPool(WorkerPool):
 
     def __init__(self, workplace: Workplace, workers: int) -> None:
         super().__init__(workers)
-        # Forked workers share the data and need no importable network; a GPU does not survive a fork.
-        forkable = sys.platform == "linux" and getattr(workplace.engine, "device", "cpu") == "cpu"
+        # Forked workers share the data and need no importable network; a GPU does not survive a fork, nor does JAX.
+        engine = workplace.engine
+        forkable = sys.platform == "linux" and getattr(engine, "device", "cpu") == "cpu"
+        forkable = forkable and getattr(engine, "survives_fork", True)
         context: Any = multiprocessing.get_context("fork" if forkable else "spawn")
         self._processes = []
         self._connections: list[Connection] = []
@@ -332,8 +334,9 @@ class ProcessPool(WorkerPool):
             inherited = self._connections if forkable else []
             process = context.Process(target=_work, args=(workplace, theirs, inherited, shared), daemon=True)
             with warnings.catch_warnings():
-                # Python 3.12 warns of other threads; a worker waits for nothing that they could hold.
+                # Python 3.12 and JAX warn of other threads; a worker waits for nothing that they could hold.
                 warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
                 process.start()
             theirs.close()
             self._processes.append(process)

@@ -1,0 +1,1 @@
+"""The scikit-learn engine; the only package that imports sklearn."""
