@@ -269,7 +269,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metis' has no attribute '{name}'")
     found = getattr(importlib.import_module(_HOMES[name]), name)
-    if _HOMES[name].startswith(("metis.core.", "metis.simulation.")):
+    if _HOMES[name].startswith(("metis.core.", "metis.simulation.", "metis.learning.torch.personal")):
         document(found)  # for help(): settings are described in their annotations
     return found
 

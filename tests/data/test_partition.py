@@ -477,7 +477,7 @@ def test_classes_by_dirichlet_are_all_given_away():
     ("divide", "message"),
     [
         (lambda labels, rng: partition.shards(labels, [2, 2], 3, rng), "with 2 examples cannot have 3 shards"),
-        (lambda labels, rng: partition.shards(labels / 2, [2, 2], 1, rng), "one whole number as the label"),
+        (lambda labels, rng: partition.shards(labels / 2, [2, 2], 1, rng), "one whole number or name as the label"),
         (lambda labels, rng: partition.class_dirichlet(labels, 5, 0.01, rng), "without examples a thousand times"),
         (lambda labels, rng: partition.class_dirichlet(labels, 2, 0, rng), "needs a positive alpha, not 0"),
         (lambda labels, rng: partition.natural(np.array(["a", None], object)), "some have none"),
@@ -495,3 +495,24 @@ def test_a_column_of_a_table_names_the_silos():
     parts, names = partition.natural(pandas.Series(["b", "a", "b"]))
     assert names == ["b", "a"] and [part.tolist() for part in parts] == [[0, 2], [1]]
     assert partition.natural(pandas.Series([3, 1, 3]))[1] == ["3", "1"]
+
+
+def test_labels_may_be_names_and_a_number_of_learners_divides_evenly() -> None:
+    """As columns of tables have them; the parts are those of the names' numbers."""
+    pandas = pytest.importorskip("pandas")
+    names = np.random.default_rng(1).choice(["cat", "dog", "fox", "owl"], 100)
+    numbers = np.unique(names, return_inverse=True)[1]
+    column = pandas.Series(names)
+    sizes = partition.uniform_sizes(100, 5)
+    for divide in (
+        partition.iid,
+        lambda labels, sizes, rng: partition.dirichlet(labels, sizes, 0.3, rng),
+        lambda labels, sizes, rng: partition.shards(labels, sizes, 2, rng),
+        lambda labels, sizes, rng: partition.non_iid(labels, sizes, 2, rng),
+    ):
+        wanted = divide(numbers, sizes, np.random.default_rng(2))
+        for labels in (names, names.tolist(), column, column.astype("category")):
+            found = divide(labels, 5, np.random.default_rng(2))
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with pytest.raises(DataError, match="some have none"):
+        partition.shards(pandas.Series(["cat", None, "dog"]), 2, 1, np.random.default_rng(2))

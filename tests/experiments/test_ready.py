@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -102,6 +103,23 @@ def test_a_run_that_diverged_says_so() -> None:
     run = made.simulate(metis.sync_fedavg(1), rounds=1, solver=metis.VanillaSGD(1e35))
     assert run.rounds == 1 and run.diverged
     assert "DIVERGED" in repr(run) and any("diverged" in line for line in errors(run))
+
+
+def test_an_undefined_metric_is_not_called_a_divergence() -> None:
+    """The AUC of test examples of one class is not a number, however well the network was trained."""
+    x = np.zeros((40, 3), np.float32)
+    made = metis.Federation(
+        network=lambda: nn.Linear(3, 2),
+        train=(x, np.arange(40) % 2),
+        test=(x, np.zeros(40, np.int64)),
+        metrics=["auc"],
+        learners=[metis.SimulatedLearner("a", np.arange(40), 10, metis.Speed(0.1))],
+        solver=metis.VanillaSGD(0.1),
+    )
+    run = made.simulate(metis.sync_fedavg(1), rounds=1)
+    assert run.undefined and not run.diverged
+    assert "auc is undefined on these test examples" in repr(run)
+    assert any("auc is not a number although the loss is" in line for line in errors(run))
 
 
 def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,3 +176,20 @@ def test_adapters_of_peft_travel_and_nothing_else() -> None:
     run = made.simulate(metis.sync_fedavg(2), rounds=3)
     assert run.community_model.sha256() != made.initial_model.sha256()
     assert before == TorchEngine(adapted, parameters={"federated": ["*lora_*"]}).frozen_sha256 != ""
+
+
+@pytest.mark.parametrize("kind", ["local", "frozen"])
+def test_a_start_fills_the_parts_that_are_not_sent(kind: str, tmp_path: Path) -> None:
+    """A whole file may be given where some of it is local or frozen: the run is that of the whole network."""
+    source = _safe(tmp_path / "x.safetensors")
+    parts = {"parameters": {kind: ["0.*"]}}
+    by_file, by_module = federation(initial_model=source, **parts), federation(network=pretrained, **parts)
+    assert by_file.engine.frozen_sha256 == by_module.engine.frozen_sha256  # type: ignore[attr-defined]
+    runs = [made.simulate(metis.sync_fedavg(2), rounds=2, workers=workers) for made, workers in (
+        (by_file, 0), (by_file, 1), (by_module, 0)
+    )]  # fmt: skip
+    assert len({run.community_model.sha256() for run in runs}) == 1
+    assert len({tuple(run.metric_values) for run in runs}) == 1
+    wrong = _safe(tmp_path / "wrong.safetensors", **{"0.weight": torch.zeros(4, 9)})
+    with pytest.raises(DataError, match=r"its tensor '0.weight' is \[4, 9\], the network's \[4, 3\]"):
+        federation(initial_model=wrong, **parts)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from metis.core.events import Budget
 from metis.core.solvers import MomentumSGD, VanillaSGD
@@ -280,6 +280,25 @@ class TestExamples:
 
         with pytest.raises(DataError, match="Stream is not a map-style dataset"):
             as_examples(Stream())
+
+    def test_a_loader_is_refused_with_what_to_give_instead(self) -> None:
+        with pytest.raises(DataError, match="give the loader's dataset, and its collate_fn"):
+            as_examples(DataLoader([1, 2, 3], batch_size=2))
+
+    def test_a_data_set_with_a_method_called_batch_gives_items(self) -> None:
+        """As that of Hugging Face, whose `batch(batch_size)` is another thing."""
+
+        class Rows:
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> dict[str, float]:
+                return {"x": float(index), "label": 1}
+
+            def batch(self, batch_size: int) -> Any:
+                raise AssertionError
+
+        assert as_examples(Rows()).batch(np.array([2, 0]))["x"].tolist() == [2, 0]
 
     def test_mistakes_are_named(self) -> None:
         """Lengths that differ, no examples, indices beyond the data, batches of nothing."""

@@ -1,16 +1,17 @@
 """Who holds which examples: size distributions and class distributions (Sec. 6, "Data Distributions").
 
 A size function turns a number of examples into one size for each learner, largest first. A partitioner turns
-labels, sizes and a `numpy.random.Generator` into one sorted array of example numbers for each learner. The
-arrays are disjoint; together they hold every example, unless the sizes ask for fewer. A partition that cannot
-exist is a `DataError` that gives the numbers.
+labels, sizes and a `numpy.random.Generator` into one sorted array of example numbers for each learner. Labels are
+whole numbers or names, also a column of a pandas or Hugging Face data set; a number of learners in place of the sizes
+divides evenly. The arrays are disjoint; together they hold every example, unless the sizes ask for fewer. A partition
+that cannot exist is a `DataError` that gives the numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from metis.errors import DataError
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Labels: TypeAlias = Any  # one for each example: an array, a list, a column
+Sizes: TypeAlias = Sequence[int] | int  # of each learner, or how many learners share evenly
 
 # The largest of the paper's ten skewed learners holds 8,100 of 50,000 examples (81 batches of 100), which is
 # 1.62 times the mean. A linear decline that keeps the mean must then end at 2 - 1.62 = 0.38 times the mean.
@@ -93,13 +96,13 @@ def _apportion(examples: int, weights: NDArray[np.float64]) -> list[int]:
 # --- classes --------------------------------------------------------------------------------------
 
 
-def iid(labels: NDArray[Any], sizes: Sequence[int], rng: np.random.Generator) -> list[Indices]:
+def iid(labels: Labels, sizes: Sizes, rng: np.random.Generator) -> list[Indices]:
     """Every learner holds every class in the proportions of the whole, as nearly as whole examples allow.
 
     Targets that are not whole numbers (regression) are divided at random.
     """
-    labels = np.asarray(labels)
-    _check_sizes(sizes, len(labels))
+    labels = _as_numbers(labels)
+    sizes = _sizes(sizes, len(labels))
     order = rng.permutation(len(labels))
     if np.issubdtype(labels.dtype, np.integer):
         # The examples of each class are spread evenly over [0, 1): every stretch of that line then holds the
@@ -114,8 +117,8 @@ def iid(labels: NDArray[Any], sizes: Sequence[int], rng: np.random.Generator) ->
 
 
 def non_iid(
-    labels: NDArray[np.integer[Any]],
-    sizes: Sequence[int],
+    labels: Labels,
+    sizes: Sizes,
     classes_per_learner: int | Sequence[int],
     rng: np.random.Generator,
 ) -> list[Indices]:
@@ -124,15 +127,16 @@ def non_iid(
     A single x is turned into one number for each learner by the rule of the function `classes_per_learner`; a
     list is taken as it is.
     """
+    labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
-    _check_sizes(sizes, int(counts.sum()))
+    sizes = _sizes(sizes, len(labels))
     if isinstance(classes_per_learner, (int, np.integer)):
         numbers = _numbers_of_classes(sizes, counts, int(classes_per_learner))
     else:
         numbers = [int(number) for number in classes_per_learner]
     _check_numbers(sizes, counts, numbers)
     allotment = Search(np.asarray(sizes, np.int64), counts, np.asarray(numbers, np.int64), rng).run()
-    return _deal(np.asarray(labels), classes, allotment, rng)
+    return _deal(labels, classes, allotment, rng)
 
 
 def classes_per_learner(sizes: Sequence[int], class_counts: Sequence[int], x: int) -> list[int]:
@@ -150,15 +154,14 @@ def classes_per_learner(sizes: Sequence[int], class_counts: Sequence[int], x: in
     return _numbers_of_classes(sizes, counts, x)
 
 
-def dirichlet(
-    labels: NDArray[np.integer[Any]], sizes: Sequence[int], alpha: float, rng: np.random.Generator
-) -> list[Indices]:
+def dirichlet(labels: Labels, sizes: Sizes, alpha: float, rng: np.random.Generator) -> list[Indices]:
     """Each learner's class proportions are drawn from Dirichlet(alpha), then fitted to sizes and labels.
 
     A small alpha gives each learner few classes, a large one approaches IID.
     """
+    labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
-    _check_sizes(sizes, int(counts.sum()))
+    sizes = _sizes(sizes, len(labels))
     if not (math.isfinite(alpha) and alpha > 0):
         raise DataError(f"Dirichlet needs a positive alpha, not {alpha}")
     # Beyond these limits the draws leave the floats (0 / 0, inf / inf), and the results no longer change.
@@ -171,17 +174,15 @@ def dirichlet(
         start = np.vstack([start, counts / counts.sum() * rest])
     everywhere = np.ones(start.shape, np.bool_)
     allotment = round_to_sums(fit_to_sums(start, rows, counts), everywhere, rows, counts).amounts
-    return _deal(np.asarray(labels), classes, allotment[: len(sizes)], rng)
+    return _deal(labels, classes, allotment[: len(sizes)], rng)
 
 
-def class_dirichlet(
-    labels: NDArray[np.integer[Any]], learners: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
+def class_dirichlet(labels: Labels, learners: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     """Each class is divided over the learners in proportions drawn from Dirichlet(alpha); sizes follow from that.
 
     It is drawn again until everybody has an example (Yurochkin et al. 2019), at most a thousand times.
     """
-    labels = np.asarray(labels)
+    labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
     _positive(learners, "learners")
     if not (math.isfinite(alpha) and alpha > 0):
@@ -199,16 +200,14 @@ def class_dirichlet(
     )
 
 
-def shards(
-    labels: NDArray[np.integer[Any]], sizes: Sequence[int], shards_per_learner: int, rng: np.random.Generator
-) -> list[Indices]:
+def shards(labels: Labels, sizes: Sizes, shards_per_learner: int, rng: np.random.Generator) -> list[Indices]:
     """The examples in the order of their labels are cut into shards, of which each learner gets its number at random.
 
     This is the division of McMahan et al. 2017; a learner's shards have equal sizes, which add up to the learner's.
     """
-    labels = np.asarray(labels)
+    labels = _as_numbers(labels)
     _count_classes(labels)
-    _check_sizes(sizes, len(labels))
+    sizes = _sizes(sizes, len(labels))
     _positive(shards_per_learner, "shards")
     if min(sizes) < shards_per_learner:
         raise DataError(f"a learner with {min(sizes)} examples cannot have {shards_per_learner} shards of at least 1")
@@ -231,7 +230,7 @@ def shards(
 
 def target_ranges(
     targets: NDArray[Any],
-    sizes: Sequence[int],
+    sizes: Sizes,
     rng: np.random.Generator,
     order: Sequence[int] | None = None,
 ) -> list[Indices]:
@@ -242,7 +241,7 @@ def target_ranges(
     targets = np.asarray(targets)
     if targets.ndim != 1 or not np.all(np.isfinite(targets)):
         raise DataError("ranges of a target need one finite number for each example")
-    _check_sizes(sizes, len(targets))
+    sizes = _sizes(sizes, len(targets))
     ranks = rng.permutation(len(sizes)) if order is None else np.asarray(order, np.int64)
     if sorted(ranks.tolist()) != list(range(len(sizes))):
         raise DataError(f"the order of the ranges must name each of {len(sizes)} learners once, not {order}")
@@ -287,6 +286,29 @@ def _positive(number: int, what: str) -> int:
     return number
 
 
+def _as_numbers(labels: Labels) -> NDArray[Any]:
+    """Names as numbers, in alphabetical order; numbers as they are."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "bOUS":
+        return array
+    known = array.tolist()
+    if array.dtype.kind == "O" and not all(isinstance(label, str) for label in known):
+        if all(isinstance(label, (int, np.integer)) for label in known):
+            return array.astype(np.int64)
+        raise DataError(
+            "class distributions need the class of each example as a whole number or a name; some have none"
+        )
+    return np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)[1].astype(np.int64)
+
+
+def _sizes(sizes: Sizes, examples: int) -> Sequence[int]:
+    """One for each learner, checked."""
+    if isinstance(sizes, (int, np.integer)):
+        return uniform_sizes(examples, int(sizes))
+    _check_sizes(sizes, examples)
+    return sizes
+
+
 def _check_sizes(sizes: Sequence[int], examples: int) -> None:
     if len(sizes) == 0:
         raise DataError("a partition needs at least 1 learner, and the list of sizes is empty")
@@ -303,7 +325,7 @@ def _count_classes(labels: NDArray[np.integer[Any]]) -> tuple[Indices, Counts]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
-            "class distributions need one whole number as the label of each example; "
+            "class distributions need one whole number or name as the label of each example; "
             "for a regression target use iid or ranges of the target"
         )
     if len(labels) and labels.min() < 0:

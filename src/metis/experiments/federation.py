@@ -28,7 +28,7 @@ from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
 from metis.experiments.ready import named_federation
 from metis.experiments.session import Session, Watch
-from metis.experiments.start import Start, started_from
+from metis.experiments.start import Start, started_from, with_kept_parts
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
 from metis.learning.engine import LOSSY, METRICS, measured, trainable_of
@@ -248,7 +248,7 @@ class Federation:
         self.facts = facts or {}
         self._again: Callable[[int], Federation] | None = None
         if self._start is not None:
-            self.started(self.engine.initial_model(seed))
+            self.engine = with_kept_parts(self._start, self.engine, seed)
         self._learners(solver)  # finds what is wrong with the data before anything starts
 
     def _learners(self, solver: Solver, layers: tuple[Layer, ...] = ()) -> list[Learner]:
@@ -497,4 +497,4 @@ class Federation:
 
     def started(self, network: Model) -> Model:
         """The `network` as runs begin with it: as initialized, or with the weights of `initial_model`."""
-        return network if self._start is None else started_from(self._start, network)
+        return network if self._start is None else started_from(self._start, network, self.engine)

@@ -42,6 +42,7 @@ from metis.experiments.config.load import METRICS, ExperimentConfig, LearnerGrou
 from metis.experiments.data import Assignment
 from metis.experiments.learners import check_traces
 from metis.experiments.setup import TrainingSetup
+from metis.learning.engine import makes_batches
 
 if TYPE_CHECKING:
     from metis.learning import Batch, Examples
@@ -250,7 +251,7 @@ class SiteExamples:
             source = (inputs, targets)
             if getattr(targets, "ndim", 0) == 1 and np.asarray(targets).dtype == np.int64:
                 self.labels = np.asarray(targets)
-        if hasattr(source, "batch"):  # examples already; a site whose engine is not torch need not import it
+        if makes_batches(source):  # examples already; a site whose engine is not torch need not import it
             self._examples: Examples = source
         else:
             from metis.learning import as_examples

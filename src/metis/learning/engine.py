@@ -39,6 +39,11 @@ class Examples(Protocol):
         """The examples of these indices, in this order."""
 
 
+def makes_batches(source: Any) -> bool:
+    """Whether these are `Examples`; a data set of Hugging Face has a method `batch` too, but gives single items."""
+    return hasattr(source, "batch") and not hasattr(source, "__getitem__")
+
+
 class SomeExamples:
     """Some of the examples."""
 

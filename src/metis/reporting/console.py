@@ -210,6 +210,11 @@ def errors(run: Run) -> list[str]:
         messages.append(f"{run.policy} ended before its budget was used up: {run.finish_reason}")
     if run.rounds == 0 and run.finish_reason != "interrupted":
         messages.append(f"{run.policy}: nothing was mixed, so its metric is that of the initial model")
+    elif run.undefined:
+        messages.append(
+            f"{run.policy}: {run.setting.metric} is not a number although the loss is: it is undefined on these test "
+            "examples, as the AUC where all are of one class"
+        )
     elif run.diverged:
         messages.append(f"{run.policy} diverged: its last evaluation is not a finite number; try a lower learning rate")
     messages += [f"learner '{aside.learner}' was set aside: {aside.reason}" for _, aside in run.set_aside]

@@ -6,7 +6,7 @@ One row per policy; with several seeds the mean and the standard deviation over 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,10 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
     if several > 1 and len(groups) > 1:
         headings.append("wins")
     return PaperTable(
-        _caption(runs, groups, decisive), tuple(headings), tuple(rows), tuple(group.label for group in groups)
+        _caption(runs, groups, decisive, columns.values()),
+        tuple(headings),
+        tuple(rows),
+        tuple(group.label for group in groups),
     )
 
 
@@ -117,7 +120,10 @@ def _best(name: str, found: Sequence[seeds.Estimate], higher: bool) -> set[int]:
     return {index for index, mean in means.items() if mean == best}
 
 
-def _caption(runs: Sequence[Run], groups: Sequence[seeds.Group], decisive: str) -> str:
+_ABBREVIATIONS = {"PT": "parallel time", "CT": "cumulative time", "CC": "update requests", "EC": "energy"}
+
+
+def _caption(runs: Sequence[Run], groups: Sequence[seeds.Group], decisive: str, columns: Iterable[str]) -> str:
     setting, facts = runs[0].setting, runs[0].setting.facts
     data = f" on {facts['dataset']}" if "dataset" in facts else ""
     several = max(len(group.runs) for group in groups)
@@ -128,7 +134,8 @@ def _caption(runs: Sequence[Run], groups: Sequence[seeds.Group], decisive: str) 
     if several > 1:
         words[0] += f", mean ± standard deviation over {several} seeds"
     words[0] += "."
-    words.append("PT: parallel time, CT: cumulative time, CC: update requests, EC: energy.")
+    shown_here = {column.partition(" ")[0] for column in columns}
+    words.append(", ".join(f"{key}: {word}" for key, word in _ABBREVIATIONS.items() if key in shown_here) + ".")
     if any(0 < (group.reached or 0) < len(group.runs) for group in groups):
         words.append("(k/n): the target was reached in k of n seeds, over which the mean is taken.")
     if setting.target is not None and len(groups) > 1:

@@ -249,8 +249,16 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last evaluation gave something that is not a finite number."""
-        return bool(self.history) and not all(map(math.isfinite, self.history[-1].metrics.values()))
+        """Whether the loss of the last evaluation is not a finite number; without a loss, one of the metrics."""
+        if not self.history:
+            return False
+        metrics = self.history[-1].metrics
+        return not all(map(math.isfinite, [metrics["loss"]] if "loss" in metrics else metrics.values()))
+
+    @property
+    def undefined(self) -> bool:
+        """Whether the metric is not a number although training went well, as the AUC of examples of one class."""
+        return not self.diverged and self.final_metric is not None and math.isnan(self.final_metric)
 
     def __repr__(self) -> str:
         costs, metric = self.costs, self.setting.metric
@@ -261,6 +269,8 @@ class Run:
             return f"<Run {self.policy}: nothing was mixed ({self.finish_reason}{why}){initial}>"
         if self.diverged:
             final = f"DIVERGED, {final}"
+        elif self.undefined:
+            final = f"{metric} is undefined on these test examples"
         return (
             f"<Run {self.policy}: {final} after {self.rounds} rounds, {costs.parallel_time:g} s parallel time, "
             f"{costs.update_requests} update requests, {costs.steps} steps>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -102,15 +102,18 @@ def load_model(path: Path) -> Model:
         raise DataError(f"{path} is damaged: {problem}") from problem
 
 
-def warm_start(arrays: Mapping[str, NDArray[Any]], model: Model, whose: str) -> Model:
-    """This model with these weights, which are checked; what a layer adds is kept."""
+def warm_start(arrays: Mapping[str, NDArray[Any]], model: Model, whose: str, kept: Collection[str] = ()) -> Model:
+    """This model with these weights, which are checked; what a layer adds is kept.
+
+    `kept` are tensors that may be among them although they are not sent.
+    """
     layout = model.network.layout
     problem = next(filter(None, (_misfit(spec, arrays.get(spec.name)) for spec in layout.tensors)), None)
-    if problem is None and (extra := sorted(arrays.keys() - layout.slices.keys())):
+    if problem is None and (extra := sorted(arrays.keys() - layout.slices.keys() - set(kept))):
         problem = f"it has a tensor '{extra[0]}', which the network does not have or does not federate"
     if problem is not None:
         raise DataError(f"{whose} does not fit the network: {problem}")
-    network = Model.from_tensors(arrays, layout)
+    network = Model.from_tensors({spec.name: arrays[spec.name] for spec in layout.tensors}, layout)
     if not np.isfinite(network.vector).all():
         raise DataError(f"{whose} has numbers that are not finite")
     vector = model.vector.copy()

@@ -239,7 +239,7 @@ class ParametersConfig(Table):
 class PersonalConfig(NamedTable):
     """A model of its own for each site beside the federated one, with its settings next to the name."""
 
-    name: str = Field(description="ditto or apfl; its settings go next to the name")
+    name: str = Field(description="ditto, with pull, or apfl, with share and adapt next to it")
 
 
 class TrainingConfig(OpenTable):

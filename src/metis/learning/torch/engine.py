@@ -26,7 +26,7 @@ from metis.learning.private import PrivateStep
 from metis.learning.sums import Sums
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
-from metis.learning.torch.making import make_network
+from metis.learning.torch.making import WithValues, make_network
 from metis.learning.torch.metrics import measures_of, number, sums_of
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
@@ -147,6 +147,10 @@ class TorchEngine(FlatNetwork, PrivateTraining):
     def on(self, device: str) -> TorchEngine:
         """The same engine on another device."""
         return TorchEngine(**self._arguments | {"device": device})
+
+    def starting_with(self, tensors: Mapping[str, NDArray[Any]]) -> TorchEngine:
+        """The same engine, whose network is made with these values."""
+        return TorchEngine(**self._arguments | {"network": WithValues(self._network, tensors)})
 
     @property
     def precision(self) -> str:
@@ -373,8 +377,6 @@ class TorchEngine(FlatNetwork, PrivateTraining):
                 measure.add(outputs, targets, len(part))
         return total
 
-    # --- the flat tensor ----------------------------------------------------------------------
-
     def _build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=self._rng_devices, device_type=self._fork_type):
             torch.manual_seed(seed)
@@ -397,8 +399,6 @@ class TorchEngine(FlatNetwork, PrivateTraining):
     @property
     def _fork_type(self) -> str:
         return "cuda" if self._device.type == "cpu" else self._device.type
-
-    # --- batches ------------------------------------------------------------------------------
 
     def _use_threads(self) -> None:
         if self._threads is not None and torch.get_num_threads() != self._threads:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from metis.errors import ConfigError, DataError
-from metis.learning.engine import Batch, Examples
+from metis.learning.engine import Batch, Examples, makes_batches
 from metis.learning.torch.augmentation import Transform
 from metis.learning.torch.batches import collated
 
@@ -110,6 +110,11 @@ class DatasetExamples:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate is {collate!r}; it must be a function that makes a batch of a list of items")
+        if isinstance(dataset, DataLoader):
+            raise DataError(
+                "a DataLoader has its own batches and order, and so has each learner: give the loader's dataset, and "
+                "its collate_fn, if there is one, as collate=...; metis.Loader(dataset, workers=4) reads ahead"
+            )
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
@@ -186,7 +191,7 @@ def as_examples(source: Any, collate: Callable[[list[Any]], Any] | None = None, 
         return ArrayExamples(source[0], source[1], **options)
     if options:
         raise ConfigError(f"{', '.join(options)} can be set for a pair of arrays only")
-    if hasattr(source, "batch"):
+    if makes_batches(source):
         if collate is not None:
             raise ConfigError("collate is given together with examples that make batches themselves; leave one out")
         examples: Examples = source
@@ -212,7 +217,9 @@ def _as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
     try:
         return _without_copy(array)
     except TypeError as problem:
-        raise DataError(f"arrays of dtype {array.dtype} cannot be trained on") from problem
+        raise DataError(
+            f"arrays of dtype {array.dtype} cannot be trained on; give numbers, and whole numbers from 0 for classes"
+        ) from problem
 
 
 def _without_copy(array: NDArray[Any] | Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class FlatNetwork:
             for path, layer in module.named_modules()
             if isinstance(layer, _BatchNorm) and kinds.get(f"{path}.running_mean") == "frozen"
         ]
+        self.kept = frozenset(name for name, kind in kinds.items() if kind != "federated" and name not in own_names)
         self.personal = any(kind == "local" for kind in kinds.values())
 
     @functools.cached_property

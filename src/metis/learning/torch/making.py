@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, DataError
 
 
 def make_network(network: Callable[[], nn.Module] | nn.Module) -> nn.Module:
@@ -30,4 +33,23 @@ def make_network(network: Callable[[], nn.Module] | nn.Module) -> nn.Module:
             raise ConfigError(
                 f"network is one module that cannot be copied, so make it each time: {reason}"
             ) from problem
+        return module
+
+
+class WithValues:
+    """Makes a network and gives some of its tensors these values."""
+
+    def __init__(self, network: Callable[[], nn.Module] | nn.Module, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._network, self._tensors = network, tensors
+
+    def __call__(self) -> nn.Module:
+        module = make_network(self._network)
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, array in self._tensors.items():
+            if own[name].shape != array.shape:
+                raise DataError(
+                    f"the initial model does not fit the network: its tensor '{name}' is {list(array.shape)}, "
+                    f"the network's {list(own[name].shape)}"
+                )
+            own[name].data.copy_(torch.tensor(array))
         return module
