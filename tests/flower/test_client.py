@@ -351,3 +351,24 @@ def test_the_generators_of_others_are_left_as_they_were() -> None:
     once, again = trained(engine, spec, 3), trained(engine, spec, 3)
     assert isinstance(once.model, Model) and once.model.sha256() == again.model.sha256()
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_federation_is_written_from_a_projects_own_configuration(tmp_path: Path) -> None:
+    from metis.experiments.config.load import load_config
+    from metis.flower.project import federation_file
+
+    target = tmp_path / "federation.toml"
+    target.write_text(federation_file(PROJECT / "pyproject.toml", target), encoding="utf-8")
+    config = load_config(target)
+    assert config.site is not None and config.site.flower == TINY
+    assert config.stop.rounds == 3 and [policy.name for policy in config.policy] == ["sync_fedavg", "semisync_fedavg"]
+    assert '# "data.batch-size" = 10' in target.read_text(encoding="utf-8")
+    run = simulated(config.model_copy(update={"policy": config.policy[:1]}))
+    assert run.rounds == 3
+    with pytest.raises(ConfigError, match=r"there is no .*pyproject.toml; a Flower project has a pyproject.toml"):
+        federation_file(tmp_path, target)
+
+
+def test_paths_of_nodes_may_name_the_learner() -> None:
+    source = FlowerSource(TINY, ("a", "b"), (("data", "/data/{learner}/{partition}"),))
+    assert source.node("b") == {"partition-id": 1, "num-partitions": 2, "data": "/data/b/1"}

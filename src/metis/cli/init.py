@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
         "metis init first.toml && metis simulate first.toml",
         "metis init second.toml --policy fedasync --solver momentum",
         "metis init --list",
+        "metis init federation.toml --from-flower path/to/pyproject.toml",
         "metis init site-policy.toml --site-policy",
     )
 
@@ -38,12 +39,16 @@ def init(
             "--list", help="List the policies, layers, solvers, networks, data sets and engines that a file can name."
         ),
     ] = False,
+    from_flower: Annotated[
+        Path | None,
+        typer.Option("--from-flower", metavar="PYPROJECT", help="Write the federation of this Flower project instead."),
+    ] = None,
     site_policy: Annotated[
         bool, typer.Option("--site-policy", help="Write a policy of a site instead, for metis learner --policy.")
     ] = False,
     force: ForceOption = False,
 ) -> None:
-    """Write a commented example that runs as it is, on the bundled digits."""
+    """Write a commented example that runs as it is, on the bundled digits or with a Flower project."""
     from metis.experiments.example import definitions, example
 
     if list_:
@@ -59,7 +64,13 @@ def init(
         raise ConfigError(f"{file} is a folder; give the name of a file, as in {file / 'first.toml'}")
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; choose another name, or overwrite it with --force")
-    if site_policy:
+    if from_flower is not None:
+        if policy is not None or solver is not None or site_policy:
+            raise ConfigError("--from-flower takes everything from the project; it goes without other options")
+        from metis.flower.project import federation_file
+
+        text = federation_file(from_flower, file)
+    elif site_policy:
         if policy is not None or solver is not None:
             raise ConfigError("--site-policy writes what a site allows; it goes without --policy and --solver")
         text = deployed("metis.deployment.learner.site_policy").EXAMPLE
@@ -70,4 +81,5 @@ def init(
     if site_policy:
         say(f"wrote {file}; use it with: metis learner --policy {shlex.quote(str(file))}")
         return
-    say(f"wrote {file}; run it with: metis simulate {shlex.quote(str(file))}")
+    command = "simulate" if from_flower is None else "compare"
+    say(f"wrote {file}; run it with: metis {command} {shlex.quote(str(file))}")

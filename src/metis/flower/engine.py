@@ -162,7 +162,8 @@ class FlowerClient:
         with seeded(0):
             reply = self.call("evaluate", learner, model, state, {ROUND: max(1, calls)})
         numbers = numbers_of(reply)
-        return metrics_of(numbers), max(1, examples_of(numbers))
+        metrics = metrics_of(numbers)
+        return (metrics, max(1, examples_of(numbers))) if metrics else None
 
 
 def _remembered(memory: Memory | None) -> tuple[RecordDict, int]:

@@ -8,7 +8,9 @@ its own parameters.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def _from_server(project: FlowerProject) -> Opening:
         if getattr(app, "_main", None) is None:
             return _from_strategy(project, app, context)
         grid = _Grid(project.client_app)
-        with contextlib.suppress(_Known):
+        with _elsewhere(), contextlib.suppress(_Known):
             app(grid, context)
     except ConfigError:
         raise
@@ -111,6 +113,18 @@ def _from_server(project: FlowerProject) -> Opening:
         raise ConfigError(f"the ServerApp of {project.name} ended without a message of type train, so nothing is known")
     contents = {TRAIN: train, EVALUATE: grid.seen.get(EVALUATE, train)}
     return Opening(arrays_of(train), contents)
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """In a folder that is thrown away, for what a ServerApp writes before its first round."""
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="metis-flower-") as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
 
 
 def _from_strategy(project: FlowerProject, app: Any, context: Context) -> Opening:

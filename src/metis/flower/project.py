@@ -74,9 +74,14 @@ class FlowerSource:
     def node(self, learner: str) -> dict[str, Scalar]:
         """The node's configuration as a SuperNode would have it."""
         own: dict[str, Scalar] = {}
+        given = dict(self.node_config)
         if learner in self.learners:
             own = {"partition-id": self.learners.index(learner), "num-partitions": len(self.learners)}
-        return {**own, **dict(self.node_config)}
+            for key, value in given.items():
+                if isinstance(value, str):
+                    value = value.replace("{partition}", str(own["partition-id"]))
+                    given[key] = value.replace("{learner}", learner)
+        return {**own, **given}
 
 
 def with_settings(
@@ -138,8 +143,11 @@ def read_pyproject(path: Path) -> dict[str, Any]:
     components = app.get("components", {})
     if not isinstance(components.get("clientapp"), str):
         raise ConfigError(f"{file} names no ClientApp: [tool.flwr.app.components] has no clientapp")
+    federations = table.get("tool", {}).get("flwr", {}).get("federations", {})
+    nodes = [value for key, value in flat(federations).items() if key.endswith("num-supernodes")]
     return {
         "name": table.get("project", {}).get("name", file.parent.name),
+        "nodes": max((number for number in nodes if isinstance(number, int)), default=0),
         "components": components,
         "config": flat(app.get("config", {})),
     }
@@ -228,3 +236,68 @@ def _import(module: str) -> Any:
         return importlib.import_module(module)
     except (Exception, SystemExit) as problem:
         raise ConfigError(f"the Flower app {module} cannot be imported: {described(problem)}") from problem
+
+
+def federation_file(pyproject: Path, target: Path) -> str:
+    """The text of a federation's file for this project, with what its own configuration says."""
+    table = read_pyproject(pyproject)
+    folder = (pyproject if pyproject.is_dir() else pyproject.parent).resolve()
+    try:
+        where = folder.relative_to(target.resolve().parent).as_posix()
+    except ValueError:
+        where = str(folder)
+    config: dict[str, Scalar] = table["config"]
+    rounds = next((value for key, value in config.items() if "rounds" in key and isinstance(value, int)), 10)
+    epochs = next((value for key, value in config.items() if "epochs" in key and isinstance(value, int)), 1)
+    settings = "\n".join(f"# {json.dumps(key)} = {json.dumps(value)}" for key, value in config.items())
+    return _FILE.format(
+        name=table["name"],
+        file=target.name,
+        app=json.dumps(where),
+        settings=settings or "# the app has no settings",
+        count=max(2, table["nodes"]),
+        rounds=rounds,
+        epochs=epochs,
+    )
+
+
+_FILE = """\
+# The Flower app {name} as a federation of Metis; its code stays as it is.
+#
+#   metis compare {file}                    # all policies below in virtual time
+#   metis controller {file} --policy semisync_fedavg --state state ...     # a real federation, and at each site:
+#   metis learner --flower APP --controller HOST:PORT ...
+
+[site]
+flower = {app}
+
+# The app's own configuration, [tool.flwr.app.config]; take the mark off what you want to change.
+[site.run_config]
+{settings}
+
+# As in Flower, the first learner has partition-id 0, and num-partitions is their number. A batch is a step of the
+# client's optimizer where its loop over a DataLoader can be bounded, and otherwise a whole call of the client: give
+# what it takes on each kind of machine, which metis probe {file} measures on yours.
+[[learners]]
+name = "site"
+count = {count}
+time_per_batch = 0.1
+
+[[learners]]
+name = "slow-site"
+count = 1
+time_per_batch = 1.0
+
+# What Flower's FedAvg does: everybody trains as long as the app does in a round, and waits for the slowest.
+[[policy]]
+name = "sync_fedavg"
+local_epochs = {epochs}
+
+# Nobody waits: until the slowest has done an epoch, the others go on training.
+[[policy]]
+name = "semisync_fedavg"
+slowest_learner_epochs = 1
+
+[stop]
+rounds = {rounds}
+"""

@@ -63,6 +63,7 @@ from metis.flower.records import (
 )
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
+from metis.runs.trace import EVENTS, to_line
 
 _PULL_SECONDS = 0.1  # between two looks for replies
 _LOOK_SECONDS = 2.0  # between two looks at who is there
@@ -447,4 +448,7 @@ class Runtime:
             real_time=True, facts={"learners are": "nodes of a Flower deployment; time is the wall clock's"},
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
+        with (folder / EVENTS).open("w", encoding="utf-8") as trace:
+            trace.writelines(to_line(now, item) + "\n" for now, item in self.events)
+        setting.save(folder)
         Run(setting, self.events, self.controller.community.model, self.now).save(folder)
