@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import secrets
+import shutil
 import sqlite3
 import sys
 import threading
@@ -20,6 +21,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -115,6 +117,11 @@ class Disk:
 
         save_file(dict(arrays), path, dict(metadata))
 
+    def space(self, folder: Path) -> tuple[int, int]:
+        """Bytes of the file system that holds this folder: all, and those that are free."""
+        usage = shutil.disk_usage(folder)
+        return usage.total, usage.free
+
     def end_process(self, code: int, text: str) -> NoReturn:
         """At once, without another write."""
         os.write(2, text.encode())
@@ -145,6 +152,11 @@ def monotonic() -> float:
 def unix_time() -> float:
     """Seconds since 1970, as this machine believes."""
     return SYSTEM.get().clock.time()
+
+
+def utc_now() -> datetime:
+    """The date and time that this machine believes it is."""
+    return datetime.fromtimestamp(unix_time(), timezone.utc)
 
 
 def sleep(seconds: float) -> None:

@@ -25,6 +25,7 @@ from metis.system import Disk
 from system.loop import BOOT, Boot, Crashed, World
 
 _SECTOR = 512
+_SPACE = 10**12  # bytes of each disk
 _DISKS: dict[str, Machine] = {}  # by the folder that holds its files
 _FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -439,6 +440,9 @@ class VirtualDisk(Disk):
 
         with DiskPath(path).open("wb") as file:
             file.write(save(dict(arrays), dict(metadata)))
+
+    def space(self, folder: Any) -> tuple[int, int]:
+        return _SPACE, 0 if self._machine.full else _SPACE // 2
 
     def end_process(self, code: int, text: str) -> NoReturn:
         boot, world = self._boot, self._boot.world

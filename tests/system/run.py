@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -53,17 +54,19 @@ def _batch(first: int, last: int, folder: str, needs: str | None) -> dict[str, A
 
     reached: Counter[str] = Counter()
     found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for seed in range(first, last):
         if needs and not any(re.search(needs, fault.kind) for fault in drawn_faults(seed)):
             continue
         federation, problem = play(seed, folder)
         reached.update(federation.reached)
         reached["steps"] += federation.loop.steps
+        digests[seed] = federation.digest
         if problem is not None:
             found[seed] = str(problem)
             if needs is not None:
                 break
-    return {"reached": reached, "found": found}
+    return {"reached": reached, "found": found, "digests": digests}
 
 
 def _begin(work: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
@@ -93,13 +96,17 @@ def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
 
 def farm(
     first: int, last: int, jobs: int, folder: str, *, needs: str | None = None
-) -> tuple[dict[int, str], Counter[str]]:
-    """Play many seeds in several processes; with `needs` those with such a fault, until one fails."""
+) -> tuple[dict[int, str], Counter[str], str]:
+    """Play many seeds in several processes; with `needs` those with such a fault, until one fails.
+
+    What was found, what was reached, and a digest of all their traces.
+    """
     import system.federation  # noqa: F401  # once, for all that are forked
 
     batches = [(start, min(start + _BATCH, last)) for start in range(first, last, _BATCH)]
     running: dict[int, int] = {}
     found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     reached: Counter[str] = Counter()
     while batches or running:
         while batches and len(running) < jobs:
@@ -108,10 +115,12 @@ def farm(
         pid, status = os.wait()
         answer = _answer(running.pop(pid), status)
         found.update({int(seed): problem for seed, problem in answer["found"].items()})
+        digests.update({int(seed): digest for seed, digest in answer["digests"].items()})
         reached.update(answer["reached"])
         if needs is not None and found:
             batches = []
-    return found, reached
+    every = "".join(digest for _, digest in sorted(digests.items()))
+    return found, reached, hashlib.blake2b(every.encode(), digest_size=8).hexdigest()
 
 
 def _search(bug: str, first: int, most: int, jobs: int, folder: str) -> tuple[int, str] | None:
@@ -119,7 +128,7 @@ def _search(bug: str, first: int, most: int, jobs: int, folder: str) -> tuple[in
     from system.bugs import BUGS, plant
 
     plant(bug)
-    found, _ = farm(first, most, jobs, folder, needs=BUGS[bug].needs)
+    found, _, _ = farm(first, most, jobs, folder, needs=BUGS[bug].needs)
     return min(found.items()) if found else None
 
 
@@ -210,7 +219,7 @@ def main() -> int:
             )  # fmt: skip
         first, last = (int(part) for part in options.seeds.split(":"))
         began = time.monotonic()
-        found, reached = farm(first, last, options.jobs, folder)
+        found, reached, digest = farm(first, last, options.jobs, folder)
     from system.federation import signature
 
     count, minutes = last - first, (time.monotonic() - began) / 60
@@ -222,7 +231,9 @@ def main() -> int:
     missing = never_reached(reached) if options.sometimes else []
     if missing:
         print(f"never reached: {', '.join(missing)}")
-    print(f"{count} seeds in {minutes:.1f} minutes ({count / minutes:.0f} a minute), {len(found)} failed")
+    print(
+        f"{count} seeds in {minutes:.1f} minutes ({count / minutes:.0f} a minute), {len(found)} failed, digest {digest}"
+    )
     return bool(found or missing)
 
 

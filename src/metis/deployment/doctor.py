@@ -11,7 +11,6 @@ import ctypes
 import importlib.metadata
 import os
 import platform
-import shutil
 import socket
 import statistics
 import subprocess
@@ -115,11 +114,11 @@ def check_clock() -> Finding:
 def check_disk(folder: Path, purpose: str, needed: int = 0) -> Iterator[Finding]:
     """Room and speed of the disk on which this folder is or will be."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    usage = shutil.disk_usage(there)
-    text = f"{size(usage.free)} of {size(usage.total)} free for {purpose} {folder}"
-    if needed and usage.free < needed:
+    total, free = disk().space(there)
+    text = f"{size(free)} of {size(total)} free for {purpose} {folder}"
+    if needed and free < needed:
         yield Finding("disk", "problem", text, f"make room: about {size(needed)} are needed")
-    elif usage.free < usage.total // 20 and usage.free < 20 * 10**9:
+    elif free < total // 20 and free < 20 * 10**9:
         yield Finding("disk", "warning", text, "make room: less than 5 % are left")
     else:
         yield Finding("disk", "ok", text)

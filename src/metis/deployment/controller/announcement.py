@@ -6,11 +6,11 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from metis.files import write_text
+from metis.system import utc_now
 
 ANNOUNCEMENT = "controller.json"
 
@@ -49,7 +49,7 @@ _KINDS: dict[str, Any] = {
 
 def announce(folder: Path, *, listen: str, http: str | None, run: str) -> None:
     """Write to the state folder where this controller is found."""
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = utc_now().isoformat(timespec="seconds")
     content = Announcement(os.getpid(), socket.gethostname(), _born(os.getpid()), listen, http, run, started)
     write_text(folder / ANNOUNCEMENT, json.dumps(asdict(content), indent=2) + "\n")
 

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from metis.deployment.controller.disk import writing
 from metis.errors import DataError, DiskFull
 from metis.files import sync
-from metis.system import disk, one_thread
+from metis.system import disk, one_thread, utc_now
 
 AUDIT = "audit.jsonl"
 FIRST = "0" * 64  # what the first line carries
@@ -106,7 +105,7 @@ class AuditLog:
 
     def _append(self, kind: str, facts: dict[str, Any]) -> None:
         self.lines += 1
-        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        at = utc_now().isoformat(timespec="milliseconds")
         known = {name: _short(value) for name, value in facts.items() if value not in (None, "")}
         record = {"n": self.lines, "at": at, "kind": kind, **known, "previous": self.head}
         line = json.dumps(record, separators=(",", ":"), ensure_ascii=True, default=str).encode()

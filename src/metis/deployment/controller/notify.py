@@ -15,13 +15,12 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from metis.deployment.controller.settings import NotifySettings, Report
 from metis.files import write_text
-from metis.system import sleep
+from metis.system import sleep, utc_now
 from metis.text import printable
 
 MEMORY = "notified.json"
@@ -114,7 +113,7 @@ def notification(kind: str, text: str, facts: Mapping[str, Any]) -> dict[str, An
     return {
         "kind": kind,
         "text": printable(text)[:_MAX_TEXT],
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "at": utc_now().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "facts": dict(facts),
     }

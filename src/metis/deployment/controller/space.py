@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from metis.system import disk
+from metis.system import disk, utc_now
 from metis.text import size
 
 _MODELS = 4  # with room for fewer the disk is nearly full
@@ -36,18 +35,18 @@ class DiskSpace:
 
     def refused(self, reason: str) -> None:
         """A write found no room."""
-        self._since, self._reason = self._since or datetime.now(timezone.utc), reason
+        self._since, self._reason = self._since or utc_now(), reason
 
     def look(self) -> None:
         """Measure, and after a refused write try whether there is room again; may take as long as the disk does."""
         try:
-            usage = shutil.disk_usage(self._folder)
+            total, free = disk().space(self._folder)
         except OSError:
             self.free = None
         else:
-            self.free = usage.free
-            reserve = max(_MODELS * self._model, min(usage.total // 20, _MAX_RESERVE))
-            self.nearly_full = usage.free < (_CLEAR * reserve if self.nearly_full else reserve)
+            self.free = free
+            reserve = max(_MODELS * self._model, min(total // 20, _MAX_RESERVE))
+            self.nearly_full = free < (_CLEAR * reserve if self.nearly_full else reserve)
         if self.full and self._has_room():
             self._since = None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import ConfigError
 from metis.registry import did_you_mean
+from metis.system import unix_time
 from metis.text import size
 
 if sys.version_info >= (3, 11):
@@ -194,7 +195,7 @@ class PolicyFile:
 
 def at_this_hour(policy: SitePolicy) -> Refusal | None:
     """Whether the site trains now, by the clock on its wall."""
-    return policy.refuses_hour(datetime.now().time())
+    return policy.refuses_hour(datetime.fromtimestamp(unix_time()).time())
 
 
 def _content(path: Path) -> dict[str, Any]:
