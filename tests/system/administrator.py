@@ -136,6 +136,7 @@ class Office:
         self.removed: dict[str, bool | None] = {NEWCOMER: True}
         self.removed_at: dict[str, float] = {}
         self.revoked: dict[str, float] = {}
+        self.hang_up: float | None = None  # so long after the next command was sent its connection breaks
 
     def order(self, order: Order) -> None:
         self._orders.append(order)
@@ -173,6 +174,9 @@ class Office:
                     self.asked[order.command] += 1
                 self._sent(order.command, learner)
                 world.note("command", f"{order.command} {arguments}")
+                if self.hang_up is not None:
+                    world.loop.call_later(self.hang_up, self._break)
+                    self.hang_up = None
                 document = await self._ask(listen, order.command, arguments)
             except Unreachable as problem:
                 world.note("no answer", str(problem))
@@ -191,6 +195,12 @@ class Office:
                     world.sometimes("a command whose answer was lost was done")
                 self._take(order.command, learner, arguments, document)
                 return
+
+    def _break(self) -> None:
+        """The connection, while a command is under way: its answer is lost, and what became of it is not known."""
+        for connection in list(self._world.network.line(ADMIN).connections):
+            self._world.sometimes("a command lost its caller")
+            connection.reset()
 
     async def _arguments(self, command: str, learner: str, rng: random.Random, listen: str) -> dict[str, Any] | None:
         match command:

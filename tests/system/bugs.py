@@ -28,6 +28,7 @@ class Bug:
     before: str
     after: str
     more: tuple[tuple[str, str], ...] = ()
+    also: Bug | None = None  # in another module
     needs: str = ""
 
     @property
@@ -44,6 +45,11 @@ class Bug:
     @property
     def changes(self) -> tuple[tuple[str, str], ...]:
         return ((self.before, self.after), *self.more)
+
+    @property
+    def parts(self) -> tuple[Bug, ...]:
+        """What is changed in each module."""
+        return (self,) if self.also is None else (self, *self.also.parts)
 
 
 _CONTROLLER, _LEARNER, _CORE = "metis.deployment.controller", "metis.deployment.learner", "metis.core"
@@ -283,7 +289,14 @@ BUGS: dict[str, Bug] = {
         needs="power learner|strike learner",
     ),
     "a learner trains a task again that waits to be handed in": Bug(
-        f"{_LEARNER}.tasks", "if self._uploads.has(task.number) or (", "if ("
+        f"{_LEARNER}.tasks",
+        "if self._uploads.has(task.number) or (",
+        "if (",
+        # A controller does not send a task that a learner names when it connects.
+        also=Bug(
+            f"{_LEARNER}.process", "return self.uploads.task if task is None else", "return None if task is None else"
+        ),
+        needs="reset|cut|learner|controller",
     ),
     "a learner does not abandon a task that was replaced": Bug(
         f"{_LEARNER}.tasks",
@@ -294,7 +307,7 @@ BUGS: dict[str, Bug] = {
         f"{_LEARNER}.work",
         "if self.received != self._length or self._check.digest() != self._right:",
         "if False:",
-        needs="power learner|strike learner",
+        needs="power learner|strike learner|rot download",
     ),
     "a learner never dials again": Bug(
         f"{_LEARNER}.process",
@@ -319,7 +332,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.administration",
         "document = await asyncio.shield(work)",
         "document = await work",
-        needs="command rollback",
+        needs="hang up",
     ),
     "a rollback is made again": Bug(
         f"{_CONTROLLER}.durable",
@@ -363,6 +376,12 @@ BUGS: dict[str, Bug] = {
         "            learner = dict(context.invocation_metadata())['metis-learner']\n            # A learner",
         needs="command revoke",
     ),
+    "a federation that goes on hands out its old tasks": Bug(
+        f"{_CORE}.controller",
+        "                    self.roster.void_tasks()  # what",
+        "                    pass  # what",
+        needs="command extend",
+    ),
     # --- rounds -----------------------------------------------------------------------------------
     "a learner that left keeps its task": Bug(
         f"{_CORE}.roster",
@@ -398,6 +417,6 @@ class Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def plant(name: str) -> None:
     """Have this bug in the program; before the module is imported."""
-    bug = BUGS[name]
-    assert bug.module not in sys.modules, f"{bug.module} is imported already"
-    sys.meta_path.insert(0, Planter(bug))
+    for part in BUGS[name].parts:
+        assert part.module not in sys.modules, f"{part.module} is imported already"
+        sys.meta_path.insert(0, Planter(part))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import io
 import itertools
 import os
@@ -16,6 +17,7 @@ import pathlib
 import random
 import shutil
 import sqlite3
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -156,10 +158,13 @@ class Machine:
         return folder, name
 
     def item(self, path: str) -> Any:
-        if len(path) <= len(self.root):
-            return self._top
-        folder, name = self.find(path)
-        return folder.names.get(name)
+        """The file or folder of this path; None if there is nothing."""
+        found: Any = self._top
+        for name in path[len(self.root) + 1 :].split("/") if len(path) > len(self.root) else ():
+            if not isinstance(found, _Folder):
+                return None
+            found = found.names.get(name)
+        return found
 
     def create(self, path: str) -> _File:
         self.pass_through("create", path)
@@ -224,7 +229,10 @@ class Machine:
 
 def _machine(path: object) -> Machine:
     text = str(path)
-    return next(machine for root, machine in _DISKS.items() if text == root or text.startswith(root + "/"))
+    for root, machine in _DISKS.items():
+        if text.startswith(root) and text[len(root) : len(root) + 1] in ("", "/"):
+            return machine
+    raise FileNotFoundError(errno.ENOENT, "No simulated disk", text)
 
 
 class _OpenFile:
@@ -362,11 +370,41 @@ class DiskPath(pathlib.PosixPath):
 
     def chmod(self, mode: int, *, follow_symlinks: bool = True) -> None: ...
 
+    # What is there is known without asking the system.
+
+    def _item(self) -> Any:
+        return _machine(self).item(str(self))
+
+    def exists(self, **options: Any) -> bool:
+        try:
+            return self._item() is not None
+        except FileNotFoundError:  # above all disks
+            return super().exists(**options)
+
+    def is_file(self, **options: Any) -> bool:
+        return isinstance(self._item(), _File)
+
+    def is_dir(self, **options: Any) -> bool:
+        return isinstance(self._item(), _Folder)
+
     def iterdir(self) -> Any:
-        return iter([self / name for name in sorted(os.listdir(self))])
+        folder = self._item()
+        if not isinstance(folder, _Folder):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+        return iter([self / name for name in sorted(folder.names)])
 
     def glob(self, pattern: Any, **options: Any) -> Any:
-        return iter(sorted(super().glob(pattern, **options)))
+        assert "/" not in pattern and "**" not in pattern, pattern
+        folder = self._item()
+        names = folder.names if isinstance(folder, _Folder) else ()
+        return iter([self / name for name in sorted(fnmatch.filter(names, pattern))])
+
+    if sys.version_info < (3, 12):
+
+        def __truediv__(self, key: Any) -> Any:
+            if type(key) is str and key and "/" not in key and key != ".":
+                return self._from_parsed_parts(self._drv, self._root, [*self._parts, key])  # type: ignore[attr-defined]
+            return super().__truediv__(key)
 
 
 class VirtualDisk(Disk):

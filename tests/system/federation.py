@@ -39,7 +39,7 @@ from metis.core.events import (
 from metis.core.layers import Compression, FedAvgM
 from metis.core.mixing import MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisync, semisync_fedavg, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.audit import AUDIT
@@ -68,19 +68,22 @@ from system.reference import Reference
 from system.trainer import spawner
 
 _GRAVEYARD: list[Any] = []  # what collecting the garbage of a dead process would do must never happen
-LAYOUT = Layout((TensorSpec("w", (30,)), TensorSpec("b", (2,)), TensorSpec("n", (1,), "int64", "counter")))
-INITIAL = Model(LAYOUT, np.ones(LAYOUT.size, np.float32), np.full(LAYOUT.counters, 3))
+COUNTER = TensorSpec("n", (1,), "int64", "counter")
+SMALL = Layout((TensorSpec("w", (30,)), TensorSpec("b", (2,)), COUNTER))
+LARGE = Layout((TensorSpec("w", (9000,)), TensorSpec("b", (2,)), COUNTER))  # several messages, which may be half sent
 LEARNERS = ("l0", "l1", "l2")
 LISTEN, ROUTE = "simulated:1", Route("simulated", 1)
-ROUNDS, REQUESTS = 5, 14
+LENGTHS = ((2, 6), (3, 10), (5, 14))  # of a federation: in rounds, and in update requests
 FAULT_SECONDS, LIVE_SECONDS = 25.0, 400.0
 SETTINGS = DeploymentSettings(expected=3, minimum=1, wait_seconds=20, lease=10, heartbeat=1.0, linger=5)
 KINDS = (
     "kill controller", "power controller", "kill learner", "power learner", "strike controller", "strike learner",
     "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
 )  # fmt: skip
+MORE_KINDS = ("rot learner", "rot download", "hang up")  # that are drawn by themselves
 SOMETIMES = (  # what a thousand seeds reach
-    *(f"fault: {kind}" for kind in (*KINDS, "rot learner")), "an update rotted",
+    *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
+    "a command lost its caller", "all local models are equal", "models of several messages",
     *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"EIO at {call}" for call in ("write", "fsync")),
@@ -97,6 +100,7 @@ SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, lon
 POLICIES: dict[str, Policy] = {
     "semisync": SEMISYNC,
     "semisync int8": SEMISYNC.with_layers(Compression("int8")),
+    "semisync measured": semisync(longest_period=LONGEST_PERIOD),  # the policy without parameters, with all its layers
     "sync": sync_fedavg(local_epochs=1.0),
     "sync FedAvgM": sync_fedavg(local_epochs=1.0).with_layers(FedAvgM()),
     "async": async_fedavg(local_epochs=1.0),
@@ -168,9 +172,10 @@ def drawn_faults(seed: int) -> list[Fault]:
 
 
 def _drawn_rot(seed: int) -> list[Fault]:
-    """A bit of an update that waits at a learner."""
+    """A bit of an update that waits at a learner, or of a community model of which a part has come."""
     rng = random.Random(f"rot {seed}")
-    return [Fault(rng.uniform(1.0, 12.0), "rot learner", rng.randrange(1 << 30))] if rng.random() < 0.15 else []
+    kinds = [kind for kind in ("rot learner", "rot download") if rng.random() < 0.15]
+    return [Fault(rng.uniform(1.0, 12.0), kind, rng.randrange(1 << 30)) for kind in kinds]
 
 
 def _drawn_commands(seed: int) -> list[Fault]:
@@ -179,10 +184,12 @@ def _drawn_commands(seed: int) -> list[Fault]:
     if rng.random() > 0.35:
         return []
     enabled = [command for command in COMMANDS if rng.random() < 0.5] or ["rollback"]
-    return [
+    commands = [
         Fault(rng.uniform(1.0, rng.choice((12.0, 30.0))), f"command {rng.choice(enabled)}", rng.randrange(1 << 30))
         for _ in range(rng.choice((1, 2, 4, 6)))
     ]
+    hung_up = [Fault(each.at, "hang up", rng.randrange(1 << 30)) for each in commands if rng.random() < 0.3]
+    return [*hung_up, *commands]
 
 
 class Federation(World):
@@ -194,7 +201,14 @@ class Federation(World):
         self.policy_name = self.rng.choice(sorted(POLICIES))
         self.policy = POLICIES[self.policy_name]
         by_round = self.policy.protocol.has_rounds
-        self._stop = StopRule(rounds=ROUNDS) if by_round else StopRule(update_requests=REQUESTS)
+        swarm = random.Random(f"swarm {seed}")
+        rounds, requests = swarm.choice(LENGTHS)
+        self._stop = StopRule(rounds=rounds) if by_round else StopRule(update_requests=requests)
+        self.layout = LARGE if swarm.random() < 0.2 else SMALL
+        self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
+        different = 2 if swarm.random() < 0.2 else 64  # contents that local models may have
+        self.reached["all local models are equal"] += different == 2
+        self.reached["models of several messages"] += self.layout is LARGE
         self._make = make_core(self.policy, self._stop, SETTINGS, 3)
         self.slowness = self.rng.choice((0.0005, 0.003, 0.05))
         self.interleaving = self.rng.choice((0.0, 0.1, 0.5))
@@ -209,14 +223,14 @@ class Federation(World):
         self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in names}
         self._spawn = {
             name: spawner(
-                self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, self._trained
+                self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, different, self._trained
             )
             for name in LEARNERS
         }  # fmt: skip
-        self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, self._trained)
+        self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, different, self._trained)
         self.boots: dict[str, Boot | None] = dict.fromkeys(names)
         self.process: ControllerProcess | None = None  # of the controller's latest start
-        limit = ("rounds", ROUNDS) if by_round else ("update_requests", REQUESTS)
+        limit = ("rounds", rounds) if by_round else ("update_requests", requests)
         self.office = Office(self, LEARNERS, limit)
         self.starts: Counter[str] = Counter()
         self._codes: dict[str, int] = {}
@@ -231,7 +245,7 @@ class Federation(World):
         # what the checkers know
         self.acknowledged: dict[int, tuple[int, str]] = {}  # by task: entry and SHA-256
         self.refused: set[int] = set()
-        self._versions = {0: payload_sha256(INITIAL)}
+        self._versions = {0: payload_sha256(self.initial)}
         self._tasks: dict[int, tuple[str, int]] = {}  # learner and version
         self.spooled: dict[tuple[str, int], str] = {}
         self.models: dict[str, Model] = {}  # local ones, by SHA-256
@@ -250,7 +264,7 @@ class Federation(World):
         name = rng.choice(LEARNERS)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
-        everywhere = kind.endswith("controller") or kind.startswith(("EIO", "command", "clock"))
+        everywhere = kind.endswith("controller") or kind.startswith(("EIO", "command", "clock", "hang"))
         self.note("fault", kind if everywhere else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
         whose = CONTROLLER if kind.endswith("controller") else name
@@ -279,8 +293,12 @@ class Federation(World):
                 if stopped is not None:
                     stopped.stopped = True
                     self.loop.call_later(rng.choice((0.5, 4.0, 25.0)), self.loop.go_on, stopped)
+            case "hang":
+                self.office.hang_up = rng.uniform(0.01, rng.choice((0.06, 0.5)))
             case "rot" if kind == "rot learner":
                 self._rot_update(name, rng, 200)
+            case "rot" if kind == "rot download":
+                self._rot_download(name, rng, 400)
             case "rot":
                 if boot is not None:
                     self.kill(boot, power=False)
@@ -312,6 +330,17 @@ class Federation(World):
         self.note("rot", rotten)
         self.sometimes("an update rotted")
         self.rotted.add((name, int(Path(rotten).stem)))
+
+    def _rot_download(self, name: str, rng: random.Random, attempts: int) -> None:
+        """Of a learner that is killed in the middle of one: what has come by then."""
+        rotten = self.machines[name].rot(rng, "work/models", "*.part")
+        if rotten is not None:
+            self.note("rot", rotten)
+            self.sometimes("half a download rotted")
+            if (boot := self.boots[name]) is not None:
+                self.kill(boot, power=False)
+        elif attempts:
+            self.loop.call_later(0.013, self._rot_download, name, rng, attempts - 1)
 
     def _calm(self) -> None:
         for machine in self.machines.values():
@@ -402,9 +431,15 @@ class Federation(World):
                 self._start_later(CONTROLLER, 0.5)  # somebody does not have the final model yet
 
     def _is_through(self, name: str) -> bool:
-        """Whether it has the final model, or was told that it does not belong to the federation."""
+        """Whether it has the final model, was refused, or had not joined when an administrator stopped everything."""
         code = self._codes.get(name)
-        return code == 0 or (code == 2 and self.office.out(name))
+        return code == 0 or (code == 2 and self.office.out(name)) or self._never_joined(name)
+
+    def _never_joined(self, name: str) -> bool:
+        if not (self._finished and self.office.asked["stop"]):
+            return False
+        records = [entry.record for entry in self._entries]
+        return not any(record.get("event") == "learner_joined" and record["learner"] == name for record in records)
 
     def _is_of_the_disk(self, problem: BaseException) -> bool:
         """A process may end when its disk is full or fails, if it says so."""
@@ -421,13 +456,13 @@ class Federation(World):
         assert isinstance(state, WatchedState)
         state.initial, state.violated, state.sound = self._versions[0], self.violated, self._rotten is None
         if state.facts() is None:
-            state.begin({"rounds": ROUNDS})
+            state.begin({"policy": self.policy_name})
         self._check_journal(state)
         state.check_files()
-        setting = Setting.of(self.policy, INITIAL, (), seed=1, metric="accuracy")
+        setting = Setting.of(self.policy, self.initial, (), seed=1, metric="accuracy")
         members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
         plan = FederationPlan(
-            self._make, INITIAL, "{}", setting, members, self._settings, self.policy.wire, began_with=self._stop,
+            self._make, self.initial, "{}", setting, members, self._settings, self.policy.wire, began_with=self._stop,
             settings_of_added=lambda learner: "{}",
         )  # fmt: skip
         process = self.process = ControllerProcess(
@@ -477,7 +512,7 @@ class Federation(World):
 
     async def _liar(self, boot: Boot) -> int:
         self.sometimes("a liar takes part")
-        return await lie(LISTEN, LAYOUT, boot.rng, self._done, self._overheard)
+        return await lie(LISTEN, self.layout, boot.rng, self._done, self._overheard)
 
     def _overheard(self) -> tuple[int, str] | None:
         """The latest update of an honest learner that was acknowledged: its task and its SHA-256."""
@@ -612,12 +647,12 @@ class Federation(World):
 
     def _check_end(self) -> None:
         """I4, I8, I9, I17: the journal folded by the core alone gives every version that anybody has seen."""
-        twin: Controller = self._make(INITIAL, MemoryStore())
+        twin: Controller = self._make(self.initial, MemoryStore())
         longest = LONGEST_PERIOD if "semisync" in self.policy_name else math.inf
-        reference = Reference(self.policy_name, INITIAL, self._tasks, longest, self.violated)
+        reference = Reference(self.policy_name, self.initial, self._tasks, longest, self.violated)
         members = Members(LEARNERS, twin.refusals_allowed, self._released, self.violated)
         current, counted = 0, set[str]()
-        communities = {payload_sha256(INITIAL): INITIAL}
+        communities = {payload_sha256(self.initial): self.initial}
         for entry in self._entries:
             if "published" in entry.record:
                 self._is_version(entry.record["published"], entry.record["sha256"])
@@ -648,7 +683,7 @@ class Federation(World):
                     self._is_version(action.stamp.version, sha256)
                     current, counted = action.stamp.version, set()
                 elif isinstance(action, UpdateCommitted) and self.policy.protocol.has_rounds:
-                    if action.learner in counted:
+                    if action.learner in counted and not twin.protocol.accepts_stale:  # then the later one replaces it
                         self.violated(f"I8: {action.learner} counts twice in round {current}")
                     counted.add(action.learner)
                     based_on = self._tasks[action.task][1]
@@ -671,9 +706,9 @@ class Federation(World):
         """A local model, of a learner or of the liar, who sends the same number everywhere."""
         if sha256 not in self.models:
             for value in (1.0, 9e9):
-                content = np.full(model_bytes(LAYOUT) // 4, value, "<f4").tobytes()
-                counters = np.frombuffer(content[4 * LAYOUT.size :], "<i8").copy()
-                self._trained(Model(LAYOUT, np.frombuffer(content[: 4 * LAYOUT.size], "<f4").copy(), counters))
+                content, size = np.full(model_bytes(self.layout) // 4, value, "<f4").tobytes(), 4 * self.layout.size
+                vector, counters = np.frombuffer(content[:size], "<f4"), np.frombuffer(content[size:], "<i8")
+                self._trained(Model(self.layout, vector.copy(), counters.copy()))
         return self.models[sha256]
 
     def _trained(self, model: Model) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import hashlib
 import heapq
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -43,16 +44,17 @@ class Boot:
         self.world, self.name, self.number = world, name, number
         self.rng = random.Random(f"{world.seed} {name} {number}")
         self.dead = self.stopped = False
-        self.deferred: list[asyncio.Handle] = []  # while it is stopped
+        self.deferred: list[_Handle] = []  # while it is stopped
         self.monotonic_offset = self.rng.uniform(10, 1e5)
         self.wall_offset = 0.0
         self.at_death: list[Callable[[bool], object]] = []  # with whether its machine lost its power
         self.exit_code: int | None = None
+        self._text = f"{name}.{number}"
         self.context = world.context.copy()
         self.context.run(BOOT.set, self)
 
     def __repr__(self) -> str:
-        return f"{self.name}.{self.number}"
+        return self._text
 
 
 class _Task(asyncio.Task[Any]):
@@ -72,13 +74,35 @@ class _Task(asyncio.Task[Any]):
         return self is other
 
 
+class _Handle:
+    """What `asyncio.Handle` and `TimerHandle` are to their users."""
+
+    __slots__ = ("_arguments", "_callback", "_cancelled", "_when", "boot", "context")
+
+    def __init__(self, when: float, callback: Any, arguments: tuple[Any, ...], context: Any) -> None:
+        self._when, self._callback, self._arguments, self._cancelled = when, callback, arguments, False
+        self.context: contextvars.Context = contextvars.copy_context() if context is None else context
+        self.boot = self.context.get(BOOT)
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._arguments = True, None, ()
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Time jumps to the next timer; among the processes that can go on one is drawn."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world, self._rng, self.now = world, random.Random(f"loop {world.seed}"), 0.0
-        self._queues: dict[Boot | None, deque[asyncio.Handle]] = {}
+        self._queues: dict[Boot | None, deque[_Handle]] = {}
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._count = itertools.count()  # timers of one time come in their order
         self._ready_boots: list[Boot | None] = []
         self.kept: list[Any] = []  # tasks and generators: none is closed by whichever process happens to run then
         self.steps = 0
@@ -119,33 +143,40 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, arguments, self, context)
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> _Handle:  # type: ignore[override]
+        handle = _Handle(0.0, callback, arguments, context)
         self._push(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, arguments, self, context)
-        heapq.heappush(self._scheduled, handle)  # type: ignore[attr-defined]
-        handle._scheduled = True
+    def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> _Handle:  # type: ignore[override]
+        handle = _Handle(when, callback, arguments, context)
+        heapq.heappush(self._timers, (when, next(self._count), handle))
         return handle
 
-    def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> _Handle:  # type: ignore[override]
         # A clock that stands still must not be waited for: less than this is lost in the sum.
         return self.call_at(self.now + max(delay, 1e-6), callback, *arguments, context=context)
 
     def run_in_executor(self, executor: Any, work: Any, *arguments: Any) -> Any:
-        boot = BOOT.get()
+        if executor is not None and not isinstance(executor, Workers):
+            return asyncio.wrap_future(executor.submit(work, *arguments), loop=self)
+        boot, future = BOOT.get(), self.create_future()
         assert boot is not None
-        return asyncio.wrap_future((executor or Workers(boot)).submit(work, *arguments), loop=self)
+        self.call_later(self._world.thread_delay(), _do, work, arguments, future, context=boot.context.copy())
+        return future
 
     # --- who goes on ----------------------------------------------------------------------------
 
-    def _push(self, handle: asyncio.Handle) -> None:
-        boot = handle._context.get(BOOT)  # type: ignore[attr-defined]
-        queue = self._queues.setdefault(boot, deque())
+    def _push(self, handle: _Handle) -> None:
+        boot = handle.boot
+        queue = self._queues.get(boot)
+        if queue is None:
+            queue = self._queues[boot] = deque()
         if not queue:
             self._ready_boots.append(boot)
         queue.append(handle)
@@ -157,23 +188,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._push(handle)
 
     def _run_once(self) -> None:
-        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]
-        if not self._ready_boots:
-            while timers and timers[0]._cancelled:
-                heapq.heappop(timers)._scheduled = False
+        timers, ready, queues, draw = self._timers, self._ready_boots, self._queues, self._rng.random
+        if not ready:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
             if not timers:
                 raise Stuck("nothing is left that could happen")
-            self.now = max(self.now, timers[0]._when)
-        while timers and timers[0]._when <= self.now:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            handle = heapq.heappop(timers)[2]
             if not handle._cancelled:
                 self._push(handle)
-        ready = self._ready_boots
         while ready and not self._stopping:  # type: ignore[attr-defined]
-            chosen = self._rng.randrange(len(ready)) if len(ready) > 1 else 0
+            chosen = int(draw() * len(ready)) if len(ready) > 1 else 0
             boot = ready[chosen]
-            queue = self._queues[boot]
+            queue = queues[boot]
             handle = queue.popleft()
             if not queue:
                 ready[chosen] = ready[-1]
@@ -186,7 +215,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if self.steps == _ENDLESS:
                 raise Stuck(f"I18: {_ENDLESS} steps and no end: something goes round in circles")
-            handle._run()
+            try:
+                handle.context.run(handle._callback, *handle._arguments)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as problem:
+                handle.context.run(
+                    self.call_exception_handler,
+                    {"message": f"Exception in callback {handle._callback}", "exception": problem},
+                )
+
+
+def _do(work: Callable[..., Any], arguments: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
+    """A job of one of several threads, as one step of the loop; what became of it, unless nobody waits any more."""
+    if future.cancelled():
+        return
+    try:
+        answer = work(*arguments)
+    except Crashed:
+        raise
+    except BaseException as problem:
+        if not future.cancelled():
+            future.set_exception(problem)
+    else:
+        if not future.cancelled():
+            future.set_result(answer)
 
 
 class _Job(Future[Any]):
@@ -335,17 +388,18 @@ class World:
         self.violation_at: float | None = None
         self.reached: Counter[str] = Counter()
         self.problem: asyncio.Future[None] = self.loop.create_future()
-        self._digest = hashlib.blake2b(digest_size=8)
+        self._noted: list[str] = []
 
     def thread_delay(self) -> float:
         return self.rng.random() * self.slowness
 
     def note(self, kind: str, text: str) -> None:
         """One line of the trace: virtual time, process, what happened."""
-        event = (self.loop.now, str(BOOT.get() or "-"), kind, text)
-        self._digest.update(repr(event).encode())
+        boot = BOOT.get()
+        who = "-" if boot is None else boot._text
+        self._noted.append(f"{self.loop.now!r} {who} {kind} {text}")
         if self._traced:
-            self.events.append(event)
+            self.events.append((self.loop.now, who, kind, text))
 
     @property
     def lines(self) -> list[str]:
@@ -355,7 +409,7 @@ class World:
     @property
     def digest(self) -> str:
         """Of the whole trace; equal for equal seeds, whether or not the lines were kept."""
-        return self._digest.hexdigest()
+        return hashlib.blake2b("\n".join(self._noted).encode(), digest_size=8).hexdigest()
 
     def sometimes(self, what: str) -> None:
         """A rare branch was reached; over many seeds each must be."""

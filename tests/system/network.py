@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -375,7 +376,7 @@ class Served:
 
     def start(self) -> None:
         server = self._connection.server
-        details = type("Details", (), {"method": self.call.method, "invocation_metadata": self.call.metadata})
+        details = SimpleNamespace(method=self.call.method, invocation_metadata=self.call.metadata)
         handler = next((found for each in server.handlers if (found := each.service(details)) is not None), None)
         if handler is None:
             self._connection.send(1, self.call, 0, self.call.end, _CODE.UNIMPLEMENTED, "Method not found!")

@@ -74,7 +74,9 @@ class Reference:
                     self._publish(action, event)
                 case SendTask():
                     budget = action.task.budget
-                    if budget.seconds > self._longest or (budget.steps is not None and budget.steps < 1):
+                    probe = self._policy == "semisync measured" and budget.steps is not None and budget.steps <= 2
+                    too_long = budget.seconds > self._longest and not probe
+                    if too_long or (budget.steps is not None and budget.steps < 1):
                         self._violated(f"I11: a task may last {budget}, the longest period is {self._longest}")
 
     def _commit(self, event: UpdateRequest, action: UpdateCommitted) -> None:
@@ -87,6 +89,8 @@ class Reference:
                 value = stale**-0.5 if stale > 0 else 1.0
             case "fedasync" | "fedbuff":
                 value = (self._version - base + 1) ** -0.5
+            case "semisync measured":
+                value = self._examples[learner] * (self._version - base + 1) ** -0.5
             case _:
                 value = float(self._examples[learner])
         if not math.isclose(value, action.contribution_value, rel_tol=1e-12):
@@ -111,7 +115,7 @@ class Reference:
 
     def _mixed(self) -> Vector | None:
         match self._policy:
-            case "sync FedAvgM":
+            case "sync FedAvgM" | "semisync measured":
                 return None  # what a server's optimizer makes of the mixture is not repeated here
             case "fedasync":
                 return self._blended

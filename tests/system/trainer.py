@@ -23,9 +23,9 @@ from system.loop import BOOT, Boot
 EXAMPLES, BATCH_SIZE = 64, 8
 
 
-def trained_value(task: int, index: int) -> float:
+def trained_value(task: int, index: int, different: int) -> float:
     """What every weight of a local model is: small integers, so that sums are exact."""
-    return float((task * 7 + index) % 64 + 1)
+    return float((task * 7 + index) % different + 1)
 
 
 class Process:
@@ -34,12 +34,18 @@ class Process:
     count = 0
 
     def __init__(
-        self, boot: Boot, time_per_batch: float, evaluates: bool, wire: Layer | None, trained: Callable[[Model], None]
+        self,
+        boot: Boot,
+        time_per_batch: float,
+        evaluates: bool,
+        wire: Layer | None,
+        different: int,
+        trained: Callable[[Model], None],
     ) -> None:
         Process.count += 1
         self.pid, self.returncode = Process.count, None
         self._boot, self._time_per_batch, self._evaluates = boot, time_per_batch, evaluates
-        self._wire, self._trained = wire, trained
+        self._wire, self._different, self._trained = wire, different, trained
         self.stdin = self.stdout = self
         self._commands: deque[dict[str, Any]] = deque()
         self._lines: deque[bytes] = deque()
@@ -152,7 +158,7 @@ class Process:
                 break
             if steps % 4 == 0:
                 self._answer(id=number, progress={"task": command["task"], "steps": steps})
-        vector = np.full(self._layout.size, trained_value(command["task"], self._index), np.float32)
+        vector = np.full(self._layout.size, trained_value(command["task"], self._index, self._different), np.float32)
         made, payload = Model(self._layout, vector, np.array(model.counters)), b""
         if self._wire is not None:
             base = Work(model, VanillaSGD(1.0), {})
@@ -177,13 +183,18 @@ class Process:
         )
 
 
-def spawner(time_per_batch: float, evaluates: bool, wire: Layer | None, trained: Callable[[Model], None]) -> Any:
-    """Starts such processes for the boot that runs; `trained` hears of every local model as it arrives."""
+def spawner(
+    time_per_batch: float, evaluates: bool, wire: Layer | None, different: int, trained: Callable[[Model], None]
+) -> Any:
+    """Starts such processes for the boot that runs; `trained` hears of every local model as it arrives.
+
+    Local models have one of so many `different` contents.
+    """
 
     async def spawn(*command: str, **options: Any) -> Process:
         boot = BOOT.get()
         assert boot is not None
         await asyncio.sleep(0)
-        return Process(boot, time_per_batch, evaluates, wire, trained)
+        return Process(boot, time_per_batch, evaluates, wire, different, trained)
 
     return spawn
