@@ -78,15 +78,17 @@ class Leases:
 
 
 class Members:
-    """I23, I24, I25: what the journal says of who comes and goes."""
+    """I23, I24, I25, I31: what the journal says of who comes and goes, and of a federation that goes on."""
 
     def __init__(self, honest: Collection[str], allowed: int, released: Counter[str], violated: Violated) -> None:
         self._honest, self._allowed, self._violated = honest, allowed, violated
         self._refused: Counter[str] = Counter()  # in a row
         self._released = released  # how often a lease ended, or a learner said that it leaves
+        self._at_the_end: set[int] = set()  # tasks that were open when the federation ended
 
     def before(self, event: Event, twin: Controller) -> None:
         """An event that the journal has next."""
+        self._at_the_end = {*twin.roster.open_tasks} if twin.finished else set()
         if isinstance(event, LearnerLeft) and event.learner in self._honest:
             record = twin.roster.get(event.learner)
             if record is not None and record.present and not record.set_aside:
@@ -96,6 +98,8 @@ class Members:
 
     def after(self, actions: list[Action], twin: Controller) -> None:
         """What became of it."""
+        if not twin.finished and (left := self._at_the_end & twin.roster.open_tasks):
+            self._violated(f"I31: the federation goes on, with task {min(left)} from before its end")
         for action in actions:
             match action:
                 case UpdateCommitted():

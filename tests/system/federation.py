@@ -83,7 +83,8 @@ KINDS = (
 MORE_KINDS = ("rot learner", "rot download", "hang up")  # that are drawn by themselves
 SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
-    "a command lost its caller", "all local models are equal", "models of several messages",
+    "a command lost its caller", "a finished federation was extended",
+    "all local models are equal", "models of several messages",
     *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"EIO at {call}" for call in ("write", "fsync")),
@@ -110,6 +111,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+_AT_THE_END = "command extend at the end"
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
 
@@ -167,7 +169,13 @@ def drawn_faults(seed: int) -> list[Fault]:
     rng = random.Random(f"faults {seed}")
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or ["kill controller"]
     count = rng.choice((1, 1, 2, 3, 5, 8))
-    faults = (Fault(rng.uniform(0.5, FAULT_SECONDS), rng.choice(kinds), rng.randrange(1 << 30)) for _ in range(count))
+    faults = [Fault(rng.uniform(0.5, FAULT_SECONDS), rng.choice(kinds), rng.randrange(1 << 30)) for _ in range(count)]
+    # A disk that fails is seldom alone: what the next start builds on must survive the loss of its power too.
+    faults += [
+        Fault(fault.at + rng.uniform(1.0, 10.0), "power controller", rng.randrange(1 << 30))
+        for fault in faults
+        if fault.kind == "EIO" and rng.random() < 0.5
+    ]
     return sorted([*faults, *_drawn_rot(seed), *_drawn_commands(seed)], key=lambda fault: fault.at)
 
 
@@ -180,16 +188,17 @@ def _drawn_rot(seed: int) -> list[Fault]:
 
 def _drawn_commands(seed: int) -> list[Fault]:
     """What administrators ask for in a third of all seeds, at any time and as if nothing were wrong."""
-    rng = random.Random(f"commands {seed}")
+    rng, at_the_end = random.Random(f"commands {seed}"), random.Random(f"at the end {seed}")
+    last = [Fault(0.5, _AT_THE_END, at_the_end.randrange(1 << 30))] if at_the_end.random() < 0.08 else []
     if rng.random() > 0.35:
-        return []
+        return last
     enabled = [command for command in COMMANDS if rng.random() < 0.5] or ["rollback"]
     commands = [
         Fault(rng.uniform(1.0, rng.choice((12.0, 30.0))), f"command {rng.choice(enabled)}", rng.randrange(1 << 30))
         for _ in range(rng.choice((1, 2, 4, 6)))
     ]
     hung_up = [Fault(each.at, "hang up", rng.randrange(1 << 30)) for each in commands if rng.random() < 0.3]
-    return [*hung_up, *commands]
+    return [*last, *hung_up, *commands]
 
 
 class Federation(World):
@@ -255,6 +264,7 @@ class Federation(World):
         self._uploads: dict[Call, tuple[int, str, float]] = {}  # task, SHA-256, when it began
         self._calls, self._leases = Calls(self.violated), Leases(SETTINGS.lease, self.violated)
         self.abandoned: set[tuple[str, int]] = set()
+        self._extend_at_the_end: int | None = None
         self._released: Counter[str] = Counter()
 
     # --- faults -----------------------------------------------------------------------------------
@@ -304,6 +314,8 @@ class Federation(World):
                     self.kill(boot, power=False)
                     self._rotten = machine.rot(rng, "state")
                     self.note("rot", str(self._rotten))
+            case "command" if kind == _AT_THE_END:
+                self._extend_at_the_end = fault.number
             case "command" if kind == "command revoke":
                 self.office.revoke("l1")
             case "command":
@@ -533,6 +545,9 @@ class Federation(World):
 
         def report(kind: str, text: str) -> None:
             self.note("says", self._without_paths(f"{kind}: {text}"))
+            if kind == "finished" and boot.name == CONTROLLER and self._extend_at_the_end is not None:
+                order, self._extend_at_the_end = Order("extend", self._extend_at_the_end), None
+                self.loop.call_later(self.rng.random(), self.office.order, order, context=self.context.copy())
             if (given_up := re.match(r"task (\d+): abandoned", text)) is not None:
                 self.abandoned.add((boot.name, int(given_up[1])))
             elif (begun := re.match(r"task (\d+): .* from community model", text)) is not None:
