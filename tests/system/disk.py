@@ -104,7 +104,7 @@ class Machine:
     """The disk of one machine; it outlives the processes."""
 
     def __init__(self, world: World, root: str) -> None:
-        self._world, self.root, self._top = world, root, _Folder()
+        self.world, self.root, self._top = world, root, _Folder()
         os.makedirs(root)
         _DISKS[root] = self
         self.calls = 0
@@ -126,7 +126,7 @@ class Machine:
 
     def pass_through(self, kind: str, path: str, *, changes: bool = True) -> None:
         """A call of the process that runs: it may be dead, or its fate may be sealed at this very call."""
-        boot, world = BOOT.get(), self._world
+        boot, world = BOOT.get(), self.world
         if world.over or boot is None or boot.dead:
             raise Crashed
         if not changes:
@@ -195,7 +195,7 @@ class Machine:
 
     def lose_power(self, chance: random.Random) -> None:
         only_synced = chance.randrange(3) == 0
-        self._world.note("power", "only what was synced survives" if only_synced else "more than was synced survives")
+        self.world.note("power", "only what was synced survives" if only_synced else "more than was synced survives")
         shutil.rmtree(self.root)
         self._top = self._settle(self._top, self.root, chance, only_synced)
 
@@ -391,7 +391,10 @@ class DiskPath(pathlib.PosixPath):
         folder = self._item()
         if not isinstance(folder, _Folder):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
-        return iter([self / name for name in sorted(folder.names)])
+        found = [self / name for name in sorted(folder.names)]
+        if (worker := _machine(self).world.worker) is not None:
+            worker.maybe_pause()  # what was listed may be gone, or be something else, when it is used
+        return iter(found)
 
     def glob(self, pattern: Any, **options: Any) -> Any:
         assert "/" not in pattern and "**" not in pattern, pattern

@@ -81,20 +81,6 @@ KINDS = (
     "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
 )  # fmt: skip
 MORE_KINDS = ("rot learner", "rot download", "hang up")  # that are drawn by themselves
-SOMETIMES = (  # what a thousand seeds reach
-    *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
-    "a command lost its caller", "a finished federation was extended",
-    "all local models are equal", "models of several messages",
-    *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
-    *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
-    *(f"EIO at {call}" for call in ("write", "fsync")),
-    *(f"ENOSPC at {call}" for call in ("create", "write")),
-    "a full disk", "a thread waited for a lock", "already committed", "committed", "an upload went on where it was",
-    "exit 74", "c ended by its disk", "l ended by its disk", "a liar takes part", "a rotten file was refused",
-    "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
-    *(f"{command} was answered" for command in COMMANDS), "a command was not answered",
-    "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
-)  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
 SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=LONGEST_PERIOD)
@@ -109,8 +95,21 @@ POLICIES: dict[str, Policy] = {
     "fedasync": fedasync(local_epochs=1.0),
     "fedbuff": fedbuff(local_epochs=1.0),
 }
-
-
+SOMETIMES = (  # what a thousand seeds reach
+    *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
+    "a command lost its caller", "a finished federation was extended",
+    "models are equal", "models of several messages", "slow threads", "jobs that pause", "many snapshots",
+    *(f"policy {policy}" for policy in sorted(POLICIES)),
+    *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
+    *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
+    *(f"EIO at {call}" for call in ("write", "fsync")),
+    *(f"ENOSPC at {call}" for call in ("create", "write")),
+    "a full disk", "a thread waited for a lock", "already committed", "committed", "an upload went on where it was",
+    "exit 74", "c ended by its disk", "l ended by its disk", "a liar takes part", "a rotten file was refused",
+    "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
+    *(f"{command} was answered" for command in COMMANDS), "a command was not answered",
+    "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
+)  # fmt: skip
 _AT_THE_END = "command extend at the end"
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
@@ -201,26 +200,69 @@ def _drawn_commands(seed: int) -> list[Fault]:
     return [*last, *hung_up, *commands]
 
 
+@dataclass(frozen=True)
+class Swarm:
+    """What else a seed draws, apart from faults."""
+
+    policy: str
+    slowness: float  # seconds that a thread takes at most to begin
+    interleaving: float  # probability that the writer pauses at a call of the disk
+    length: tuple[int, int]
+    large: bool  # models are
+    different: int  # contents that local models may have
+    replay_at_most: int | None  # updates between two snapshots
+    keep_models: int
+
+    @property
+    def words(self) -> list[str]:
+        """For those who look for seeds of a certain kind; in this order."""
+        words = {
+            f"policy {self.policy}": True,
+            "models of several messages": self.large,
+            "models are equal": self.different < 64,
+            "slow threads": self.slowness >= 0.05,
+            "jobs that pause": self.interleaving >= 0.5,
+            "many snapshots": self.replay_at_most == 2,
+        }
+        return [word for word, holds in words.items() if holds]
+
+
+def drawn_swarm(seed: int, rng: random.Random) -> Swarm:
+    """Of this seed; the world's numbers begin with it."""
+    policy, slowness, interleaving = (
+        rng.choice(sorted(POLICIES)),
+        rng.choice((0.0005, 0.003, 0.05)),
+        rng.choice((0.0, 0.1, 0.5)),
+    )
+    models, snapshots = random.Random(f"swarm {seed}"), random.Random(f"snapshots {seed}")
+    length, large = models.choice(LENGTHS), models.random() < 0.2
+    different = models.choice((2, 4, 5, 6)) if models.random() < 0.3 else 64
+    replay_at_most, keep_models = snapshots.choice((2, 4, None)), snapshots.choice((1, 2, 5))
+    return Swarm(policy, slowness, interleaving, length, large, different, replay_at_most, keep_models)
+
+
+def words_of(seed: int) -> str:
+    """The kinds of faults of a seed and what else it draws, each between commas."""
+    kinds = sorted({fault.kind for fault in drawn_faults(seed)})
+    return f",{','.join([*kinds, *drawn_swarm(seed, random.Random(f'world {seed}')).words])},"
+
+
 class Federation(World):
     """One controller and three learners, from the first start to the final model at every learner."""
 
     def __init__(self, seed: int, folder: str, *, traced: bool = False, faults: Sequence[Fault] | None = None) -> None:
         super().__init__(seed, traced=traced)
         self._folder = f"{folder}/{seed}"
-        self.policy_name = self.rng.choice(sorted(POLICIES))
+        swarm = drawn_swarm(seed, self.rng)
+        self.policy_name, self.slowness, self.interleaving = swarm.policy, swarm.slowness, swarm.interleaving
         self.policy = POLICIES[self.policy_name]
         by_round = self.policy.protocol.has_rounds
-        swarm = random.Random(f"swarm {seed}")
-        rounds, requests = swarm.choice(LENGTHS)
+        rounds, requests = swarm.length
         self._stop = StopRule(rounds=rounds) if by_round else StopRule(update_requests=requests)
-        self.layout = LARGE if swarm.random() < 0.2 else SMALL
+        self.layout = LARGE if swarm.large else SMALL
         self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
-        different = 2 if swarm.random() < 0.2 else 64  # contents that local models may have
-        self.reached["all local models are equal"] += different == 2
-        self.reached["models of several messages"] += self.layout is LARGE
+        self.reached.update(swarm.words)
         self._make = make_core(self.policy, self._stop, SETTINGS, 3)
-        self.slowness = self.rng.choice((0.0005, 0.003, 0.05))
-        self.interleaving = self.rng.choice((0.0, 0.1, 0.5))
         self.faults = drawn_faults(seed) if faults is None else list(faults)
         self.network = Network(self)
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
@@ -232,11 +274,12 @@ class Federation(World):
         self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in names}
         self._spawn = {
             name: spawner(
-                self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, different, self._trained
+                self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, swarm.different,
+                self._trained,
             )
             for name in LEARNERS
         }  # fmt: skip
-        self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, different, self._trained)
+        self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, swarm.different, self._trained)
         self.boots: dict[str, Boot | None] = dict.fromkeys(names)
         self.process: ControllerProcess | None = None  # of the controller's latest start
         limit = ("rounds", rounds) if by_round else ("update_requests", requests)
@@ -245,9 +288,8 @@ class Federation(World):
         self._codes: dict[str, int] = {}
         self._finished = False
         self.rotted: set[tuple[str, int]] = set()  # updates with a wrong bit: the learner may give them up
-        more_often = random.Random(f"snapshots {seed}")
-        self._replay_at_most = more_often.choice((2, 4, None))
-        self._settings = replace(SETTINGS, keep_models=more_often.choice((1, 2, 5)))
+        self._replay_at_most = swarm.replay_at_most
+        self._settings = replace(SETTINGS, keep_models=swarm.keep_models)
         self._done: asyncio.Future[None] = self.loop.create_future()
         self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
         self._refused = False

@@ -50,13 +50,13 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
 
 def _batch(first: int, last: int, folder: str, needs: str | None) -> dict[str, Any]:
     """Play seeds in this process; what was found and what was reached. With `needs` until something is found."""
-    from system.federation import drawn_faults, play
+    from system.federation import play, words_of
 
     reached: Counter[str] = Counter()
     found: dict[int, str] = {}
     digests: dict[int, str] = {}
     for seed in range(first, last):
-        if needs and not any(re.search(needs, fault.kind) for fault in drawn_faults(seed)):
+        if needs and not re.search(needs, words_of(seed)):
             continue
         federation, problem = play(seed, folder)
         reached.update(federation.reached)
