@@ -243,7 +243,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.timekeeper",
         "self._writer.post(DeadlinePassed(), self._deadline_given_up)",
         "self._writer.post(DeadlinePassed())",
-        needs="(full disk|strike controller),.*policy semisync",
+        needs="full disk at a deadline,.*policy semisync",
     ),
     "the run's clock begins again": Bug(
         f"{_CONTROLLER}.timekeeper",

@@ -59,7 +59,9 @@ class Leases:
         self._due: tuple[ControllerProcess, float] | None = None  # whose deadline has passed
         self._due_since = 0.0
 
-    def look(self, now: float, process: ControllerProcess | None, busy: bool, heard: dict[str, float]) -> None:
+    def look(
+        self, now: float, process: ControllerProcess | None, busy: bool, heard: dict[str, float], deadline_in: float
+    ) -> None:
         """`busy`: the controller is down or stopped, or its disk is full."""
         if busy or process is None or process._view.standing.finished:
             self._since = now
@@ -71,9 +73,9 @@ class Leases:
                 self._violated(f"I22: {learner} was not heard for {silent:.0f} s and is still counted on")
         standing = process._view.standing
         due = process, standing.deadline
-        if due != self._due or process._time.clock.now() < standing.deadline:
+        if due != self._due or deadline_in > 0:
             self._due, self._due_since = due, now
-        elif now - self._due_since > 5:  # longer than a slow writer takes
+        elif now - self._due_since > 3:  # longer than a slow writer takes
             self._violated(f"I29: the deadline of {standing.deadline:g} s has passed, and nothing follows")
 
 

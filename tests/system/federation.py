@@ -80,7 +80,7 @@ KINDS = (
     "kill controller", "power controller", "kill learner", "power learner", "strike controller", "strike learner",
     "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
 )  # fmt: skip
-MORE_KINDS = ("rot learner", "rot download", "hang up")  # that are drawn by themselves
+MORE_KINDS = ("rot learner", "rot download", "hang up", "full disk at a deadline")  # that are drawn by themselves
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
 SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=LONGEST_PERIOD)
@@ -97,7 +97,7 @@ POLICIES: dict[str, Policy] = {
 }
 SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
-    "a command lost its caller", "a finished federation was extended",
+    "a full disk at a deadline", "a command lost its caller", "a finished federation was extended",
     "models are equal", "models of several messages", "slow threads", "jobs that pause", "many snapshots",
     *(f"policy {policy}" for policy in sorted(POLICIES)),
     *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
@@ -175,6 +175,9 @@ def drawn_faults(seed: int) -> list[Fault]:
         for fault in faults
         if fault.kind == "EIO" and rng.random() < 0.5
     ]
+    if rng.random() < 0.06:  # somebody is silent, a deadline comes, and it cannot be journaled
+        at = rng.uniform(2.0, 10.0)
+        faults += [Fault(at, kind, rng.randrange(1 << 30)) for kind in ("cut", "full disk at a deadline")]
     return sorted([*faults, *_drawn_rot(seed), *_drawn_commands(seed)], key=lambda fault: fault.at)
 
 
@@ -368,6 +371,8 @@ class Federation(World):
                 for each in self.boots.values():
                     if each is not None and rng.random() < 0.5:
                         each.wall_offset += rng.choice((-86400.0, -5.0, 5.0, 86400.0))
+            case "full" if kind == "full disk at a deadline":
+                self._fill_at_a_deadline(rng.uniform(0.3, 2.0), 400)
             case "full":
                 machine = self.machines[rng.choice((CONTROLLER, CONTROLLER, name))]
                 machine.full = True
@@ -384,6 +389,15 @@ class Federation(World):
         self.note("rot", rotten)
         self.sometimes("an update rotted")
         self.rotted.add((name, int(Path(rotten).stem)))
+
+    def _fill_at_a_deadline(self, seconds: float, attempts: int) -> None:
+        machine = self.machines[CONTROLLER]
+        if self._until_the_deadline() < 0.1:
+            self.sometimes("a full disk at a deadline")
+            machine.full = True
+            self.loop.call_later(seconds, setattr, machine, "full", False)
+        elif attempts:
+            self.loop.call_later(0.05, self._fill_at_a_deadline, seconds, attempts - 1)
 
     def _rot_download(self, name: str, rng: random.Random, attempts: int) -> None:
         """Of a learner that is killed in the middle of one: what has come by then."""
@@ -553,8 +567,15 @@ class Federation(World):
     def _watch_leases(self) -> None:
         boot, machine = self.boots[CONTROLLER], self.machines[CONTROLLER]
         busy = boot is None or boot.stopped or machine.full
-        self._leases.look(self.loop.now, self.process, busy, self.network.heard)
+        self._leases.look(self.loop.now, self.process, busy, self.network.heard, self._until_the_deadline())
         self.loop.call_later(1.0, self._watch_leases)
+
+    def _until_the_deadline(self) -> float:
+        """Seconds, by the clock of the run."""
+        boot, process = self.boots[CONTROLLER], self.process
+        if boot is None or process is None:
+            return math.inf
+        return process._view.standing.deadline - boot.context.copy().run(process._time.clock.now)
 
     async def _learner(self, boot: Boot) -> int:
         folder = DiskPath(f"{self.machines[boot.name].root}/work")
