@@ -78,7 +78,7 @@ def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]
     paper = cell.environment.paper
     sync = protocol_of(cell) == SYNC
     if paper.domain == "BrainAge":
-        return 0, 0, 0.5 + 0.1 * seed, 0 if sync else 1  # minutes
+        return -1, seed, position, 0 if sync else 1  # minutes
     if paper.domain == "CIFAR-10" and not _headline(cell):
         # Where Sync with momentum fails, Sync with vanilla SGD sets the target.
         reference = sync and solver_of(cell) == "vanilla" and "Power Law" in paper.distribution
