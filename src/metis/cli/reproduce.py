@@ -48,6 +48,13 @@ def reproduce(
     policy: Annotated[
         list[str], typer.Option("--policy", metavar="LABEL", help="With --scale decisive: only these. May be repeated.")
     ] = [],  # noqa: B006  # typer wants a list
+    timings: Annotated[
+        str,
+        typer.Option(
+            "--timings",
+            help="nominal: the times per batch that the paper states; published: those of each row of its tables.",
+        ),
+    ] = "nominal",
     curves: Annotated[
         Path | None,
         typer.Option("--curves", metavar="DIR", help="With --scale decisive: where what runs measure is kept."),
@@ -62,12 +69,12 @@ def reproduce(
     Runs every policy of the experiments that a result needs, in virtual time. Finished runs are kept in DIR and used
     again; an interrupted run continues where it stopped. The report is DIR/SCALE/report.html.
     """
-    from metis.reproduction.command import command, scale_named
+    from metis.reproduction.command import command, scale_named, timings_named
     from metis.reproduction.results import Request
 
     request = Request(
         tuple(results), scale_named(scale), out, workers, dry_run, rounds, tuple(set_), force,
-        tuple(policy), curves, not report_only,
+        tuple(policy), curves, not report_only, timings_named(timings),
     )  # fmt: skip
     quiet = Console(quiet=True)
     reproduced = command(request, quiet if as_json else stdout(), quiet if as_json else stderr())

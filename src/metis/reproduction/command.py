@@ -11,7 +11,7 @@ from rich.table import Table
 from metis.errors import ConfigError
 from metis.experiments.config.load import did_you_mean
 from metis.reporting.console import plain_table
-from metis.reproduction.environments import SCALES, Environment, Scale, load_environments
+from metis.reproduction.environments import SCALES, TIMINGS, Environment, Scale, Timings, load_environments
 from metis.reproduction.results import Reproduced, Request, reproduce, run_study
 from metis.reproduction.schedule import CellSchedule, schedule_cell
 from metis.reproduction.study import STUDIES, load_study
@@ -25,6 +25,14 @@ def scale_named(name: str) -> Scale:
         if scale == name:
             return scale
     raise ConfigError(f"--scale is '{name}'; it must be one of {', '.join(SCALES)}")
+
+
+def timings_named(name: str) -> Timings:
+    """The timings of this name."""
+    for timings in TIMINGS:
+        if timings == name:
+            return timings
+    raise ConfigError(f"--timings is '{name}'; it must be one of {', '.join(TIMINGS)}")
 
 
 def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -52,7 +60,7 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
             return show_schedules(first, request.rounds, stdout, tasks=False)
         return run_study(request, conditions, stdout, stderr)
     results = chosen_results(request.results)
-    environments = load_environments(request.scale, request.overrides, results=results)
+    environments = load_environments(request.scale, request.overrides, results=results, timings=request.timings)
     if request.dry_run:
         return show_schedules(list(environments.values()), request.rounds, stdout)
     return reproduce(request, results, environments, stdout, stderr)
@@ -99,7 +107,7 @@ def schedule_table(environment: Environment, schedules: Sequence[CellSchedule]) 
     title = environment.paper.title
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     headings = ("policy", "R", "cold\nstart", "round\nsteps", "round\nCC", "round\ns", "iter.", "iter.\npaper", "fast",
-                "slow", "CC", "PT (s)", "EC\nequation", "EC\nactive", "EC\n+ idle")  # fmt: skip
+                "slow", "CC", "PT (s)", "PT\npaper", "R t_max", "EC\nequation", "EC\nactive", "EC\n+ idle")  # fmt: skip
     for heading in headings:
         # Digits must not be lost, however narrow the terminal.
         table.add_column(heading, justify="left" if heading == "policy" else "right", overflow="fold")
@@ -122,6 +130,8 @@ def schedule_table(environment: Environment, schedules: Sequence[CellSchedule]) 
             f"{document['slow']:,}",
             f"{document['update_requests']:,}",
             number(document["parallel_time"]),
+            "" if published is None else "–" if published.parallel_time is None else number(published.parallel_time),
+            "–" if document["equation"] is None else number(document["equation"]["parallel_time"]),
             *(number(document["energy"][kind]) for kind in ("equation", "active", "idle_charged")),
         )
     return table

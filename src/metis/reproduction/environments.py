@@ -28,6 +28,8 @@ from metis.experiments.config.load import (
 
 Scale = Literal["small", "decisive", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "decisive", "paper")
+Timings = Literal["nominal", "published"]
+TIMINGS: tuple[Timings, ...] = ("nominal", "published")
 
 
 class Published(Table):
@@ -121,6 +123,7 @@ class Environment:
     references: dict[Role, ExperimentConfig] = field(default_factory=dict)
     paper_target: float | None = None  # at the paper's scale
     plan: Plan | None = None
+    timings: Timings = "nominal"
 
     def seeded(self) -> tuple[Environment, ...]:
         """The same environment with each seed of its plan; this one is the first."""
@@ -135,8 +138,10 @@ class Environment:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """One for each policy, in the order of the file."""
+        from metis.reproduction.timings import timed
+
         return tuple(
-            Cell(self, self.config.model_copy(update={"policy": [policy]}), published)
+            timed(Cell(self, self.config.model_copy(update={"policy": [policy]}), published), self.timings)
             for policy, published in zip(self.config.policy, self.published, strict=True)
         )
 
@@ -179,11 +184,17 @@ def results_folder() -> Path:
 
 
 def load_environments(
-    scale: Scale, overrides: Sequence[str] = (), *, results: Collection[str] | None = None, folder: Path | None = None
+    scale: Scale,
+    overrides: Sequence[str] = (),
+    *,
+    results: Collection[str] | None = None,
+    folder: Path | None = None,
+    timings: Timings = "nominal",
 ) -> dict[str, Environment]:
     """The environments by the names of their files, at one scale, in the order of the paper.
 
-    With `results` only those that the results are made of, changed by `key.path=value` overrides.
+    With `results` only those that the results are made of, changed by `key.path=value` overrides. With the timings of
+    the published rows, each policy has learners of its own speed; such runs are kept apart.
     """
     folder = environments_folder() if folder is None else folder
     files = sorted(folder.glob("*.toml"))
@@ -194,6 +205,8 @@ def load_environments(
     if scale == "decisive":
         files = [file for file in files if "decisive" in read_toml(file)]
     found = [load_environment(file, scale, overrides) for file in files]
+    if timings == "published":
+        found = [replace(one, name=f"{one.name}-published-timings", timings=timings) for one in found]
     return {environment.name: environment for environment in sorted(found, key=_order)}
 
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from metis.errors import ConfigError
 from metis.reproduction.claims import check_claims
 from metis.reproduction.curves import load_runs
-from metis.reproduction.environments import Cell, Environment, Scale, load_environments, results_folder
+from metis.reproduction.environments import Cell, Environment, Scale, Timings, load_environments, results_folder
 from metis.reproduction.figures import Drawn
 from metis.reproduction.kept import kept, load_finished
 from metis.reproduction.mixing import measure_mixing
@@ -56,6 +56,7 @@ class Request:
     policies: tuple[str, ...] = ()  # labels; by default all
     curves: Path | None = None  # where the curves of scale `decisive` are kept; by default with the files
     train: bool = True  # else only report what there is
+    timings: Timings = "nominal"
 
     @property
     def folder(self) -> Path:
@@ -65,6 +66,7 @@ class Request:
     def command_line(self) -> str:
         """What to type to continue or to repeat it."""
         words = ["metis", "reproduce", *self.results, "--scale", self.scale, "--out", str(self.out)]
+        words += [] if self.timings == "nominal" else ["--timings", self.timings]
         words += [word for label in self.policies for word in ("--policy", label)]
         return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
 
@@ -156,7 +158,7 @@ def _with_earlier_results(
     """The results asked for and those whose runs the folder has from earlier calls: one report shows all of them."""
     cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
     shown = set(results)
-    if not request.overrides:
+    if not request.overrides and request.timings == "nominal":
         everything = load_environments(request.scale)
         for name in RESULTS:
             needed = [

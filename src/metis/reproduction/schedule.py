@@ -108,6 +108,17 @@ class CellSchedule:
     def iterations(self) -> int:
         return self.run.costs.steps
 
+    def by_equation(self) -> dict[str, float] | None:
+        """PT = R t_max and EC_semi = R t_max sum eps_k, which charge the cold start a whole period as well.
+
+        Everywhere else it is charged its own length. None for policies without a period.
+        """
+        if self.first is None or self.each is None or self.rounds is None:
+            return None
+        time = self.rounds * self.each.seconds
+        draw = sum(learner.power.active for learner in self.run.setting.learners)
+        return {"parallel_time": time, "energy": time * draw}
+
     def to_json(self) -> dict[str, Any]:
         costs, published = self.run.costs, self.cell.published
         fast, slow = split_steps(self.run)
@@ -126,6 +137,7 @@ class CellSchedule:
             "parallel_time": costs.parallel_time,
             "cumulative_time": costs.cumulative_time,
             "energy": costs.to_json()["energy"],
+            "equation": self.by_equation(),
             "published": None if published is None else published.model_dump(exclude_none=True),
         }
 
