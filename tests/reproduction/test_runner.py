@@ -466,12 +466,7 @@ def test_the_command_ends_with_a_report(folder: Path, tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "")
     for name in ("figure8.png", "figure8.svg"):
         assert (out / "small" / "figures" / name).stat().st_size > 0
-    assert {claim["verdict"] for claim in document["claims"]} <= {
-        "confirmed",
-        "not confirmed",
-        "not testable here",
-        "not run",
-    }
+    assert {claim["verdict"] for claim in document["claims"]} <= {"confirmed", "contradicted", "tie", "undecided"}
     assert json.loads((out / "small" / "results.json").read_text("utf-8"))["claims"] == document["claims"]
 
     more = command(Request(results=("figure12",), out=out, workers=1), quiet(), quiet())

@@ -127,8 +127,12 @@ class Environment:
 
     def seeded(self) -> tuple[Environment, ...]:
         """The same environment with each seed of its plan; this one is the first."""
-        others = [] if self.plan is None else self.plan.seeds[1:]
-        return (self, *(self._with_seed(seed) for seed in others))
+        return (self, *self._other_seeds)
+
+    @cached_property
+    def _other_seeds(self) -> tuple[Environment, ...]:
+        others = [] if self.plan is None or "/" in self.name else self.plan.seeds[1:]
+        return tuple(self._with_seed(seed) for seed in others)
 
     def _with_seed(self, seed: int) -> Environment:
         changed = {role: varied(config, seed=seed) for role, config in self.references.items()}

@@ -21,7 +21,7 @@ from metis.reproduction.sheets import Sheet, characteristics_sheet, cost_sheet, 
 REPORT = "report.html"
 
 
-_VERDICT_STYLES = {"confirmed": "green", "not confirmed": "red", "not testable here": "dim", "not run": "dim"}
+_VERDICT_STYLES = {"confirmed": "green", "contradicted": "red", "tie": "yellow", "undecided": "dim"}
 
 
 COST_WORDS = (
@@ -69,15 +69,13 @@ def terminal_claims(claims: Sequence[Mapping[str, str]]) -> RenderableType:
     for heading in ("verdict", "claim", "numbers"):
         table.add_column(heading, overflow="fold", min_width=13 if heading == "verdict" else None)
     for claim in claims:
-        if claim["verdict"] == "not run":
-            continue
         verdict = Text(claim["verdict"], style=_VERDICT_STYLES[claim["verdict"]])
         table.add_row(verdict, Text(f"{claim['text']} ({claim['where']})"), Text(claim["sentence"]))
     return Group(table, Text(verdict_count(claims), style="bold"))
 
 
 def verdict_count(claims: Sequence[Mapping[str, str]]) -> str:
-    """How many claims are confirmed, not confirmed, not testable."""
+    """How many claims are confirmed, contradicted, ties, undecided."""
     counts = Counter(claim["verdict"] for claim in claims)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICT_STYLES if counts[verdict])
 
@@ -119,9 +117,10 @@ def write_paper_report(document: Mapping[str, Any], pictures: Mapping[str, str],
     page = environment.get_template("paper.html.jinja").render(
         title=f"Semi-synchronous federated learning: the paper’s results, reproduced at {scale} scale",
         lead=document["lead"],
-        claims=[claim for claim in document["claims"] if claim["verdict"] in ("confirmed", "not confirmed")],
-        untested=[claim for claim in document["claims"] if claim["verdict"] in ("not testable here", "not run")],
+        claims=[claim for claim in document["claims"] if claim["verdict"] != "undecided"],
+        untested=[claim for claim in document["claims"] if claim["verdict"] == "undecided"],
         verdicts=verdict_count(document["claims"]),
+        paper_words=PAPER_WORDS,
         sections=sections_of(document, pictures),
         command=command,
         provenance=f"{document['runs']} runs, which took {wall / 60:,.0f} minutes of processor time in total. "
@@ -144,12 +143,22 @@ def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:
         for sheet in section.tables:
             lines += [f"**{sheet.title}**", "", *markdown_table(sheet), ""]
             lines += [line for note in (sheet.note, sheet.foot) if note for line in (note, "")]
-    lines += ["## Claims", "", "| verdict | claim | numbers |", "| --- | --- | --- |"]
-    for claim in document["claims"]:
-        lines.append(f"| {claim['verdict']} | {claim['text']} ({claim['where']}) | {claim['sentence']} |")
+    lines += ["## Claims", "", *claims_table(document["claims"])]
     path = folder / "results.md"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+PAPER_WORDS = {"holds": "holds", "fails": "does not hold", "tie": "tie", "": "–"}
+
+
+def claims_table(claims: Sequence[Mapping[str, str]]) -> list[str]:
+    """The verdicts as the lines of a Markdown table."""
+    lines = ["| verdict | claim | numbers | by the paper's own tables |", "| --- | --- | --- | --- |"]
+    for claim in claims:
+        own = PAPER_WORDS[claim["paper"]] + (f": {claim['paper_sentence']}" if claim["paper"] else "")
+        lines.append(f"| {claim['verdict']} | {claim['text']} ({claim['where']}) | {claim['sentence']} | {own} |")
+    return lines
 
 
 def markdown_table(sheet: Sheet) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -142,8 +143,18 @@ class CellSchedule:
         }
 
 
+_KNOWN: dict[tuple[str, int | None], CellSchedule] = {}  # claims ask for the same schedules many times
+
+
 def schedule_cell(cell: Cell, rounds: int | None = None) -> CellSchedule:
     """Schedule a cell for `rounds`, or as long as the paper's run took: R = CC / learners, else U = CC."""
+    key = json.dumps([cell.name, cell.config.to_dict()], sort_keys=True, default=str), rounds
+    if key not in _KNOWN:
+        _KNOWN[key] = _schedule(cell, rounds)
+    return _KNOWN[key]
+
+
+def _schedule(cell: Cell, rounds: int | None) -> CellSchedule:
     config = cell.config
     assignments = dry_assignments(config)
     learners, published = len(assignments), cell.published

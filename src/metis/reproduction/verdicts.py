@@ -1,0 +1,181 @@
+"""Comparing costs over seeds: how many times cheaper, with which interval, and what follows from it.
+
+A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
+it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. Within 5 % is a
+tie. With one seed, the spread of the runs that have several stands in for its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from metis.reproduction.environments import Cell
+from metis.reproduction.schedule import schedule_cell
+from metis.reproduction.tables import COSTS, Evidence
+from metis.reproduction.timings import timed
+
+Outcome = Literal["holds", "fails", "tie", "open"]
+TIE = 1.05
+PRIOR_SPREAD = 0.1  # standard deviation of ln(cost) from seed to seed, before any policy has been run with several
+_NORMAL = 1.96  # 95 %
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run: until the target, or if that was not reached until its end, and then it is a lower bound."""
+
+    value: float
+    reached: bool = True
+
+
+BySeed: TypeAlias = Mapping[int, Cost]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where costs come from: our runs, or the paper's tables."""
+
+    name: str
+    costs: Callable[[Cell, str], BySeed]
+    spread: float = 0.0  # of ln(cost) from seed to seed
+
+    def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
+        """How many times the cost of the first the second has."""
+        mine, theirs = self.costs(own, name), self.costs(rival, name)
+        pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+        return Ratio.of(pairs, self.spread)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The geometric mean over seeds of a quotient of costs, or a bound of it."""
+
+    mean: float = math.nan
+    kind: Literal["exact", "at least", "at most", "unknown"] = "unknown"
+    seeds: int = 0
+    spread: float = 0.0
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[Cost, Cost]], spread: float) -> Ratio:
+        """Of the second's cost over the first's; pairs in which neither reached the target say nothing."""
+        values, lower, upper = [], False, False
+        for own, rival in pairs:
+            if own.reached or rival.reached:
+                values.append(math.log(rival.value / own.value))
+                lower, upper = lower or not rival.reached, upper or not own.reached
+        if not values or (lower and upper):
+            return Ratio()
+        kind: Literal["exact", "at least", "at most"] = "at least" if lower else "at most" if upper else "exact"
+        return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the mean lies with 95 %, by the spread from seed to seed."""
+        half = _NORMAL * self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
+        return self.mean * math.exp(-half), self.mean * math.exp(half)
+
+    def above(self, least: float = 1.0) -> Outcome:
+        """Whether it is more than this; a tie is one of 1."""
+        low, high = self.interval
+        if self.kind == "exact" and least == 1 and abs(math.log(self.mean)) <= math.log(TIE):
+            return "tie"
+        if self.kind in ("exact", "at least") and low > least:
+            return "holds"
+        if self.kind in ("exact", "at most") and (high < least or (self.spread == 0 and high <= least)):
+            return "fails"
+        return "open"
+
+    def __str__(self) -> str:
+        if self.kind == "unknown":
+            return "not known"
+        if not 0 < self.mean < math.inf:
+            return "only the first reaches the target" if self.mean else "only the second reaches the target"
+        sign = {"exact": "", "at least": "≥ ", "at most": "≤ "}[self.kind]
+        low, high = self.interval
+        span = "" if self.spread == 0 or self.kind != "exact" else f" [{low:.2f}, {high:.2f}]"
+        return f"{sign}{self.mean:.2f}{span}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One place in which a claim holds or not, such as an environment."""
+
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: its parts, and an explanation of how it was decided."""
+
+    parts: Sequence[Part]
+    rule: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """A claim that is said to hold everywhere fails in one place; all ties are a tie."""
+        outcomes = {part.outcome for part in self.parts}
+        order: tuple[Outcome, ...] = ("fails", "open", "holds", "tie")
+        for outcome in order:
+            if outcome in outcomes:
+                return outcome
+        return "open"
+
+    @property
+    def sentence(self) -> str:
+        return "; ".join(part.text for part in self.parts)
+
+
+def ours(evidence: Evidence) -> Source:
+    """Our runs, with every seed that there is."""
+
+    def costs(cell: Cell, name: str) -> BySeed:
+        found = {}
+        for seed, run in evidence.seeds(cell).items():
+            reached = run.costs_at_target
+            value = COSTS[name](run.costs if reached is None else reached)
+            if value > 0:
+                found[seed] = Cost(value, reached is not None)
+        return found
+
+    return Source("ours", costs, _pooled_spread(evidence))
+
+
+def _pooled_spread(evidence: Evidence) -> float:
+    """The standard deviation of ln(parallel time) within policies that several seeds brought to the target."""
+    squares, freedom = 0.0, 0
+    for environment in evidence.environments.values():
+        for cell in environment.cells:
+            reached = [run.costs_at_target for run in evidence.seeds(cell).values()]
+            logs = [math.log(costs.parallel_time) for costs in reached if costs is not None and costs.parallel_time > 0]
+            if len(logs) > 1:
+                squares += (len(logs) - 1) * statistics.variance(logs)
+                freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom >= 6 else PRIOR_SPREAD
+
+
+def published() -> Source:
+    """The paper's tables.
+
+    Its column EC is meant to be active time only. The two other energies follow from the schedule of each row with the
+    times that it took.
+    """
+    return Source("the paper's tables", _published_costs)
+
+
+def _published_costs(cell: Cell, name: str) -> BySeed:
+    row = cell.published
+    if row is None:
+        return {}
+    if not row.reached:
+        return {0: Cost(math.inf, reached=False)}
+    if name in ("parallel_time", "communication_cost"):
+        value = getattr(row, name)
+        return {} if value is None else {0: Cost(float(value))}
+    if name == "energy_active":
+        return {} if row.energy is None else {0: Cost(row.energy)}
+    return {0: Cost(COSTS[name](schedule_cell(timed(cell, "published")).run.costs))}
