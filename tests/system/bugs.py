@@ -168,7 +168,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "self.state.write_snapshot(self._seq, arrays",
         "self.state.write_snapshot(self.state.last_seq(), arrays",
-        needs="controller",
+        needs="controller,.*many snapshots",
     ),
     "the initial model is collected": Bug(f"{_CONTROLLER}.durable", ", *self.pinned, self.hashes[0]", ", *self.pinned"),
     # --- delivery and tasks -----------------------------------------------------------------------

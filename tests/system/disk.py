@@ -389,8 +389,10 @@ class DiskPath(pathlib.PosixPath):
 
     def iterdir(self) -> Any:
         folder = self._item()
-        if not isinstance(folder, _Folder):
+        if folder is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+        if not isinstance(folder, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(self))
         found = [self / name for name in sorted(folder.names)]
         if (worker := _machine(self).world.worker) is not None:
             worker.maybe_pause()  # what was listed may be gone, or be something else, when it is used

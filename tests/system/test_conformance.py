@@ -393,6 +393,14 @@ def _disk_script(root: Path, disk: Disk) -> list[Any]:
         lambda: _append(disk, folder / "marks"),
         lambda: sorted(path.name for path in folder.iterdir()),
         lambda: sorted(path.name for path in folder.glob("o*")),
+        lambda: [*(folder / "missing").glob("*")],
+        lambda: [*(folder / "missing").iterdir()],
+        lambda: [*(folder / "other").iterdir()],
+        *(
+            lambda path=path: (path.exists(), path.is_file(), path.is_dir())  # type: ignore[misc]
+            for path in (root, folder, folder / "other", folder / "missing", folder / "other" / "below")
+        ),
+        lambda: disk.space(folder)[0] > disk.space(folder)[1] > 0,
         lambda: _database(disk, root / "a" / "db"),
         lambda: _lock_twice(disk, folder / "lock"),
         lambda: _cut(disk, folder / "cut"),
