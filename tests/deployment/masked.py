@@ -12,14 +12,16 @@ trained is written down for the test in HOME/trained, which is no folder of the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +35,14 @@ from deployment.scripted_learner import LAYOUT
 from metis.core.controller import Controller
 from metis.core.events import CommunityPublished, LearnerJoined, RoundClosed, SendTask, SumOpened, UpdateRequest
 from metis.core.layers import SecureSum
+from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
 from metis.core.policies import sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
+from metis.deployment.learner.work import WorkFolder
 from metis.deployment.wire.models import payload_sha256
 
 NAMES = ("ann", "bob", "cyd", "dan")
@@ -46,6 +50,7 @@ EXAMPLES = {"ann": 40, "bob": 25, "cyd": 61, "dan": 33}
 BATCH_SIZE = 10
 ROUNDS = 2
 FRESH, PACE = "METIS_TEST_FRESH", "METIS_TEST_PACE"
+KILLED = "METIS_TEST_KILLED"  # a learner that is so when its training process has masked, before anything is handed in
 SETTINGS = '{"experiment": {"policy": "by arithmetic"}}'
 POLICY = sync_fedavg(1).with_layers(SecureSum())
 TERMS = DeploymentSettings(expected=4, minimum=1, lease=60, heartbeat=0.5, linger=20, evaluate_at_learners=False)
@@ -89,6 +94,33 @@ def simulated(order: Sequence[str] = NAMES, rounds: int = ROUNDS) -> list[str]:
             case CommunityPublished():
                 hashes.append(payload_sha256(action.community_model))
     return hashes
+
+
+def folded(home: Path, policy: Policy = POLICY, rounds: int = ROUNDS) -> list[str]:
+    """The same from the journal of a run: who answered which task with how many steps, and nothing of its models."""
+    from metis.deployment.controller.settings import make_core
+    from metis.deployment.controller.state import State
+    from metis.errors import LearnerError
+    from metis.runs.trace import from_record
+
+    controller = make_core(policy, StopRule(rounds=rounds), TERMS, 3)(initial_model(), MemoryStore())
+    models = [initial_model()]
+    with State.open(home / "state", "process") as state:
+        for entry in state.entries():
+            if "published" in entry.record:
+                continue
+            event: Any = from_record(entry.record)[1]
+            if isinstance(event, UpdateRequest):
+                base = controller.community.model
+                event = replace(event, local_model=train(event.learner, event.task, event.steps, base)[0])
+            elif isinstance(event, SumOpened):
+                secure = controller.secure
+                assert secure is not None and set(event.learners) == set(secure.learners)
+                event = replace(event, total=secure.total())
+            with contextlib.suppress(LearnerError):
+                actions = controller.handle(event, entry.at)
+                models += [action.community_model for action in actions if isinstance(action, CommunityPublished)]
+    return [payload_sha256(model) for model in models]
 
 
 # --- the trainer ----------------------------------------------------------------------------------
@@ -226,6 +258,8 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     match sys.argv[1:]:
         case ["learner", folder, who, where]:
+            if os.environ.pop(KILLED, ""):
+                WorkFolder.keep = lambda self, update: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
             sys.exit(asyncio.run(learner_process(Path(folder), who, where).run()))
         case ["controller", folder, where]:
             asyncio.run(_serve(Path(folder), where))

@@ -122,6 +122,7 @@ class WatchedState(State):
     initial: str
     violated: Violated
     sound = True  # no file of it was damaged
+    masked = False  # local models go when their round is over
 
     def collect(self, keep: Collection[str]) -> int:
         deleted = super().collect(keep)
@@ -133,6 +134,10 @@ class WatchedState(State):
         oldest = snapshots[1].seq if len(snapshots) > 1 else 0
         needed = {*more, *(entry.blob for entry in self.entries(oldest) if entry.blob is not None)}
         needed.update(blob for snapshot in snapshots for blob in snapshot.blobs)
+        if self.masked:
+            rounds = list(self.entries())
+            over = max((entry.seq for entry in rounds if "published" in entry.record), default=0)
+            needed -= {entry.blob for entry in rounds if entry.update is not None and entry.seq < over}
         missing = sorted(blob for blob in needed if not self._is_whole(self.blobs.folder / blob))
         if missing and self.sound:
             self.violated(f"I26: the model file {missing[0]} is needed and is gone")

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import apsw
 
 from metis.system import Disk
-from system.loop import BOOT, Boot, Crashed, World
+from system.loop import BOOT, EPOCH, Boot, Crashed, World
 
 _SECTOR = 512
 _SPACE = 10**12  # bytes of each disk
@@ -176,7 +176,13 @@ class Machine:
     def write(self, item: _File, path: str, descriptor: int, data: Any, offset: int) -> int:
         self.pass_through("write", path)
         item.changes.append((offset, bytes(data)))
-        return os.pwrite(descriptor, data, offset)
+        written = os.pwrite(descriptor, data, offset)
+        self._stamp(descriptor)
+        return written
+
+    def _stamp(self, file: int | str) -> None:
+        """The date of a file is one of the simulated world."""
+        os.utime(file, (EPOCH + self.world.loop.now,) * 2)
 
     def truncate(self, item: _File, path: str, descriptor: int, size: int) -> None:
         self.pass_through("truncate", path)
@@ -209,6 +215,7 @@ class Machine:
             else:
                 content = item.survivors(chance, only_synced)
                 pathlib.Path(below).write_bytes(content)
+                self._stamp(below)
                 settled.names[name] = _File(content)
         settled.synced = dict(settled.names)
         return settled

@@ -33,6 +33,7 @@ from metis.core.events import (
     LearnerWithdrawn,
     MemberRemoved,
     RolledBack,
+    SumOpened,
     UpdateCommitted,
     UpdateRequest,
 )
@@ -50,6 +51,7 @@ from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import Entry, State
 from metis.deployment.learner.process import LearnerProcess
+from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
@@ -63,6 +65,17 @@ from system.checks import Calls, Leases, Members, WatchedState
 from system.disk import DiskPath, Machine, VirtualDisk
 from system.liar import LIAR, lie
 from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
+from system.masks import (
+    FOURTH,
+    MASKED,
+    SECURE,
+    SETTINGS as MASKED_SETTINGS,
+    MaskChecks,
+    Spending,
+    masks,
+    peers,
+    write_kits,
+)
 from system.network import Call, Network
 from system.reference import Reference
 from system.trainer import spawner
@@ -94,7 +107,10 @@ POLICIES: dict[str, Policy] = {
     "fedrec": fedrec(local_epochs=1.0),
     "fedasync": fedasync(local_epochs=1.0),
     "fedbuff": fedbuff(local_epochs=1.0),
+    "semisync masked": SEMISYNC.with_layers(SECURE),
+    "sync masked": sync_fedavg(local_epochs=1.0).with_layers(SECURE),
 }
+PLAIN = sorted(POLICIES.keys() - MASKED)
 SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
     "a full disk at a deadline", "a command lost its caller", "a finished federation was extended",
@@ -109,8 +125,11 @@ SOMETIMES = (  # what a thousand seeds reach
     "a lie was answered with REFUSED", "a lie was answered with COMMITTED",
     *(f"{command} was answered" for command in COMMANDS), "a command was not answered",
     "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
+    "a cohort was fixed", "a statement was signed", "shares were given", "a sum was opened",
+    "a sum without some of its members", "what was masked before a crash is sent again",
 )  # fmt: skip
 _AT_THE_END = "command extend at the end"
+_MASKED_COMMANDS = ("pause", "resume", "extend", "rollback", "stop")  # a fifth site has no certificate, three too few
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
 
@@ -195,6 +214,8 @@ def _drawn_commands(seed: int) -> list[Fault]:
     if rng.random() > 0.35:
         return last
     enabled = [command for command in COMMANDS if rng.random() < 0.5] or ["rollback"]
+    if masks(seed):
+        enabled = [command for command in enabled if command in _MASKED_COMMANDS] or ["rollback"]
     commands = [
         Fault(rng.uniform(1.0, rng.choice((12.0, 30.0))), f"command {rng.choice(enabled)}", rng.randrange(1 << 30))
         for _ in range(rng.choice((1, 2, 4, 6)))
@@ -233,12 +254,14 @@ class Swarm:
 def drawn_swarm(seed: int, rng: random.Random) -> Swarm:
     """Of this seed; the world's numbers begin with it."""
     policy, slowness, interleaving = (
-        rng.choice(sorted(POLICIES)),
+        rng.choice(PLAIN),
         rng.choice((0.0005, 0.003, 0.05)),
         rng.choice((0.0, 0.1, 0.5)),
     )
     models, snapshots = random.Random(f"swarm {seed}"), random.Random(f"snapshots {seed}")
     length, large = models.choice(LENGTHS), models.random() < 0.2
+    if masks(seed):
+        policy = random.Random(f"masked policy {seed}").choice(MASKED)
     different = models.choice((2, 4, 5, 6)) if models.random() < 0.3 else 64
     replay_at_most, keep_models = snapshots.choice((2, 4, None)), snapshots.choice((1, 2, 5))
     return Swarm(policy, slowness, interleaving, length, large, different, replay_at_most, keep_models)
@@ -259,40 +282,51 @@ class Federation(World):
         swarm = drawn_swarm(seed, self.rng)
         self.policy_name, self.slowness, self.interleaving = swarm.policy, swarm.slowness, swarm.interleaving
         self.policy = POLICIES[self.policy_name]
+        self.masked, self.learners, settings = self.policy_name in MASKED, LEARNERS, SETTINGS
+        if self.masked:
+            self.learners, settings = (*LEARNERS, FOURTH), replace(SETTINGS, expected=4)
         by_round = self.policy.protocol.has_rounds
         rounds, requests = swarm.length
         self._stop = StopRule(rounds=rounds) if by_round else StopRule(update_requests=requests)
         self.layout = LARGE if swarm.large else SMALL
         self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
         self.reached.update(swarm.words)
-        self._make = make_core(self.policy, self._stop, SETTINGS, 3)
+        self._make = make_core(self.policy, self._stop, settings, 3)
+        self.mask_checks = MaskChecks(self.layout, self.violated, self.sometimes)
         self.faults = drawn_faults(seed) if faults is None else list(faults)
         self.network = Network(self)
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
         self._partial_are_sound = not any(re.search(_MAY_LOSE_BYTES, fault.kind) for fault in self.faults)
         self._administered = any(fault.kind.startswith("command") for fault in self.faults)
-        self._lied_to = self.rng.random() < 0.3
+        self._lied_to = self.rng.random() < 0.3 and not self.masked  # it has no certificate
         more = (NEWCOMER, ADMIN) if self._administered else ()
-        names = (CONTROLLER, *LEARNERS, LIAR, *more)
+        names = (CONTROLLER, *self.learners, LIAR, *more)
         self.machines = {name: Machine(self, f"{self._folder}/{name}") for name in names}
+        private = self.masked and random.Random(f"private {seed}").random() < 0.5
+        self.spending = {
+            name: Spending(self.machines[name].root, name, self.violated) for name in self.learners if private
+        }  # fmt: skip
+        self._kits = Path(f"{self._folder}/kits")
+        if self.masked:
+            write_kits(self._kits, self.learners)
         self._spawn = {
             name: spawner(
                 self.rng.choice((0.05, 0.1, 0.3)), self.rng.random() < 0.5, self.policy.wire, swarm.different,
-                self._trained,
+                self._trained, self.mask_checks, self.spending.get(name),
             )
-            for name in LEARNERS
+            for name in self.learners
         }  # fmt: skip
         self._spawn[NEWCOMER] = spawner(0.1, False, self.policy.wire, swarm.different, self._trained)
         self.boots: dict[str, Boot | None] = dict.fromkeys(names)
         self.process: ControllerProcess | None = None  # of the controller's latest start
         limit = ("rounds", rounds) if by_round else ("update_requests", requests)
-        self.office = Office(self, LEARNERS, limit)
+        self.office = Office(self, self.learners, limit)
         self.starts: Counter[str] = Counter()
         self._codes: dict[str, int] = {}
         self._finished = False
         self.rotted: set[tuple[str, int]] = set()  # updates with a wrong bit: the learner may give them up
         self._replay_at_most = swarm.replay_at_most
-        self._settings = replace(SETTINGS, keep_models=swarm.keep_models)
+        self._settings = replace(settings, keep_models=swarm.keep_models)
         self._done: asyncio.Future[None] = self.loop.create_future()
         self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
         self._refused = False
@@ -316,7 +350,7 @@ class Federation(World):
 
     def _strike(self, fault: Fault) -> None:
         rng, kind = random.Random(fault.number), fault.kind
-        name = rng.choice(LEARNERS)
+        name = rng.choice(self.learners)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
         everywhere = kind.endswith("controller") or kind.startswith(("EIO", "command", "clock", "hang"))
@@ -493,7 +527,7 @@ class Federation(World):
                 self.reached["a removed learner was refused"] += out
                 self._start_later(boot.name, 5.0 if out else 1.0)
         if self.boots[CONTROLLER] is None and not self._done.done():
-            if self._finished and all(self._is_through(name) for name in LEARNERS):
+            if self._finished and all(self._is_through(name) for name in self.learners):
                 self._done.set_result(None)
             elif boot.name == CONTROLLER:
                 self._start_later(CONTROLLER, 0.5)  # somebody does not have the final model yet
@@ -523,19 +557,22 @@ class Federation(World):
         state.__class__ = WatchedState
         assert isinstance(state, WatchedState)
         state.initial, state.violated, state.sound = self._versions[0], self.violated, self._rotten is None
+        state.masked = self.masked
         if state.facts() is None:
             state.begin({"policy": self.policy_name})
         self._check_journal(state)
         state.check_files()
         setting = Setting.of(self.policy, self.initial, (), seed=1, metric="accuracy")
-        members = dict.fromkeys((*LEARNERS, LIAR) if self._lied_to else LEARNERS, Power())
+        members = dict.fromkeys((*self.learners, LIAR) if self._lied_to else self.learners, Power())
         plan = FederationPlan(
-            self._make, self.initial, "{}", setting, members, self._settings, self.policy.wire, began_with=self._stop,
+            self._make, self.initial, MASKED_SETTINGS if self.masked else "{}", setting, members, self._settings,
+            self.policy.wire, began_with=self._stop, secure_sum=self.policy.secure_sum,
             settings_of_added=lambda learner: "{}",
         )  # fmt: skip
         process = self.process = ControllerProcess(
             plan, state, DiskPath(f"{root}/run"), evaluator=None, identify=self._identify,
             report=self._reporter(boot), administrators=administrator_by_name,
+            peers=peers() if self.masked else None,
         )  # fmt: skip
         self._finished = False
         process._writer.durable._replay_at_most = self._replay_at_most  # a short run needs snapshots too
@@ -554,6 +591,10 @@ class Federation(World):
         journal = durable.journal
 
         def watched(event: Event, now: float, blob: str | None = None) -> Entry:
+            content = None if blob is None or not self.masked else durable.state.blob_path(blob).read_bytes()
+            self.mask_checks.journaled(event, content)
+            if isinstance(event, UpdateRequest) and content is not None:
+                self.mask_checks.uploaded(event.learner, content)
             if isinstance(event, UpdateRequest):
                 task = durable.open_task(event.learner)
                 if task is None or task.number != event.task or durable.controller.finished:
@@ -579,8 +620,12 @@ class Federation(World):
 
     async def _learner(self, boot: Boot) -> int:
         folder = DiskPath(f"{self.machines[boot.name].root}/work")
+        kit = self._kits / boot.name if self.masked else None
+        policy = None if kit is None else PolicyFile(kit / "site-policy.toml")
+        if boot.name in self.spending:
+            self.spending[boot.name].check()
         process = LearnerProcess(
-            ROUTE, work=folder, child=("trainer",), report=self._reporter(boot), name=boot.name
+            ROUTE, work=folder, child=("trainer",), report=self._reporter(boot), name=boot.name, kit=kit, policy=policy
         )  # fmt: skip
         process.work.__class__ = _WatchedFolder
         return await process.run()
@@ -634,6 +679,8 @@ class Federation(World):
         self._calls.written(call, message)
         if isinstance(message, pb.UploadPart) and message.HasField("header"):
             self._uploads[call] = (message.header.task, message.header.sha256, self.loop.now)
+        if isinstance(message, pb.FromLearner) and message.HasField("secure"):
+            self.mask_checks.heard(dict(call.metadata)["metis-learner"], message.secure)
 
     def _receipt(self, call: Call, receipt: pb.Receipt) -> None:
         (task, sha256, begun), who = self._uploads[call], dict(call.metadata)["metis-learner"]
@@ -674,8 +721,12 @@ class Federation(World):
                 if epoch < self._highest_epoch or self._epochs.setdefault(epoch, boot.number) != boot.number:
                     self.violated(f"I6: epoch {epoch} of start {boot.number}, after epoch {self._highest_epoch}")
                 self._highest_epoch = max(epoch, self._highest_epoch)
+            case "secure":
+                self.mask_checks.asked(message.secure)
             case "task":
                 task = message.task
+                if self.masked:
+                    self.mask_checks.task(task)
                 self.office.task_sent(name, task.number)
                 self._calls.task(call, task.number)
                 self._is_version(task.version, task.sha256)
@@ -727,8 +778,10 @@ class Federation(World):
         """I4, I8, I9, I17: the journal folded by the core alone gives every version that anybody has seen."""
         twin: Controller = self._make(self.initial, MemoryStore())
         longest = LONGEST_PERIOD if "semisync" in self.policy_name else math.inf
-        reference = Reference(self.policy_name, self.initial, self._tasks, longest, self.violated)
-        members = Members(LEARNERS, twin.refusals_allowed, self._released, self.violated)
+        reference = Reference(
+            self.policy_name, self.initial, self._tasks, longest, self.violated, self.mask_checks.mean
+        )  # fmt: skip
+        members = Members(self.learners, twin.refusals_allowed, self._released, self.violated)
         current, counted = 0, set[str]()
         communities = {payload_sha256(self.initial): self.initial}
         for entry in self._entries:
@@ -737,7 +790,9 @@ class Federation(World):
                 continue
             event: Any = from_record(entry.record)[1]
             if isinstance(event, UpdateRequest):
-                event = replace(event, local_model=self._model(entry.blob))
+                event = replace(event, local_model=Model.empty() if self.masked else self._model(entry.blob))
+            elif isinstance(event, SumOpened):
+                event = replace(event, total=self.mask_checks.total(event.version))
             elif isinstance(event, RolledBack):
                 event = replace(event, community_model=communities[entry.blob])
             members.before(event, twin)
@@ -796,7 +851,7 @@ class Federation(World):
 
     async def _scenario(self) -> None:
         self._start(CONTROLLER)
-        for name in (*LEARNERS, LIAR)[: None if self._lied_to else -1]:
+        for name in (*self.learners, LIAR)[: None if self._lied_to else -1]:
             self._start_later(name, self.rng.random() * 2)
         for fault in self.faults:
             self.loop.call_later(fault.at, self._strike, fault)

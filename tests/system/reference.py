@@ -21,7 +21,9 @@ from metis.core.events import (
     LearnerWithdrawn,
     MemberRemoved,
     RolledBack,
+    RoundAbandoned,
     SendTask,
+    SumOpened,
     UpdateCommitted,
     UpdateRequest,
 )
@@ -46,7 +48,9 @@ class Reference:
         tasks: Mapping[int, tuple[str, int]],  # as they were sent: learner and version
         longest_budget: float,  # seconds
         violated: Callable[[str], None],
+        opened: Callable[[int, Vector], Vector],  # of masked rounds: version and model to the mean of what was masked
     ) -> None:
+        self._opened, self._abandoned = opened, False
         self._policy, self._tasks, self._longest, self._violated = policy, tasks, longest_budget, violated
         self._models, self._steps_at = {0: _vector(initial)}, {0: 0}
         self._version = self._steps = 0
@@ -67,6 +71,8 @@ class Reference:
             self._blended = self._models[event.version].copy()
         for action in actions:
             match action:
+                case RoundAbandoned():
+                    self._abandoned = True
                 case UpdateCommitted():
                     assert isinstance(event, UpdateRequest)
                     self._commit(event, action)
@@ -98,6 +104,8 @@ class Reference:
         self._steps += event.steps
         local = _vector(event.local_model)
         self._counted[learner] = (value, local)
+        if "masked" in self._policy:
+            return
         if self._policy == "fedasync":
             self._blended = (1 - value / 2) * self._blended + value / 2 * local
         self._differences.append(value * (local - self._models[base]))
@@ -107,7 +115,16 @@ class Reference:
         if stamp.version != self._version + 1 or stamp.steps != self._steps:
             self._violated(f"I6: {stamp} follows version {self._version} with {self._steps} steps")
         self._version = stamp.version
-        expected = self._models[event.version] if isinstance(event, RolledBack) else self._mixed()
+        if isinstance(event, RolledBack):
+            expected: Vector | None = self._models[event.version]
+        elif self._abandoned:  # the same model again
+            expected, self._abandoned = self._models[stamp.version - 1], False
+            self._counted.clear()
+        elif isinstance(event, SumOpened):
+            expected = self._opened(event.version, self._models[event.version])
+            self._counted.clear()
+        else:
+            expected = self._mixed()
         self._models[stamp.version], self._steps_at[stamp.version] = found, stamp.steps
         if expected is not None and not np.allclose(found, expected, rtol=_ROUNDING, atol=_ROUNDING):
             worst: Any = np.abs(found - expected).max()

@@ -48,7 +48,7 @@ def show(seed: int, folder: str, *, trace: bool, picture: Path | None, case: Pat
     return 1
 
 
-def _batch(first: int, last: int, folder: str, needs: str | None) -> dict[str, Any]:
+def _batch(first: int, last: int, folder: str, needs: str | None, only: str) -> dict[str, Any]:
     """Play seeds in this process; what was found and what was reached. With `needs` until something is found."""
     from system.federation import play, words_of
 
@@ -56,7 +56,7 @@ def _batch(first: int, last: int, folder: str, needs: str | None) -> dict[str, A
     found: dict[int, str] = {}
     digests: dict[int, str] = {}
     for seed in range(first, last):
-        if needs and not re.search(needs, words_of(seed)):
+        if not all(re.search(wanted, words_of(seed)) for wanted in (needs, only) if wanted):
             continue
         federation, problem = play(seed, folder)
         reached.update(federation.reached)
@@ -95,9 +95,9 @@ def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def farm(
-    first: int, last: int, jobs: int, folder: str, *, needs: str | None = None
+    first: int, last: int, jobs: int, folder: str, *, needs: str | None = None, only: str = ""
 ) -> tuple[dict[int, str], Counter[str], str]:
-    """Play many seeds in several processes; with `needs` those with such a fault, until one fails.
+    """Play many seeds in several processes, `only` those of such a kind; with `needs` too, until one fails.
 
     What was found, what was reached, and a digest of all their traces.
     """
@@ -110,7 +110,7 @@ def farm(
     reached: Counter[str] = Counter()
     while batches or running:
         while batches and len(running) < jobs:
-            pid, read = _begin(_batch, *batches.pop(0), folder, needs)
+            pid, read = _begin(_batch, *batches.pop(0), folder, needs, only)
             running[pid] = read
         pid, status = os.wait()
         answer = _answer(running.pop(pid), status)
@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="show every event")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it as PNG, SVG or PDF")
     parser.add_argument("--seeds", default="0:200", help="FIRST:LAST")
+    parser.add_argument("--only", default="", metavar="REGEX", help="seeds with such a fault or choice, as 'masked'")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--reached", action="store_true", help="show how often each rare branch was reached")
     parser.add_argument("--sometimes", action="store_true", help="fail if one of them was never reached")
@@ -219,7 +220,7 @@ def main() -> int:
             )  # fmt: skip
         first, last = (int(part) for part in options.seeds.split(":"))
         began = time.monotonic()
-        found, reached, digest = farm(first, last, options.jobs, folder)
+        found, reached, digest = farm(first, last, options.jobs, folder, only=options.only)
     from system.federation import signature
 
     count, minutes = last - first, (time.monotonic() - began) / 60

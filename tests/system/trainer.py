@@ -14,13 +14,17 @@ import numpy as np
 from metis.core.layers import Layer
 from metis.core.layers.base import Outgoing, Work
 from metis.core.model import Layout, Model
+from metis.core.policies import sync_fedavg
 from metis.core.solvers import VanillaSGD
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, write_parts
 from metis.errors import DataError
 from system.disk import DiskPath
 from system.loop import BOOT, Boot
+from system.masks import SECURE, MaskChecks, Spending, WatchedMasking
 
 EXAMPLES, BATCH_SIZE = 64, 8
+_POLICY = sync_fedavg().with_layers(SECURE)  # no layer of a masked policy lengthens what is masked
+_PRIVATE = {"private": True, "noise": 1.0, "epsilon_spent": 0.0, "budget": None, "delta": 1e-5}
 
 
 def trained_value(task: int, index: int, different: int) -> float:
@@ -41,7 +45,10 @@ class Process:
         wire: Layer | None,
         different: int,
         trained: Callable[[Model], None],
+        checks: MaskChecks | None = None,
+        spending: Spending | None = None,
     ) -> None:
+        self._checks, self._spending = checks, spending
         Process.count += 1
         self.pid, self.returncode = Process.count, None
         self._boot, self._time_per_batch, self._evaluates = boot, time_per_batch, evaluates
@@ -112,6 +119,8 @@ class Process:
             except (OSError, DataError) as problem:
                 self._boot.world.note("trainer", str(problem).rpartition("/")[2])
                 self._answer(id=command["id"], failed=str(problem), kind="disk")
+            except Exception as problem:
+                self._boot.world.violated(f"L7: the training process of {self._boot.name} fails: {problem!r}")
 
     async def _do(self, command: dict[str, Any]) -> None:
         number, rng = command["id"], self._boot.rng
@@ -127,6 +136,7 @@ class Process:
                         "batch_size": BATCH_SIZE,
                         "evaluation_examples": 16 if self._evaluates else 0,
                         "fingerprint": self._layout.fingerprint,
+                        **({} if self._spending is None else _PRIVATE),
                     },
                 )
             case "train":
@@ -143,14 +153,28 @@ class Process:
 
     async def _train(self, command: dict[str, Any]) -> None:
         number, loop = command["id"], self._boot.world.loop
+        masking = None
+        if command.get("masking") is not None:
+            assert self._checks is not None
+            masking = WatchedMasking(command["masking"], self._checks)
+            if (done := await asyncio.to_thread(masking.done)) is not None:
+                self._boot.world.sometimes("what was masked before a crash is sent again")
+                sha256, length = write_parts(DiskPath(command["out"]), done[1])
+                self._answer(id=number, done={**done[0], "sha256": sha256, "bytes": length})
+                return
         model = read_model(Path(command["model"]), self._layout)
         if payload_sha256(model) != Path(command["model"]).name:
             self._boot.world.violated(f"L6: {self._boot.name} trains on a model that is not what was asked for")
         batch = self._time_per_batch * self._boot.rng.uniform(0.9, 1.2)
         steps, began = 0, loop.now
+        if self._spending is not None:
+            run = "" if masking is None else command["masking"]["run"]
+            await asyncio.to_thread(self._spending.reserve, run, command["task"], command["steps"])
         while command["steps"] is None or steps < command["steps"]:
             await asyncio.sleep(batch)
             steps += 1
+            if self._spending is not None:
+                self._spending.step()
             if number in self._abandoned:
                 self._answer(id=number, abandoned={"task": command["task"], "steps": steps})
                 return
@@ -158,33 +182,40 @@ class Process:
                 break
             if steps % 4 == 0:
                 self._answer(id=number, progress={"task": command["task"], "steps": steps})
-        vector = np.full(self._layout.size, trained_value(command["task"], self._index, self._different), np.float32)
+        value = trained_value(command["task"], self._index, self._different)
+        if masking is not None:  # other batches after a restart
+            value += self._boot.rng.randrange(8) / 8
+        vector = np.full(self._layout.size, value, np.float32)
         made, payload = Model(self._layout, vector, np.array(model.counters)), b""
         if self._wire is not None:
             base = Work(model, VanillaSGD(1.0), {})
             encoded = self._wire.encode(Outgoing(made, {}), base, base)
             made, payload = encoded.model, encoded.payload
         parts = (memoryview(payload),) if payload else model_parts(made)
+        seconds = loop.now - began
+        facts = {
+            "task": command["task"],
+            "steps": steps,
+            "seconds": seconds,
+            "time_per_batch": seconds / steps,
+            "loss": 0.5 if masking is None else None,
+            "compression_error": None,
+        }
+        if masking is not None:
+            parts = tuple(await asyncio.to_thread(masking.mask, made, model, 0.5, facts, _POLICY))
         sha256, length = write_parts(DiskPath(command["out"]), parts)
         self._trained(made)
-        seconds = loop.now - began
-        self._answer(
-            id=number,
-            done={
-                "task": command["task"],
-                "steps": steps,
-                "seconds": seconds,
-                "time_per_batch": seconds / steps,
-                "loss": 0.5,
-                "sha256": sha256,
-                "bytes": length,
-                "compression_error": None,
-            },
-        )
+        self._answer(id=number, done={**facts, "sha256": sha256, "bytes": length})
 
 
 def spawner(
-    time_per_batch: float, evaluates: bool, wire: Layer | None, different: int, trained: Callable[[Model], None]
+    time_per_batch: float,
+    evaluates: bool,
+    wire: Layer | None,
+    different: int,
+    trained: Callable[[Model], None],
+    checks: MaskChecks | None = None,
+    spending: Spending | None = None,
 ) -> Any:
     """Starts such processes for the boot that runs; `trained` hears of every local model as it arrives.
 
@@ -195,6 +226,6 @@ def spawner(
         boot = BOOT.get()
         assert boot is not None
         await asyncio.sleep(0)
-        return Process(boot, time_per_batch, evaluates, wire, different, trained)
+        return Process(boot, time_per_batch, evaluates, wire, different, trained, checks, spending)
 
     return spawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
@@ -18,6 +19,8 @@ from metis.deployment.wire.secure import settings_hash
 from metis.errors import ConfigError
 from metis.privacy.keys import Peers
 
+_DISK_FULL_PAUSE = 0.5  # seconds until an event is journaled on a full disk again
+
 
 class MaskedService(ABC):
     """Between the streams of the learners, the writer and `Sums`."""
@@ -26,6 +29,12 @@ class MaskedService(ABC):
     _sessions: Sessions
     _writer: Writer
     _report: Report
+
+    @abstractmethod
+    def disk_full(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def failed(self, problem: BaseException) -> None: ...
 
     @abstractmethod
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
@@ -50,7 +59,7 @@ class MaskedService(ABC):
                 "each site's own; a site keeps them back with report_metrics = false in its policy, all with "
                 "deployment.evaluate_at_learners = false",
             )
-        self._sums.post = self._post_sum
+        self._sums.post, self._sums.disk_full, self._sums.failed = self._post_sum, self.disk_full, self.failed
         self._sessions.opening_of = self._sums.opening_of
 
     def _serve_sums(self) -> None:
@@ -65,6 +74,8 @@ class MaskedService(ABC):
                 self._report("warning", text)
         if self._sums is not None:
             self._sums.applied(outcome.masked)
+            if outcome.entry.record.get("event") == "learner_joined":  # a member of a closed round may be back
+                self._sums.back(outcome.entry.record["learner"])
 
     def _hear_sums(self, learner: LearnerId, message: pb.SecureSum) -> None:
         if self._sums is not None:
@@ -75,8 +86,12 @@ class MaskedService(ABC):
             self._sums.back(learner)
 
     def _post_sum(self, event: Event, content: bytes | None) -> None:
-        """Let happen what a masked round has come to."""
+        """Let happen what a masked round has come to; on a full disk again and again."""
+
+        def again() -> None:
+            asyncio.get_running_loop().call_later(_DISK_FULL_PAUSE, self._post_sum, event, content)
+
         if content is None:
-            self._writer.post(event)
+            self._writer.post(event, again)
         else:
-            self._writer.submit(lambda: self._writer.open_sum(event, content))
+            self._writer.submit(lambda: self._writer.open_sum(event, content), again)

@@ -30,16 +30,18 @@ from metis.core.secure_sum import (
     Vote,
     threshold,
 )
+from metis.deployment.controller.disk import writing
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
 from metis.deployment.storage import read_file
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
-from metis.errors import DataError, Refused
+from metis.errors import DataError, DiskFull, Refused
 from metis.privacy.keys import Peers, check_signature
 from metis.privacy.opener import Opener
 from metis.privacy.store import FolderStore
 
+_DISK_FULL_PAUSE = 0.2  # seconds until a full disk is tried again
 _TAIL = 1 << 24  # bytes behind the masked numbers of an update, at most
 
 
@@ -80,6 +82,18 @@ def masked_round(controller: Controller, sha256: str, blobs: Mapping[LearnerId, 
     )
 
 
+class _Files(FolderStore):
+    """What a round needs, on the disk of the state folder."""
+
+    def write(self, name: str, data: bytes) -> None:
+        with writing(self.path(name)):
+            super().write(name, data)
+
+    def delete(self, name: str) -> None:
+        with writing(self.path(name)):
+            super().delete(name)
+
+
 class Sums:
     """The masked rounds of one run; all work is done in one thread at a time, beside the event loop."""
 
@@ -98,7 +112,7 @@ class Sums:
         self._state, self._layout, self._settings, self._peers = state, layout, settings, peers
         self._bits = bits
         self._report, self._send, self._offer, self._key_seconds = report, send, offer, key_seconds
-        self._store = FolderStore(state.folder / "sums")
+        self._store = _Files(state.folder / "sums")
         self._round: MaskedRound | None = None
         self._jobs: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._keys: dict[LearnerId, SignedKey] = {}
@@ -107,6 +121,8 @@ class Sums:
         self._posted = ""  # what was journaled last of this version
         self._out: list[Callable[[], object]] = []  # to be done in the event loop
         self.post: Callable[..., None]  # an event, and the bytes that go with it, to the journal
+        self.disk_full: Callable[[str], None]
+        self.failed: Callable[[BaseException], None]  # the process cannot go on
 
     # --- in the event loop ----------------------------------------------------------------------
 
@@ -114,13 +130,25 @@ class Sums:
         """One thing after the other, for as long as the process serves."""
         while True:
             job = await self._jobs.get()
-            try:
-                await asyncio.to_thread(job)
-            except Refused as problem:
-                self._report("warning", f"masked round: {problem}")
+            while not await self._done(job):
+                await asyncio.sleep(_DISK_FULL_PAUSE)
             out, self._out = self._out, []
             for call in out:
                 call()
+
+    async def _done(self, job: Callable[[], None]) -> bool:
+        """Do it; False if the disk is full and the same is to be tried again before anything else."""
+        try:
+            await asyncio.to_thread(job)
+        except Refused as problem:
+            self._report("warning", f"masked round: {problem}")
+        except DiskFull as problem:
+            self.disk_full(str(problem))
+            self._out = []
+            return False
+        except Exception as problem:
+            self.failed(problem)
+        return True
 
     def applied(self, round_: MaskedRound | None) -> None:
         """The federation has changed."""
@@ -260,9 +288,8 @@ class Sums:
 
     def _hear_member(self, learner: LearnerId, message: pb.SecureSum, round_: MaskedRound, opener: Opener) -> None:
         if message.kind == pb.SecureSum.STATEMENT:
-            vote = Vote.decode(message.content)
-            enough = opener.agreed
-            if vote.name != learner or enough:
+            vote, kept = Vote.decode(message.content), self._store.read(f"vote.{learner}")
+            if vote.name != learner or kept is not None:
                 return
             opener.vote(vote)
             self._store.write(f"vote.{learner}", message.content)
@@ -270,8 +297,8 @@ class Sums:
                 for name in opener.opening.names:
                     self._ask(name)
         elif message.kind == pb.SecureSum.SHARES:
-            answer = Answer.decode(message.content)
-            if answer.name != learner or not opener.agreed or learner in opener.answers:
+            answer, kept = Answer.decode(message.content), self._store.read(f"answer.{learner}")
+            if answer.name != learner or not opener.agreed or kept is not None:
                 return
             opener.answer(answer)
             self._store.write(f"answer.{learner}", message.content)
@@ -281,12 +308,16 @@ class Sums:
         """Make the statement, or read the one that was made, and ask the members."""
         opener = Opener(opening, self._peers)
         assert round_.closed is not None
-        for learner in round_.closed.learners:
-            opener.take(self._upload(round_.uploads[learner], opening))
-            self._store.write(f"upload.{learner}", round_.uploads[learner].encode())
         stored = self._store.read("statement")
+        for learner in round_.closed.learners:
+            self._store.write(f"upload.{learner}", round_.uploads[learner].encode())
+            try:
+                opener.take(self._upload(round_.uploads[learner], opening))
+            except (DataError, Refused) as problem:
+                self._report("warning", f"the masked model of '{learner}' on this disk is damaged: {problem}")
         try:
             statement = opener.statement() if stored is None else Statement.decode(stored)
+            opener.close(statement)
         except Refused as problem:
             self._post_once("failed", RoundFailed(round_.version, str(problem)))
             return
@@ -294,7 +325,6 @@ class Sums:
             self._report("warning", f"learner '{liar}' is left out of the sum: {how}")
         if stored is None:
             self._store.write("statement", statement.encode())
-        opener.close(statement)
         for name in opening.names:
             if (vote := self._store.read(f"vote.{name}")) is not None:
                 opener.vote(Vote.decode(vote))
@@ -314,8 +344,12 @@ class Sums:
             return
         size = opener.opening.ring.nbytes(self._layout)
         names = opener.closed.names
-        bodies = {name: np.frombuffer(self._content(round_.uploads[name]), np.uint8, size) for name in names}
-        total = opener.open(bodies, self._layout)
+        try:
+            bodies = {name: np.frombuffer(self._content(round_.uploads[name]), np.uint8, size) for name in names}
+            total = opener.open(bodies, self._layout)
+        except (DataError, Refused) as problem:
+            self._post_once("failed", RoundFailed(round_.version, str(problem)))
+            return
         for liar, how in opener.liars.items():
             self._report("warning", f"learner '{liar}' lied in the secure sum: {how}")
         self._post_once("opened", SumOpened(round_.version, names), total.tobytes())

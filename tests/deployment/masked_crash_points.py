@@ -1,0 +1,282 @@
+"""Kill the controller or a learner of masked rounds at every system call that touches its folder, with real processes.
+
+    python tests/deployment/masked_crash_points.py             # 10 points of each
+    python tests/deployment/masked_crash_points.py --all       # every point; hours
+    python tests/deployment/masked_crash_points.py --most 100 --only controller
+
+A dry run under strace lists the calls; then a federation a point is run whose victim gets a SIGKILL there and is
+started again. It must end with the bits of the simulated ring, no learner may have signed two statements, answered for
+two sums or sent two masked bodies in one context, and no update that was acknowledged may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from deployment import masked
+from deployment.crash_points import CALLS, strace_problem
+from deployment.masked import NAMES
+from metis.core.canonical import Message
+from metis.core.secure_sum import Answer, Upload, Vote
+from metis.deployment.controller.state import State
+from metis.deployment.storage import read_file
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.secure import unpacked
+
+VICTIM = "cyd"
+HANG = 300.0  # seconds
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point at which to strike."""
+
+    who: str  # controller or learner
+    call: str
+    number: int  # of all calls of this name that one of its threads makes
+
+
+@dataclass
+class Said:
+    """What learners have sent, and what came of it."""
+
+    votes: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    answers: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    uploads: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    acknowledged: set[int] = field(default_factory=set)
+
+    def heard(self, name: str, message: pb.SecureSum) -> None:
+        made: Message
+        if message.kind == pb.SecureSum.STATEMENT:
+            made = Vote.decode(message.content)
+            self.votes[made.context, name].add(made.statement)
+        elif message.kind == pb.SecureSum.SHARES:
+            made = Answer.decode(message.content)
+            self.answers[made.context, name].add(message.content)
+
+    def problems(self) -> Iterator[str]:
+        for what, said in (("votes", self.votes), ("answers", self.answers), ("uploads", self.uploads)):
+            for (_, name), given in said.items():
+                if len(given) > 1:
+                    yield f"{name} has {len(given)} {what} in one context"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it."""
+
+    point: Point | None
+    struck: bool
+    acknowledged: int
+    problem: str = ""  # empty is good
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Federation:
+    """Real processes: the victim under strace, the others in this one."""
+
+    def __init__(self, home: Path, point: Point | None, who: str, fresh: bool = False) -> None:
+        self.home, self.point, self.who, self.fresh = home, point, who, fresh
+        self.said, self.log, self.struck = Said(), home / "strace", False
+
+    def _strace(self) -> list[str]:
+        if self.point is None:
+            return ["strace", "-f", "-y", "-o", str(self.log), "-e", f"trace={','.join(CALLS)}"]
+        rule = f"inject={self.point.call}:signal=SIGKILL:when={self.point.number}"
+        return ["strace", "-f", "-o", str(self.log), "-e", f"trace={self.point.call}", "-e", rule]
+
+    async def _victim(self, *arguments: str) -> None:
+        """To its end; once killed, it is started again, without strace."""
+        command = [*([] if self.fresh else self._strace()), sys.executable, masked.__file__, *arguments]
+        environment = {**os.environ, **({masked.KILLED: "1"} if self.fresh else {})}
+        for _ in range(4):
+            with (self.home / f"{self.who}.out").open("ab") as out:
+                process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
+            try:
+                code = await process.wait()
+            except asyncio.CancelledError:
+                process.kill()
+                await process.wait()
+                raise
+            self.struck = self.struck or code != 0
+            if code == 0:
+                return
+            command, environment = [sys.executable, masked.__file__, *arguments], dict(os.environ)
+        raise AssertionError(f"it does not end: {(self.home / f'{self.who}.out').read_text()[-2000:]}")
+
+    async def _learner(self, name: str, address: str) -> None:
+        process = masked.learner_process(self.home, name, address, [])
+        send = process.connection.send
+
+        def sending(**message: Any) -> bool:
+            if "secure" in message:
+                self.said.heard(name, message["secure"])
+            return bool(send(**message))
+
+        process.connection.send = sending
+        assert await process.run() == 0
+
+    async def play(self) -> None:
+        home, others = str(self.home), [name for name in NAMES if name != VICTIM]
+        if self.who == "controller":
+            address = f"127.0.0.1:{free_port()}"
+            learners = [self._learner(name, address) for name in NAMES]
+            await asyncio.wait_for(asyncio.gather(self._victim("controller", home, address), *learners), HANG)
+            return
+        async with masked.controller(self.home) as here:
+            hear = here.process._sums.hear
+
+            def hearing(name: str, message: pb.SecureSum) -> None:
+                if name == VICTIM:
+                    self.said.heard(name, message)
+                hear(name, message)
+
+            here.process._sums.hear = hearing
+            problem = here.process._sums.problem
+
+            def checking(name: str, content: bytes) -> str | None:
+                found: str | None = problem(name, content)
+                if found is None:
+                    upload = Upload.decode(unpacked(content, here.process._sums._opening.ring.nbytes(masked.LAYOUT)))
+                    self.said.uploads[upload.context, name].add(upload.digest)
+                return found
+
+            here.process._sums.problem = checking
+            learners = [self._learner(name, here.address) for name in others]
+            await asyncio.wait_for(asyncio.gather(self._victim("learner", home, VICTIM, here.address), *learners), HANG)
+            assert await here.serving
+
+
+def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
+    """What is wrong with what a run has left."""
+    yield from said.problems()
+    with State.open(home / "state", "process") as state:
+        # A learner whose training process alone was killed says so, and the round goes on without it.
+        failed = sum(entry.record.get("event") == "task_failed" for entry in state.entries())
+        updates = [entry.update for entry in state.entries() if entry.update is not None]
+        opened = [entry.record["version"] for entry in state.entries() if entry.record.get("event") == "sum_opened"]
+        for entry in state.entries():
+            if entry.record.get("event") == "sum_opened" and entry.blob is not None:
+                read_file(state.blob_path(entry.blob))
+    found = masked.published(home)
+    if same_bits and found != masked.folded(home):
+        yield f"other bits: {found}"
+    if same_bits and not failed and found != masked.simulated():
+        yield f"other bits than simulated: {found}"
+    if len(updates) != len(set(updates)) or len(updates) + failed != len(NAMES) * masked.ROUNDS:
+        yield f"{len(updates)} updates are in the journal, and {failed} failed"
+    if len(opened) != len(set(opened)) or len(opened) != masked.ROUNDS:
+        yield f"the sums of {opened} were opened"
+
+
+def run(home: Path, point: Point | None, who: str, fresh: bool = False) -> tuple[Federation, str]:
+    """One federation to its end; `fresh`: the victim is killed when it has masked, and trains otherwise afterwards."""
+    os.environ["METIS_TEST_HOME"] = str(home)
+    os.environ.pop(masked.FRESH, None)
+    if fresh:
+        os.environ[masked.FRESH] = "1"
+    federation, problem = Federation(home, point, who, fresh), ""
+    try:
+        asyncio.run(federation.play())
+        problem = "; ".join(examine(home, federation.said, same_bits=not fresh))
+    except (AssertionError, asyncio.TimeoutError) as failure:
+        problem = f"{type(failure).__name__} {failure}"[:2000]
+    os.environ.pop(masked.FRESH, None)
+    return federation, problem
+
+
+def prepared(workspace: Path, name: str) -> Path:
+    home = workspace / name
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    if not (workspace / "kits").exists():
+        masked.make_kits(workspace / "kits")
+    shutil.copytree(workspace / "kits" / "ca", home / "ca")
+    return home
+
+
+def all_points(workspace: Path, who: str) -> list[Point]:
+    """Every call of the victim that touches its folder, from the first on that is one of a round."""
+    home = prepared(workspace, "dry")
+    federation, problem = run(home, None, who)
+    if problem:
+        raise RuntimeError(f"it fails by itself: {problem}")
+    folder = str(home / "state") if who == "controller" else str(home / "work" / VICTIM)
+    counts: Counter[tuple[str, str]] = Counter()
+    starting: dict[str, int] = {}  # calls of each name before the folder is touched, which strike there instead
+    points: dict[Point, None] = {}
+    for line in federation.log.read_text(errors="replace").splitlines():
+        found = re.match(r"(\d+) +(\w+)\(", line)
+        if found is not None:
+            counts[found[1], found[2]] += 1
+            if folder in line:
+                starting = starting or {call: count for (_, call), count in counts.items()}
+                if counts[found[1], found[2]] >= starting.get(found[2], 0):
+                    points[Point(who, found[2], counts[found[1], found[2]])] = None
+    return list(points)
+
+
+def strike(workspace: Path, point: Point) -> Result:
+    home = prepared(workspace, "home")
+    federation, problem = run(home, point, point.who)
+    return Result(point, federation.struck, len(NAMES) * masked.ROUNDS, problem)
+
+
+def enumerate_points(workspace: Path, who: str, most: int | None) -> Iterator[Result]:
+    """Strike at every point, or at `most` that are spread evenly over all of them."""
+    points = all_points(workspace, who)
+    print(f"{len(points)} points of the {who}", file=sys.stderr)
+    if most is not None and most < len(points):
+        points = [points[i * len(points) // most] for i in range(most)]
+    for point in points:
+        yield strike(workspace, point)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--most", type=int, default=10)
+    parser.add_argument("--only", choices=("controller", "learner"))
+    options = parser.parse_args(arguments)
+    if problem := strace_problem():
+        print(f"nothing was tried: {problem}")
+        return 2
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        for who in [options.only] if options.only else ["controller", "learner"]:
+            results = []
+            for result in enumerate_points(Path(name), who, None if options.all else options.most):
+                results.append(result)
+                failed += bool(result.problem)
+                print(
+                    json.dumps({"point": str(result.point), "struck": result.struck, "problem": result.problem}),
+                    flush=True,
+                )
+            struck = sum(result.struck for result in results)
+            print(f"{who}: {len(results)} points, {struck} kills, {sum(bool(r.problem) for r in results)} failed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

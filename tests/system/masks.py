@@ -1,0 +1,285 @@
+"""Masked rounds and privacy ledgers in the simulated system: certificates that are always the same, and the checkers.
+
+I31: an opened sum is the exact sum of what its learners masked. I32: in a context there is one statement, with the
+same learners and digests at every member; a member signs one, uploads one body, answers for that statement only. I33: a
+sum has c + 3 learners or more, each with an upload of this very context. I34: no step is made that is not reserved in
+the ledger, whatever a crash has left of it. (I20 to I22 of the design, where other numbers were free.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+from numpy.typing import NDArray
+
+from metis.core.events import CohortFixed, Event, SumOpened
+from metis.core.layers import SecureSum
+from metis.core.mixing.secure import scalars
+from metis.core.model import Layout, Model
+from metis.core.policy import Policy
+from metis.core.ring import Body
+from metis.core.secure_sum import Answer, Opening, Request, Statement, Upload, Vote
+from metis.deployment.trainer.masking import Masking
+from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.secure import unpacked
+from metis.errors import MetisError
+from metis.privacy.keys import Peers
+from metis.privacy.ledger import Ledger
+from metis.privacy.records import Privacy
+from metis.privacy.store import FolderStore
+from system.disk import DiskPath
+
+SETTINGS = '{"experiment": {}}'
+MASKED = ("semisync masked", "sync masked")
+FOURTH = "l4"  # a masked round needs four members
+SECURE = SecureSum(clip=128.0)  # models of the simulation are numbers up to 64
+COLLUDERS = 0
+NOISE, RATE = Privacy(noise=1.0), 0.125
+_FROM, _TO = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+Violated = Callable[[str], None]
+
+
+def masks(seed: int) -> bool:
+    """Whether the rounds of this seed are masked: of every sixth."""
+    return random.Random(f"masks {seed}").random() < 1 / 6
+
+
+# --- certificates ---------------------------------------------------------------------------------
+
+
+def _key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def _certificate(name: str, role: str) -> x509.Certificate:
+    whose = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ca")])
+    serial = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    made = x509.CertificateBuilder(authority, whose, _key(name).public_key(), serial, _FROM, _TO)
+    if role == "ca":
+        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    else:
+        uri = x509.UniformResourceIdentifier(f"metis://{role}/{name}")
+        made = made.add_extension(x509.SubjectAlternativeName([uri]), critical=False)
+    return made.sign(_key("ca"), None)
+
+
+@cache
+def authority() -> x509.Certificate:
+    return _certificate("ca", "ca")
+
+
+def write_kits(folder: Path, names: tuple[str, ...]) -> None:
+    """The same bytes for every seed; a policy beside each certificate pins the peers."""
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        key = _key(name).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        pem = serialization.Encoding.PEM
+        files = {
+            "ca.pem": authority().public_bytes(pem),
+            "certificate.pem": _certificate(name, "learner").public_bytes(pem),
+            "key.pem": key,
+            "site-policy.toml": f"peers = {list(names)}\ncolluders = {COLLUDERS}\n".encode(),
+        }
+        for file, content in files.items():
+            (folder / name / file).write_bytes(content)
+
+
+def peers() -> Peers:
+    return Peers(authority())
+
+
+# --- the trainer's part ---------------------------------------------------------------------------
+
+
+class WatchedMasking(Masking):
+    """The real one on the simulated disk; what it masks first in a context is what the sum must have."""
+
+    def __init__(self, order: Mapping[str, Any], checks: MaskChecks) -> None:
+        super().__init__(order)
+        self._store = FolderStore(DiskPath(order["store"]))
+        self._checks = checks
+
+    def mask(
+        self, local: Model, base: Model, loss: float, facts: Mapping[str, Any], policy: Policy
+    ) -> list[memoryview]:
+        opening = self._opening
+        numbers = scalars(local, base, loss)
+        body = opening.ring.quantize(local, base, opening.weights[self._name], opening.most, numbers).body
+        self._checks.trained(opening.context, self._name, body)
+        return super().mask(local, base, loss, facts, policy)
+
+
+class Spending:
+    """A site's ledger, and how many steps were really made."""
+
+    def __init__(self, root: str, name: str, violated: Violated) -> None:
+        self._name, self._violated, self.made = name, violated, 0
+        self.ledger = Ledger(DiskPath(f"{root}/privacy"), "records", DiskPath(f"{root}/witness"))
+
+    def reserve(self, run: str, task: int, steps: int) -> None:
+        self.ledger.reserve(NOISE, RATE, run, task, steps)
+
+    def step(self) -> None:
+        """One more, on real records."""
+        self.made += 1
+        self.check()
+
+    def check(self) -> None:
+        """At every step and whenever the site's process starts."""
+        try:
+            reserved = sum(entry.steps.steps for entry in self.ledger.entries())
+        except MetisError as problem:
+            self._violated(f"I34: the ledger of {self._name} cannot be used any more: {problem}")
+            return
+        if reserved < self.made:
+            self._violated(f"I34: {self._name} has made {self.made} steps, and {reserved} are reserved")
+
+
+# --- checkers -------------------------------------------------------------------------------------
+
+
+class MaskChecks:
+    """Hears everything that a masked round has on the wire and in the journal."""
+
+    def __init__(self, layout: Layout, violated: Violated, sometimes: Callable[[str], None]) -> None:
+        self._layout, self._violated, self._sometimes = layout, violated, sometimes
+        self._openings: dict[bytes, Opening] = {}
+        self._bodies: dict[tuple[bytes, str], list[Body]] = {}  # that were ever about to be masked
+        self._uploads: dict[tuple[bytes, str], bytes] = {}  # digests that left a site
+        self._plain: dict[tuple[bytes, str], Body] = {}  # what is under that digest
+        self._statements: dict[bytes, Statement] = {}
+        self._signed: dict[tuple[bytes, str], bytes] = {}
+        self._answered: dict[tuple[bytes, str], bytes] = {}
+        self._opened: dict[int, tuple[str, ...]] = {}  # by version
+        self._totals: dict[int, Body] = {}
+        self.reached: Counter[str] = Counter()
+
+    def trained(self, context: bytes, name: str, body: Body) -> None:
+        """It is about to be masked; after a crash it may be another one."""
+        self._bodies.setdefault((context, name), []).append(body)
+
+    def task(self, message: pb.Task) -> None:
+        """The controller sends it."""
+        content: Any = message.opening
+        if not content:
+            self._violated(f"I33: task {message.number} is sent without masks")
+            return
+        opening = Opening.decode(content)
+        self._openings[opening.context] = opening
+
+    def uploaded(self, name: str, content: bytes) -> None:
+        """A masked update came whole."""
+        for opening in self._openings.values():
+            try:
+                upload = Upload.decode(unpacked(content, opening.ring.nbytes(self._layout)))
+            except (MetisError, ValueError):
+                continue
+            if upload.context != opening.context:
+                continue
+            key = upload.context, name
+            if self._uploads.setdefault(key, upload.digest) != upload.digest:
+                self._violated(f"I32: {name} has masked twice in one context")
+            self._plain.setdefault(key, self._bodies[key][-1])
+            return
+
+    def heard(self, name: str, message: pb.SecureSum) -> None:
+        """A member answers."""
+        if message.kind == pb.SecureSum.STATEMENT:
+            vote = Vote.decode(message.content)
+            if self._signed.setdefault((vote.context, name), vote.statement) != vote.statement:
+                self._violated(f"I32: {name} has signed two statements in one context")
+            said = self._statements.get(vote.context)
+            if vote.statement and (said is None or said.digest != vote.statement):
+                self._violated(f"I32: {name} has signed what the controller did not say")
+            self._sometimes("a statement was signed" if vote.statement else "a context was refused")
+        elif message.kind == pb.SecureSum.SHARES:
+            answer = Answer.decode(message.content)
+            if self._answered.setdefault((answer.context, name), answer.statement) != answer.statement:
+                self._violated(f"I32: {name} has given shares for two sums of one context")
+            if self._signed.get((answer.context, name), answer.statement) != answer.statement:
+                self._violated(f"I32: {name} gives shares for what it has not signed")
+            self._sometimes("shares were given")
+
+    def asked(self, message: pb.SecureSum) -> None:
+        """The controller asks."""
+        if message.kind == pb.SecureSum.STATEMENT:
+            self._stated(Statement.decode(message.content))
+        elif message.kind == pb.SecureSum.SHARES:
+            self._stated(Request.decode(message.content).statement)
+
+    def _stated(self, statement: Statement) -> None:
+        if self._statements.setdefault(statement.context, statement) != statement:
+            self._violated("I32: the controller has made two statements in one context")
+        if len(statement.names) < COLLUDERS + 3:
+            self._violated(f"I33: a sum of {len(statement.names)} learners is to be opened")
+
+    def journaled(self, event: Event, content: bytes | None) -> None:
+        """The controller is about to journal it, with these bytes."""
+        if isinstance(event, CohortFixed):
+            self._sometimes("a cohort was fixed")
+        if not isinstance(event, SumOpened):
+            return
+        self._sometimes("a sum was opened")
+        statement = next(
+            (
+                made
+                for context, made in self._statements.items()
+                if self._openings[context].version == event.version and made.names == tuple(event.learners)
+            ),
+            None,
+        )
+        if statement is None or content is None:
+            self._violated(f"I32: the sum of version {event.version} is of learners that no statement names")
+            return
+        if self._opened.setdefault(event.version, statement.names) != statement.names:
+            self._violated(f"I32: version {event.version} has two sums")
+        opening = self._openings[statement.context]
+        if len(statement.names) < len(opening.names):
+            self._sometimes("a sum without some of its members")
+        fresh = [name for name in statement.names if (statement.context, name) in self._uploads]
+        if len(fresh) < COLLUDERS + 3 or len(fresh) < len(statement.names):
+            self._violated(f"I33: the sum of version {event.version} has {len(fresh)} fresh learners")
+            return
+        total = self._totals[event.version] = np.frombuffer(content, np.uint8)
+        plain = np.zeros_like(total)
+        for name in statement.names:
+            opening.ring.add(plain, self._plain[statement.context, name], self._layout)
+        if not np.array_equal(plain, total):
+            self._violated(f"I31: the sum of version {event.version} is not the sum of what was masked")
+
+    def mean(self, version: int, base: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the sum of a version makes of its model, from the plain words."""
+        (statement,) = [
+            made
+            for context, made in self._statements.items()
+            if self._openings[context].version == version and made.names == self._opened[version]
+        ]
+        opening = self._openings[statement.context]
+        room, clip = 31 - len(opening.names).bit_length(), opening.ring.clip
+        moved = np.zeros(base.size)
+        for name in statement.names:
+            words = self._plain[statement.context, name][-4 * base.size :].view("<i4")
+            moved += words.astype(np.float64) * clip / 2.0**room
+        most = max(opening.weights.values())
+        mean: NDArray[np.float64] = base + moved / sum(opening.weights[name] / most for name in statement.names)
+        return mean
+
+    def total(self, version: int) -> Body | None:
+        """The sum that was opened."""
+        return self._totals.get(version)
