@@ -19,6 +19,7 @@ import numpy as np
 
 from metis.core.events import Budget
 from metis.core.model import Layout, Model
+from metis.core.policies import sync_fedavg
 from metis.deployment.trainer import process as trainer
 from metis.net import host_and_port
 
@@ -66,7 +67,7 @@ class Learner:
 def build(command: Mapping[str, Any]) -> Any:
     layout = Layout.from_json(command["layout"])
     return SimpleNamespace(
-        engine=Engine(), layout=layout, learner=Learner(), evaluation=range(20), metric="loss",
+        engine=Engine(), policy=sync_fedavg(), layout=layout, learner=Learner(), evaluation=range(20), metric="loss",
         higher_is_better=False, seed=1, validation=None,
     )  # fmt: skip
 

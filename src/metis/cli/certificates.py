@@ -56,7 +56,32 @@ def register(app: typer.Typer) -> None:
     add(group, revoke, "metis certificates revoke hospital-a --kit main")
     add(group, list_, "metis certificates list --json")
     add(group, check, "metis certificates check hospital-a --controller federation.example.org:7443")
+    add(group, ckks, "metis certificates ckks keys")
     app.add_typer(group, name="certificates")
+
+
+def ckks(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in which both keys are written.")],
+) -> None:
+    """Make the keys of a federation that encrypts its models (policy.ckks).
+
+    One of the sites runs this. Every learner needs learners.ckks, which opens every model of every site: send it over a
+    channel that the controller cannot read, never to the controller. The controller needs controller.ckks, which opens
+    nothing.
+    """
+    from metis.files import write_durable
+    from metis.privacy.ckks import new_keys
+
+    secret, public = new_keys()
+    folder.mkdir(parents=True, exist_ok=True)
+    for_learners, for_controller = folder / "learners.ckks", folder / "controller.ckks"
+    for path in (for_learners, for_controller):
+        if path.exists():
+            raise ConfigError(f"{path} is there already; with another key nobody can read what it encrypted")
+    write_durable(for_learners, secret, private=True)
+    write_durable(for_controller, public)
+    say(f"wrote {for_learners}: for the learners only, who start with --ckks-key {_quoted(for_learners)}")
+    say(f"wrote {for_controller}: for the controller, which starts with --ckks-key {_quoted(for_controller)}")
 
 
 def init(

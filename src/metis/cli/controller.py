@@ -48,6 +48,14 @@ def controller(
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Device to evaluate on, as in cuda:0.")] = None,
     storage_key: KeyOption = None,
+    ckks_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--ckks-key",
+            metavar="FILE",
+            help="With \\[policy.ckks]: the controller's part of the keys, as made by metis certificates ckks.",
+        ),
+    ] = None,
     policy: PolicyOption = None,
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line to stdout.")] = False,
@@ -93,6 +101,7 @@ def controller(
             device=device,
             report=report,
             watch=follow,
+            ckks_key=ckks_key,
         )
     if run is not None:
         running.finish(run, state / "run", as_json, with_report=True, one_line=True)

@@ -37,6 +37,7 @@ from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.build import build_stop
+from metis.experiments.compose import compose
 from metis.experiments.deploy import (
     check_deployment,
     check_same_run,
@@ -48,6 +49,7 @@ from metis.experiments.deploy import (
 from metis.experiments.start import started_from
 from metis.kernels import use_all_processors
 from metis.net import host_and_port, is_loopback
+from metis.privacy.encrypted import encrypted_start, read_key
 from metis.privacy.keys import Peers
 from metis.reporting.console import RunProgress
 from metis.runs.folds import RunFold
@@ -89,9 +91,11 @@ def run_controller(
     device: str | None,
     report: Reporter,
     watch: Callable[[RunFold], None] | None = None,
+    ckks_key: Path | None = None,
 ) -> Run | None:
     """Run the federation of this file until its end; None if it was asked to stop before that."""
     check_deployment(config)
+    public_key = _public_key(config, ckks_key)
     listen = listen or config.deployment.listen
     http = config.deployment.http if http is None else http
     host, port = host_and_port(listen, "0.0.0.0:7443", listen=True)
@@ -157,8 +161,20 @@ def run_controller(
                 device,
                 report,
                 watched,
+                public_key,
             )
         )
+
+
+def _public_key(config: ExperimentConfig, path: Path | None) -> bytes | None:
+    """The controller's part of the keys of a federation that encrypts."""
+    if (compose(config.policy[0]).ckks is None) != (path is None):
+        raise ConfigError(
+            "policy.ckks: a controller adds encrypted models up with its part of the keys: give --ckks-key FILE"
+            if path is None
+            else f"--ckks-key {path} is for a federation that encrypts, and the policy of this one has no ckks"
+        )
+    return None if path is None else read_key(path)
 
 
 async def _serve(
@@ -176,6 +192,7 @@ async def _serve(
     device: str | None,
     report: Reporter,
     watch: Callable[[RunFold], None] | None,
+    public_key: bytes | None,
 ) -> Run | None:
     child = Child(TRAINER)
     facts = state.facts()
@@ -187,14 +204,14 @@ async def _serve(
     evaluator = _ChildEvaluator(child, prepare)
     try:
         if facts is None:
-            facts = await _begin(config, state, folder, child, evaluator, report)
+            facts = await _begin(config, state, folder, child, evaluator, report, public_key)
         else:
             check_same_run(config, facts["experiment"])
         layout = Layout.from_json(facts["layout"])
         initial = initial_model(state, facts["initial"], layout)
         plan = make_plan(
             config, initial, facts["metric"], facts["higher_is_better"], facts.get("metrics", ()), facts["experiment"],
-            bool(facts.get("validation_examples")), facts.get("frozen", ""),
+            bool(facts.get("validation_examples")), facts.get("frozen", ""), public_key,
         )  # fmt: skip
         run_folder = folder / "run"
         run_folder.mkdir(exist_ok=True)
@@ -204,7 +221,7 @@ async def _serve(
             plan,
             state,
             run_folder,
-            evaluator=evaluator if facts["evaluation_examples"] else None,
+            evaluator=evaluator if facts["evaluation_examples"] and plan.encrypted is None else None,
             identify=identify,
             report=report,
             watch=watch,
@@ -251,7 +268,13 @@ def send_test_notification(config: ExperimentConfig, folder: Path) -> list[str]:
 
 
 async def _begin(
-    config: ExperimentConfig, state: State, folder: Path, child: Child, evaluator: _ChildEvaluator, report: Reporter
+    config: ExperimentConfig,
+    state: State,
+    folder: Path,
+    child: Child,
+    evaluator: _ChildEvaluator,
+    report: Reporter,
+    public_key: bytes | None,
 ) -> dict[str, Any]:
     """Make the initial model and write down what the run is begun with."""
     report("info", "making the initial model")
@@ -266,6 +289,8 @@ async def _begin(
     if config.training.initial_model is not None:
         model = started_from(config.training.initial_model, model)
         report("info", f"starting from {config.training.initial_model}, sha256 {model.network.sha256()}")
+    if public_key is not None:
+        model = encrypted_start(model, public_key)
     blob = state.put_blob(model_parts(model))
     out.unlink()
     facts = {

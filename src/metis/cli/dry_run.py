@@ -61,11 +61,12 @@ async def show(
     device: str | None,
     trainer: Sequence[str],
     as_json: bool,
+    ckks_key: Path | None = None,
 ) -> None:
     """Prepare, train one batch, evaluate, and print every field that a learner would send, with its value."""
     rules = policy.read()
     try:
-        facts, trained, measured = await _rehearse(config, site, name, device, trainer, rules)
+        facts, trained, measured = await _rehearse(config, site, name, device, trainer, rules, ckks_key)
     except LearnerError as problem:
         raise ConfigError(f"this site could not take part: {problem}") from problem
     fields = _fields(_messages(facts, trained, measured, rules))
@@ -99,6 +100,7 @@ async def _rehearse(
     device: str | None,
     trainer: Sequence[str],
     rules: SitePolicy,
+    ckks_key: Path | None,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """What the training process answers when it prepares, trains a batch and evaluates."""
     child = Child(trainer)
@@ -110,7 +112,7 @@ async def _rehearse(
             facts = await child.call(
                 "prepare", settings=settings_document(config), site=None if site is None else str(site), name=name,
                 index=0, layout=None, memory=None, device=device, pace=None,
-                privacy={"settings": own or None, **places},
+                privacy={"settings": own or None, **places}, ckks_key=None if ckks_key is None else str(ckks_key),
             )  # fmt: skip
             await child.call("initial", seed=None, out=str(model))
             trained = await child.call(

@@ -93,6 +93,11 @@ def learner(
                      "example; by default site-policy.toml in the kit, if it is there."),
     ] = None,
     storage_key: KeyOption = None,
+    ckks_key: Annotated[
+        Path | None,
+        typer.Option("--ckks-key", metavar="FILE", help="Key that the learners share, as made by metis certificates "
+                     "ckks: this site takes part in federations that encrypt (policy.ckks), and in no others."),
+    ] = None,
     proxy: ProxyOption = None,
     dry_run: Annotated[
         bool,
@@ -118,7 +123,7 @@ def learner(
     """
     site = _own_site(site, flower, node_config)
     if dry_run:
-        _dry_run(site, identity, name, policy, federation, device, as_json)
+        _dry_run(site, identity, name, policy, federation, device, as_json, ckks_key)
         return
     if federation is not None:
         raise ConfigError("--federation is for --dry-run; otherwise the controller sends what is in that file")
@@ -152,6 +157,7 @@ def learner(
         out=out,
         software=f"metis {__version__}",
         policy=rules,
+        ckks_key=ckks_key,
         **who,
     )
     code = asyncio.run(_taking_part(process, called, report))
@@ -182,6 +188,7 @@ def _dry_run(
     federation: Path | None,
     device: str | None,
     as_json: bool,
+    ckks_key: Path | None,
 ) -> None:
     module = deployed("metis.cli.dry_run")
     if identity is not None:
@@ -199,6 +206,7 @@ def _dry_run(
             device=device,
             trainer=_TRAINER,
             as_json=as_json,
+            ckks_key=ckks_key,
         )
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from metis.core.contribution import ContributionValue, dataset_size, discounted_size
 from metis.core.events import Budget, LearnerId
 from metis.core.layers.base import LAYERS, Layer, Need
+from metis.core.layers.ckks import HomomorphicEncryption, is_linear
 from metis.core.layers.fednova import FedNova
 from metis.core.layers.secure_sum import SecureSum, masked_twin
 from metis.core.mixing import Community, Mixing, ModelStore
@@ -104,6 +105,7 @@ class Policy:
             "weights": self.contribution in (dataset_size, discounted_size) or not self.protocol.has_rounds,
             "sums": masked_twin(self.mixing) is not None,
             "steps": not self.protocol.by_deadline,
+            "linear": is_linear(self.mixing),
             "variates": not windowed,
             "models": True,
             "mixture": True,
@@ -185,9 +187,23 @@ class Policy:
 
     def update_bytes(self, layout: Layout) -> int | None:
         """Bytes of every update of this layout; None if models travel as they are."""
-        if self.secure_sum is not None:
-            return self.secure_sum.update_bytes(layout)
+        if (private := self.secure_sum or self.ckks) is not None:
+            return private.update_bytes(layout)
         return None if self.wire is None else self.wire.wire_bytes(layout)
+
+    def model_bytes(self, layout: Layout) -> int | None:
+        """Bytes of a community model of this layout as it travels; None if it travels as it is."""
+        return None if self.ckks is None else self.ckks.model_bytes(layout)
+
+    @property
+    def ckks(self) -> HomomorphicEncryption | None:
+        """The layer that encrypts models, if the controller cannot read them."""
+        return next((layer for layer in self.layers if isinstance(layer, HomomorphicEncryption)), None)
+
+    @property
+    def hides_models(self) -> bool:
+        """Whether the controller cannot read local models."""
+        return self.secure_sum is not None or self.ckks is not None
 
     @property
     def secure_sum(self) -> SecureSum | None:

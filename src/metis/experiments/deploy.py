@@ -23,6 +23,7 @@ from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.config.schema import StopConfig
 from metis.experiments.config.tables import layer_table
 from metis.experiments.learners import build_power
+from metis.privacy.encrypted import EncryptedUpdates, encrypted_policy
 from metis.runs.folds import VALIDATION
 from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.storage import initial_fact
@@ -107,12 +108,16 @@ def check_deployment(config: ExperimentConfig) -> None:
     if all(compose(policy).baseline is not None for policy in config.policy):
         raise ConfigError(f"policy: '{config.policy[0].name}' is a baseline, which only simulations have")
     guard = config.deployment.step_guard if "step_guard" in config.deployment.model_fields_set else "off"
-    if guard != "off" and any(compose(policy).secure_sum is not None for policy in config.policy):
+    policies = [compose(policy) for policy in config.policy]
+    if guard != "off" and (hiding := [policy for policy in policies if policy.hides_models]):
+        how = "ckks" if hiding[0].ckks is not None else "secure_sum"
         raise ConfigError(
-            f"deployment.step_guard: '{guard}' measures each local model, and secure_sum lets nobody see one; leave it "
+            f"deployment.step_guard: '{guard}' measures each local model, and {how} lets nobody see one; leave it "
             "out, or set it to 'off'"
         )
-    for policy in map(compose, config.policy):
+    if any(policy.ckks is not None for policy in policies):
+        _check_encrypted(config)
+    for policy in policies:
         if policy.secure_sum is not None and not policy.protocol.has_rounds:
             raise ConfigError(
                 f"policy.secure_sum: the windows in which {policy.name} opens its sums exist in simulations only, so "
@@ -124,6 +129,16 @@ def check_deployment(config: ExperimentConfig) -> None:
                 check_name(name)
             except ConfigError as problem:
                 raise ConfigError(f"learners: {problem}") from None
+
+
+def _check_encrypted(config: ExperimentConfig) -> None:
+    if config.training.initial_model is not None:
+        raise ConfigError("training.initial_model: encrypted federations (policy.ckks) begin with a new model")
+    if (config.stop.at_target or config.stop.patience is not None) and not config.deployment.evaluate_at_learners:
+        raise ConfigError(
+            "stop: the controller cannot evaluate encrypted models (policy.ckks); let the sites do it with "
+            "deployment.evaluate_at_learners = true, or end by rounds, seconds, steps or update_requests"
+        )
 
 
 def make_settings(config: ExperimentConfig) -> DeploymentSettings:
@@ -167,6 +182,7 @@ def make_plan(
     begun: Mapping[str, Any] | None = None,
     validated: bool = False,  # the controller has validation examples
     frozen: str = "",  # digest of what neither is trained nor travels
+    public_key: bytes | None = None,  # for homomorphic encryption
 ) -> FederationPlan:
     """Everything that the controller needs to run; `config` has one policy, `begun` is the file as it was at first."""
     (chosen,) = config.policy
@@ -204,14 +220,18 @@ def make_plan(
         real_time=True,
         facts=facts,
     )
-    make = make_core(policy, began_with, terms, config.run.refusals_allowed)
+    mixed, encrypted = policy, None
+    if policy.ckks is not None:
+        assert public_key is not None, "the controller has looked for it"
+        mixed, encrypted = encrypted_policy(policy, public_key), EncryptedUpdates(public_key, initial_model.layout)
+    make = make_core(mixed, began_with, terms, config.run.refusals_allowed)
     settings = json.dumps(settings_document(config) | ({"frozen": frozen} if frozen else {}))
     reported = tuple(sorted({"loss", metric, *metrics}))
     caps = {name: group.max_examples for group in config.learners for name in group.learner_names}
     limits = {name: cap for name, cap in caps.items() if cap is not None}
     return FederationPlan(
         make, initial_model, settings, setting, members, terms, policy.wire, reported, limits,
-        began_with=began_with, stop=rule, secure_sum=policy.secure_sum,
+        began_with=began_with, stop=rule, secure_sum=policy.secure_sum, encrypted=encrypted,
         settings_of_added=None
         if config.site is None
         else lambda name: json.dumps(_settings_of_added(config, name, frozen)),

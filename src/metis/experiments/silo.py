@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from metis.core.layers.ckks import envelope
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.errors import ConfigError
@@ -26,6 +27,7 @@ from metis.experiments.site import (
     site_setup,
     with_batches_of,
 )
+from metis.privacy.encrypted import enveloped
 
 if TYPE_CHECKING:
     from metis.learning import Engine, Examples, Learner
@@ -47,11 +49,13 @@ class TrainingSilo:
     @property
     def layout(self) -> Layout:
         """Of every model that travels."""
-        return self.policy.extend_layout(self.engine.layout, _trainable(self.engine))
+        layout = self.policy.extend_layout(self.engine.layout, _trainable(self.engine))
+        return layout if self.policy.ckks is None else envelope(layout)
 
     def initial_model(self, seed: int) -> Model:
         """Where the federation starts from, as it travels."""
-        return self.policy.extend_model(self.engine.initial_model(seed), _trainable(self.engine))
+        model = self.policy.extend_model(self.engine.initial_model(seed), _trainable(self.engine))
+        return model if self.policy.ckks is None else enveloped(model)
 
 
 def _trainable(engine: Engine) -> int:

@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
+from metis.core.layers.ckks import SLOTS
 from metis.core.model import Vector
 from metis.errors import ConfigError, Diverged, Refused, needs_package
 
-SLOTS = 4096  # numbers in a block: half the degree of the polynomials
-_DEGREE, _PRIMES, _SCALE = 8192, [60, 40, 60], 2.0**40  # 128 bits of security, one multiplication
+_DEGREE, _PRIMES, _SCALE = 2 * SLOTS, [60, 40, 60], 2.0**40  # 128 bits of security, one multiplication
 LARGEST_BLOCK = 1 << 18
 LARGEST_NUMBER = 2.0**18  # of a sum: above it the numbers would wrap
 
@@ -80,13 +80,6 @@ class _Context:
             pass
         raise Refused(f"{len(block)} bytes are not an encrypted block of {SLOTS} numbers under this key")
 
-
-class KeyHolder(_Context):
-    """A learner: encrypts its model and decrypts the sum."""
-
-    def __init__(self, secret: bytes) -> None:
-        super().__init__(secret, private=True)
-
     def encrypt(self, vector: Vector) -> Iterator[bytes]:
         """The blocks of a model, one after the other; Diverged if a number is not finite or too large."""
         for start in range(0, vector.size, SLOTS):
@@ -95,6 +88,13 @@ class KeyHolder(_Context):
             if not np.abs(part).max() < LARGEST_NUMBER:
                 raise Diverged(f"the update has numbers that are not finite, or not below {LARGEST_NUMBER:g}")
             yield bytes(self._tenseal.ckks_vector(self._context, part).serialize())
+
+
+class KeyHolder(_Context):
+    """A learner: encrypts its model and decrypts the sum."""
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__(secret, private=True)
 
     def decrypt(self, blocks: Iterable[bytes], size: int, divisor: float = 1.0) -> Vector:
         """The numbers of a sum over the divisor; Refused if a block is missing, too much or not one."""
@@ -115,6 +115,10 @@ class Adder(_Context):
 
     def __init__(self, public: bytes) -> None:
         super().__init__(public, private=False)
+
+    def check(self, block: bytes) -> None:
+        """Refuse what cannot be scaled and added up."""
+        self._read(block)
 
     def scaled(self, block: bytes, factor: float) -> bytes:
         """factor * block; a block can be scaled once, and every block of a sum must be."""

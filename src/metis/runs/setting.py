@@ -70,7 +70,7 @@ class Setting:
             label=policy.label,
             seed=seed,
             learners=tuple(learners),
-            model_bytes=model.nbytes,
+            model_bytes=(policy.model_bytes(model.layout) or model.nbytes) if model.nbytes else 0,
             update_bytes=policy.update_bytes(model.layout) if model.nbytes else None,
             fills_the_period=policy.fills_the_period,
             metric=metric,

@@ -27,6 +27,7 @@ from metis.core.layers import (
     FedNova,
     FedYogi,
     GeometricMedian,
+    HomomorphicEncryption,
     LargestShare,
     Layer,
     MeasuredPace,
@@ -46,6 +47,7 @@ from metis.core.layers import (
     TrimmedMean,
     Work,
 )
+from metis.core.layers.ckks import ADDED_BLOCK, FRESH_BLOCK, TAIL
 from metis.core.layers.wrapper import innermost
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import SecureAverage
@@ -87,6 +89,7 @@ EXAMPLES: tuple[Layer, ...] = (
     LargestShare(0.4),
     Compression("int8"),
     SecureSum(),
+    HomomorphicEncryption(),
 )
 every_layer = pytest.mark.parametrize("layer", EXAMPLES, ids=lambda layer: type(layer).__name__)
 every_policy = pytest.mark.parametrize("policy", [make() for make in POLICIES.values()], ids=lambda each: each.name)
@@ -180,6 +183,10 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
             ["semisync", "async_fedavg", "fedrec", "fedasync"],
         ),
         "secure_sum": (f"secure_sum {SecureSum.needs['sums']}".replace("{policy}", "{}"), ["fedasync"]),
+        "ckks": (
+            f"ckks {HomomorphicEncryption.needs['linear']}".replace("{policy}", "{}"),
+            ["semisync", "fedasync"],
+        ),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",
             ["sync_fedavg", *baselines, *asynchronous],
@@ -318,7 +325,9 @@ def test_a_task_goes_through_a_layer_and_back(layer: Layer) -> None:
             memory = each.sent(out.model, memory)
         assert out.model.layout == base.layout
         assert all(isinstance(array, np.ndarray) for array in memory.values())
-        if made.secure_sum is not None:
+        if made.ckks is not None:
+            assert (made.update_bytes(base.layout), made.model_bytes(base.layout)) == (FRESH_BLOCK, ADDED_BLOCK + TAIL)
+        elif made.secure_sum is not None:
             assert made.update_bytes(base.layout) == Ring(32, 4, 4.0).nbytes(base.layout)
         elif made.wire is None:
             assert made.update_bytes(base.layout) is None and not out.payload

@@ -88,7 +88,7 @@ def _buffer(size: int, colluders: int) -> object:
         (lambda: sync_fedavg().with_layers(SecureSum(), Compression("top_k")), "leaves some out"),
         (lambda: sync_fedavg().with_layers(SecureSum(), Sample(learners=4)), "leaves most out"),
         (lambda: sync_fedavg().with_layers(SecureSum(), Median()), "compares local models"),
-        (lambda: semisync_fedavg().with_layers(SecureSum(), AcceptLate()), "counts what comes late by itself"),
+        (lambda: semisync_fedavg().with_layers(SecureSum(), AcceptLate()), "mixes what comes late"),
         (lambda: async_fedavg().with_layers(SecureSum()).for_solver(Scaffold(0.1)), "async_fedavg has no rounds"),
         (lambda: _buffer(3, colluders=1), "buffer_size is 3; under secure_sum with 1 colluders .* at least 4 learners"),
     ],
@@ -111,9 +111,10 @@ def test_periods_caps_and_optimizers_keep_working() -> None:
 REFUSED = {
     "sample": "leaves most out",
     "robust": "compares local models, which nobody can under secure_sum",
-    "late": "counts what comes late by itself, which nobody can under secure_sum",
+    "late": "mixes what comes late with the next round, which secure_sum does not",
     "compression": "compression leaves some out or scales each learner's apart",
     "secure_sum": "secure_sum is given twice",
+    "ckks": "is given together with",
 }
 
 

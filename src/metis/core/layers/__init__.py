@@ -3,6 +3,7 @@
 from metis.core.layers.adaptive_period import AdaptivePeriod
 from metis.core.layers.base import LAYERS, Layer, LayerKind, Memory, Need, Outgoing, Work
 from metis.core.layers.cap import Cap
+from metis.core.layers.ckks import HomomorphicEncryption
 from metis.core.layers.compression import Compression
 from metis.core.layers.control_variates import ControlVariates
 from metis.core.layers.differences import Differences
@@ -45,6 +46,7 @@ __all__ = [
     "FedNova",
     "FedYogi",
     "GeometricMedian",
+    "HomomorphicEncryption",
     "LargestShare",
     "Layer",
     "LayerKind",

@@ -38,9 +38,10 @@ Memory: TypeAlias = dict[str, NDArray[Any]]  # what one learner keeps between ta
 #   everybody  all who are present take part    sums    sums of local models are enough for the mixing
 #   steps    how many steps a task has is known before it is trained
 #   variates  where control variates are kept or summed up
+#   linear   the mixing only adds up local models, each times a number
 Need: TypeAlias = Literal[
     "rounds", "period", "bound", "average", "cohort", "shares", "models", "wire", "layout", "mixture", "spread",
-    "weights", "everybody", "sums", "steps", "variates",
+    "weights", "everybody", "sums", "steps", "variates", "linear",
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ class ControlVariates(
     order=40,
     in_files=False,
     needs={
-        "variates": "has a part of its own in the sum of a masked round, and {policy} has no rounds",
+        "variates": "sums control variates up with the models of a masked round, and {policy} has no rounds",
         "layout": "adds tensors to what travels, and so does {other}",
     },
     takes={"layout"},

@@ -21,7 +21,7 @@ class Differences(
         "average": "replaces the average of a round, and {policy} does not average rounds; sync_fedavg and "
         "semisync_fedavg do",
     },
-    takes={"average", "cohort"},
+    takes={"average", "cohort", "linear"},
 ):
     """Rounds are mixed by the differences from the models that tasks started from; beyond the paper."""
 

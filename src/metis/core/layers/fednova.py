@@ -80,7 +80,7 @@ class FedNova(
         "average": "mixes rounds by a normalised average, and {policy} does not average rounds; sync_fedavg and "
         "semisync_fedavg do",
     },
-    takes={"average", "cohort"},
+    takes={"average", "cohort", "linear"},
 ):
     """Normalised averaging: a learner that did more steps does not pull more; beyond the paper."""
 

@@ -24,7 +24,7 @@ class AcceptLate(
     order=22,
     needs={
         "bound": "lets semi-synchronous periods end without some learners; {policy} has no periods",
-        "models": "counts what comes late by itself, which nobody can under {other}",
+        "models": "mixes what comes late with the next round, which {other} does not",
     },
 ):
     """What comes after its period counts in the next one, and the slowest are not waited for; beyond the paper.

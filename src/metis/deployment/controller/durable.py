@@ -83,8 +83,8 @@ class _FileRow:
 class _BlobStore:
     """Remembers which file holds the latest local model of each learner; the files are there already."""
 
-    def __init__(self, state: State, layout: Layout) -> None:
-        self._state, self._layout = state, layout
+    def __init__(self, state: State, size: int) -> None:
+        self._state, self._size = state, size
         self.incoming: str | None = None  # the file of the model that is being committed
         self.blobs: dict[LearnerId, str] = {}
 
@@ -93,7 +93,7 @@ class _BlobStore:
             self.blobs[learner] = self.incoming
 
     def get(self, learner: LearnerId) -> Row:
-        return _FileRow(self._state.blob_path(self.blobs[learner]), self._layout.size)
+        return _FileRow(self._state.blob_path(self.blobs[learner]), self._size)
 
     def remove(self, learner: LearnerId) -> None:
         self.blobs.pop(learner, None)
@@ -113,9 +113,11 @@ class DurableController:
         *,
         replay_at_most: int | None = None,
         keep_models: int = KEEP_MODELS,
+        update_size: int | None = None,  # numbers of an update, if it is not a model
     ) -> None:
         self.state = state
         self.layout = initial_model.layout
+        self._update_size = self.layout.size if update_size is None else update_size
         self._make, self._initial_model, self._record = make, initial_model, record
         self._replay_at_most, self._keep_models = replay_at_most, keep_models
         self._half_applied: list[Action] | None = (
@@ -201,8 +203,8 @@ class DurableController:
 
     def _event(self, entry: Entry) -> Event:
         event = _event_of(entry.record)
-        if entry.blob is None or (isinstance(event, UpdateRequest) and self.controller.secure is not None):
-            return event  # masked models are read by nobody here
+        if entry.blob is None or (isinstance(event, UpdateRequest) and self.controller.policy.hides_models):
+            return event  # nobody here reads them
         whose = f"learner '{event.learner}'" if isinstance(event, UpdateRequest) else "a rollback"
         if self._recovering and not self.state.verify_blob(entry.blob):
             raise DataError(f"the model file blobs/{entry.blob} of {whose} is damaged")
@@ -316,7 +318,7 @@ class DurableController:
         self.hashes = {0: payload_sha256(self._initial_model)}
         self.model_macs: dict[int, bytes] = {}  # of those in `versions` that were mixed since the start
         self._measures: dict[int, RoundMeasure] = {}  # of versions that are not in the journal yet
-        self._store = _BlobStore(self.state, self.layout)
+        self._store = _BlobStore(self.state, self._update_size)
         self._since_snapshot = 0
         self._seq = 0  # of the last entry that was applied; later ones may be in the journal
         self.now = 0.0

@@ -113,9 +113,9 @@ class ControllerProcess(MaskedService):
             plan, state.run, state.epoch, self._view, self._presence, self._members, self._clock.now, report,
             self._evaluations.asked,
         )  # fmt: skip
-        # Of a masked update nobody knows how far it goes.
+        # Of a masked or encrypted update nobody knows how far it goes.
         guard = StepGuard(
-            "off" if plan.secure_sum is not None else self._settings.step_guard,
+            "off" if plan.secure_sum or plan.encrypted else self._settings.step_guard,
             self._settings.step_limit,
             state,
             self.layout,
@@ -139,7 +139,7 @@ class ControllerProcess(MaskedService):
             refused=self._surroundings.refused_calls.add,
             disk_full=self._surroundings.disk_full,
             audit=self._audit,
-            masked=self._sums,
+            unread=self._sums or plan.encrypted,
         )
         self._administration = None if administrators is None else Administration(
             self, plan, state, folder, self._writer, self._view, self._members, self._time, self._audit,

@@ -22,7 +22,7 @@ from metis.deployment.controller.blobs import BlobMismatch
 from metis.deployment.controller.callers import serial_of
 from metis.deployment.controller.session import Context, Refused, Session, address_of
 from metis.deployment.controller.state import State
-from metis.deployment.controller.upload import Masked, Updates, UploadReceiver, first_message
+from metis.deployment.controller.upload import Unread, Updates, UploadReceiver, first_message
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Piece, chunk_bytes
 from metis.deployment.wire.models import model_bytes
@@ -77,14 +77,14 @@ class Service:
         refused: Callable[[str, str], None],  # address and reason of a caller that is not let in
         disk_full: Callable[[str], None],
         audit: AuditLog,
-        masked: Masked | None = None,
+        unread: Unread | None = None,
     ) -> None:
         self._audit = audit
         self._state, self._layout = state, layout
         self._streams, self._hear, self._updates = streams, hear, updates
         self._identify, self._refused, self._disk_full = identify, refused, disk_full
         self._receiver = UploadReceiver(
-            state, layout, wire, updates, streams.alive, largest_number=largest_number, masked=masked
+            state, layout, wire, updates, streams.alive, largest_number=largest_number, unread=unread
         )  # fmt: skip
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each learner's uploads

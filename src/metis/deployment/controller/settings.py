@@ -19,6 +19,7 @@ from metis.core.stop import StopRule
 from metis.deployment.controller.durable import KEEP_MODELS, MakeController
 from metis.deployment.controller.steps import Guard
 from metis.errors import ConfigError
+from metis.privacy.encrypted import EncryptedUpdates
 from metis.runs.setting import Setting
 
 Report = Callable[[str, str], None]  # kind ("info", "warning", "round", ...), sentence
@@ -85,6 +86,7 @@ class FederationPlan:
     began_with: StopRule = field(default_factory=StopRule)  # the stop rule of `make`
     stop: StopRule | None = None  # of the file as it is now; None: as it was
     secure_sum: SecureSum | None = None  # the layer that masks updates, if there is one
+    encrypted: EncryptedUpdates | None = None  # checks updates that nobody here can read, if they are
     settings_of_added: Callable[[LearnerId], str] | None = (
         None  # instead of `learner_settings`; None: none can be added
     )

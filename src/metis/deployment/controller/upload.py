@@ -63,8 +63,8 @@ class Updates(Protocol):
         """The version of such a model."""
 
 
-class Masked(Protocol):
-    """Checks masked updates, of which the numbers say nothing."""
+class Unread(Protocol):
+    """Checks masked or encrypted updates, of which the numbers say nothing."""
 
     def allows(self, length: int) -> bool:
         """Whether an update may have so many bytes."""
@@ -85,9 +85,9 @@ class UploadReceiver:
         alive: Callable[[str], None],
         *,
         largest_number: float,
-        masked: Masked | None = None,
+        unread: Unread | None = None,
     ) -> None:
-        self._masked = masked
+        self._unread = unread
         self._state, self._layout, self._wire = state, layout, wire
         self._updates, self._alive, self._largest_number = updates, alive, largest_number
         self._length = model_bytes(layout) if wire is None else wire.wire_bytes(layout)
@@ -115,9 +115,9 @@ class UploadReceiver:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this update belongs to run {header.run[:40]!r}, but this controller serves run {self._state.run}",
             )
-        if self._masked is not None and not self._masked.allows(header.bytes):
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a masked update does not have {header.bytes} bytes here")
-        if header.bytes != self._length and self._masked is None:
+        if self._unread is not None and not self._unread.allows(header.bytes):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"an update does not have {header.bytes} bytes here")
+        if header.bytes != self._length and self._unread is None:
             raise Refused(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
@@ -129,7 +129,7 @@ class UploadReceiver:
         self._state.blobs.forget_partial(opened)
         with self._state.incoming(header.task if header.task in opened else None, header.sha256) as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
-            checks = wire is None and self._masked is None
+            checks = wire is None and self._unread is None
             length = header.bytes
             base = None if wire is None else self._updates.base_model(learner, header.task)
             resuming = in_thread(incoming.resume, length, numbers.add if checks else None)
@@ -245,7 +245,7 @@ class UploadReceiver:
         return Received(learner, header, incoming.commit(end.bytes, end.sha256))
 
     def _problem(self, learner: str, incoming: Incoming, numbers: NumberCheck) -> str | None:
-        return numbers.problem() if self._masked is None else self._masked.problem(learner, incoming.content())
+        return numbers.problem() if self._unread is None else self._unread.problem(learner, incoming.content())
 
     def _unpack(
         self,

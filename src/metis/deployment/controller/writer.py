@@ -136,8 +136,9 @@ class Writer:
 
     def _recover(self, plan: FederationPlan) -> Recovered:
         self.durable = DurableController(
-            plan.make, plan.initial_model, self._state, self._record, keep_models=plan.deployment.keep_models
-        )
+            plan.make, plan.initial_model, self._state, self._record, keep_models=plan.deployment.keep_models,
+            update_size=None if plan.encrypted is None else plan.encrypted.numbers,
+        )  # fmt: skip
         roster = self.durable.controller.roster
         return Recovered(
             self.durable.now,

@@ -86,6 +86,7 @@ class LearnerProcess:
         authority: str | None = None,
         software: str = "metis",
         kit: Path | None = None,
+        ckks_key: Path | None = None,
         silence: float = SILENCE_SECONDS,
         stretch_seconds: float = 2.0,
     ) -> None:
@@ -119,6 +120,7 @@ class LearnerProcess:
             device=device,
             pace=pace,
             policy=self._policy,
+            ckks_key=ckks_key,
         )
         self._sums = Sums(self._supervisor, self.connection, self.work, self._policy, kit)
         self._tasks = Tasks(

@@ -40,10 +40,12 @@ class Training:
         device: str | None,
         pace: float | None,
         policy: PolicyFile | None = None,
+        ckks_key: Path | None = None,
     ) -> None:
         self._supervisor, self._connection, self._work, self._child = supervisor, connection, work, child
         self._log = log
         self._site, self._device, self._pace = site, device, pace
+        self._ckks_key = None if ckks_key is None else str(ckks_key.resolve())
         self._policy = policy or PolicyFile()
         self._lock = asyncio.Lock()
         self._prepared: tuple[Any, ...] | None = None  # for which run
@@ -101,6 +103,7 @@ class Training:
             device=self._device,
             pace=self._pace,
             privacy=privacy,
+            ckks_key=self._ckks_key,
         )
         self._supervisor.report(
             "ready",

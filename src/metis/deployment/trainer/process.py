@@ -29,6 +29,7 @@ from metis.deployment.trainer.pace import Pace
 from metis.deployment.trainer.privacy import PrivacyGuard
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
 from metis.errors import ChildFailed, ClientFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
+from metis.privacy.encrypted import SharedKey
 from metis.privacy.ledger import BudgetSpent
 from metis.runs.folds import VALIDATION
 
@@ -112,6 +113,7 @@ class _Trainer:
         self._silo: Silo | None = None
         self._memories = Memories(None)
         self._guard: PrivacyGuard | None = None
+        self._key: SharedKey | None = None
         self._pace = 0.0
         self._works: dict[str, Callable[[dict[str, Any], float, dict[str, Any]], dict[str, Any]]] = {
             "prepare": self._prepare,
@@ -182,11 +184,12 @@ class _Trainer:
                 f"the frozen part of the network here has the digest {frozen[:12] or 'of nothing'}, the federation's "
                 f"{shared[:12]}; load the same base model as the other sites"
             )
+        learner = silo.learner
+        self._key = None if learner is None else SharedKey.of(command.get("ckks_key"), silo.policy)
         self._silo = silo
         memory = None if command["memory"] is None else Path(command["memory"])
         self._memories = Memories(memory, writes=self._group.rank == 0)
         self._pace = float(command["pace"] or 0.0) if self._group.rank == 0 else 0.0
-        learner = silo.learner
         self._guard = None
         if learner is not None:
             self._guard = PrivacyGuard.of(learner, silo.engine, command.get("privacy") or {}, self._group.size)
@@ -227,7 +230,7 @@ class _Trainer:
         if masking is not None and (done := masking.done()) is not None:  # before a crash
             sha256, length = write_parts(Path(command["out"]), done[1])
             return {**done[0], "sha256": sha256, "bytes": length}
-        community_model = _read(command["model"], self._ready.layout)
+        community_model = self._opened(_read(command["model"], self._ready.layout))
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
         started = reported = time.monotonic()
@@ -273,10 +276,13 @@ class _Trainer:
             "steps": trained.steps,
             "seconds": trained.seconds,
             "time_per_batch": robust_time_per_batch(whole),
-            "loss": trained.loss if masking is None and math.isfinite(trained.loss) else None,  # or part of the sum
+            # A masked one is part of the sum.
+            "loss": trained.loss if masking is None and self._key is None and math.isfinite(trained.loss) else None,
             "compression_error": trained.notes.get("compression_error"),
         }
         parts = [memoryview(trained.payload)] if trained.payload else list(model_parts(trained.model))
+        if self._key is not None:
+            parts = self._key.sealed(trained.model, community_model)
         if masking is not None:
             parts = masking.mask(trained.model, community_model, trained.loss, facts_of, self._ready.policy)
         sha256, length = ("", 0) if self._group.rank else write_parts(Path(command["out"]), parts)
@@ -287,7 +293,7 @@ class _Trainer:
         silo = self._ready
         if silo.evaluation is None:
             raise ConfigError("there are no examples to evaluate on")
-        model = _read(command["model"], silo.layout)
+        model = self._opened(_read(command["model"], silo.layout))
         memory, with_sums = self._memories.latest(), getattr(silo.engine, "evaluate_with_sums", None)
         if with_sums is None:  # an engine of a plug-in
             metrics, sums = silo.engine.evaluate(model.network, silo.evaluation, memory), {}
@@ -309,9 +315,13 @@ class _Trainer:
         return {"layout": layout.to_json(), "fingerprint": layout.fingerprint, "sha256": sha256, "bytes": length}
 
     def _save(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
-        model = _read(command["model"], Layout.from_json(command["layout"]))
+        model = self._opened(_read(command["model"], Layout.from_json(command["layout"])))
         storage().save_model(Path(command["out"]), model, command["metadata"])
         return {}
+
+    def _opened(self, model: Model) -> Model:
+        """A community model that came, decrypted if it travels encrypted."""
+        return model if self._key is None else self._key.opened(model, self._ready.engine.layout)
 
 
 def _read(path: str, layout: Layout) -> Model:
