@@ -98,8 +98,7 @@ class LearnerProcess:
         seconds is dead; models travel in stretches of `stretch_seconds`.
         """
         self._endpoint = Endpoint(route, credentials, preflight, name)
-        self._out, self._software = out or work, software
-        self._silence = silence
+        self._out, self._software, self._silence = out or work, software, silence
         self._instance = token_hex(16)
         self._supervisor = Supervisor(report)
         self.work = WorkFolder(work)
