@@ -117,6 +117,10 @@ def test_a_sweep_runs_every_combination(workplace: Path) -> None:
     assert result.exit_code == 0 and "learning_rate=0.1" in result.stdout
 
 
+# Known only once the network is built.
+NO_MATCH = ["--set", "training.solver='SGD'", "--set", "training.groups=[{parameters=['hed.*'], weight_decay=0.1}]"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,6 +128,8 @@ def test_a_sweep_runs_every_combination(workplace: Path) -> None:
         (["--sweep", "policy.local_epoch=1,2"], "error: --sweep policy.local_epoch: no policy of the file takes it"),
         (["--sweep", "stop.rounds=1,x"], "error: --sweep stop.rounds"),
         (["--format", "latx"], "error: --format is 'latx'; did you mean 'latex'?"),
+        (NO_MATCH, "error: groups: the pattern 'hed.*' matches no parameter of the network, which has "),
+        ([*NO_MATCH, "--seeds", "2"], "error: groups: the pattern 'hed.*' matches no parameter of the network"),
         (["--sweep", "stop.rounds=1", "training.momentum"], "error: there is no file training.momentum"),
     ],
 )

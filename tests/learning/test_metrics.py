@@ -138,6 +138,16 @@ def test_metrics_of_torchmetrics_are_used_unchanged() -> None:
     }
     values = measured(metrics, SCORES, THREE)
     assert {name: values[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    # Logits of which whole batches lie within 0 and 1, and targets as binary cross-entropy wants them.
+    logits = np.sort(RNG.normal(0.5, 0.6, 101)).astype(np.float32)
+    binary = {"auc": made.AUROC(task="binary"), "f1": made.F1Score(task="binary"), "acc": made.Accuracy(task="binary")}
+    values = measured(binary, logits, RARE.astype(np.float32), loss=nn.BCEWithLogitsLoss())
+    wanted = {
+        "auc": sk.roc_auc_score(RARE, logits),
+        "f1": sk.f1_score(RARE, logits > 0),
+        "acc": sk.accuracy_score(RARE, logits > 0),
+    }
+    assert {name: values[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
     with pytest.raises(ConfigError, match=r"the metric 'all' returned a dict; it must return one number"):
         measured({"all": made.MetricCollection({"f1": metrics["f1"]})}, SCORES, THREE)
 

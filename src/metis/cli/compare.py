@@ -136,14 +136,15 @@ def compare(
             f"interrupted one with: metis resume {shlex.quote(str(folder))}"
         )
     continued = (folder / report.COMPARISON).exists() and not force
-    federations = (
-        {}
-        if _is_study(plan)
-        else {
-            name: running.federation_of(config, name, as_json, changes)
-            for name, config in zip(names, configs, strict=True)
-        }
-    )
+    # Also where each run builds its own: what does not fit the network or the data is said before anything is written.
+    federations = {
+        name: running.federation_of(config, name, as_json, changes)
+        for name, config in zip(names, configs, strict=True)
+        if not continued or not _is_study(plan)
+    }
+    for name, config in zip(names, configs, strict=True) if not continued else ():
+        for job in running.jobs_of(config, name, lambda label: folder / label):
+            running.check(federations[name], job)
     for job in jobs:
         if not continued:
             running.prepare(job, force)

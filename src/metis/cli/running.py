@@ -154,6 +154,14 @@ def _clear(folder: Path, force: bool) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def check(federation: Federation, job: Job) -> None:
+    """Refuse a policy or a solver that does not fit the federation, before anything is written."""
+    from metis.experiments.build import build_stop
+    from metis.experiments.compose import build_policy, build_solver
+
+    federation.session(build_policy(job.policy), build_stop(job.config), solver=build_solver(job.policy.training))
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,8 @@ def paper_table(runs: Sequence[Run]) -> PaperTable:
     estimates = {name: [group.estimate(name) for group in groups] for name in (*columns, "final")}
     best = {name: _best(name, found, setting.higher_is_better) for name, found in estimates.items()}
     decimals = {name: decimals_of([(own.mean, own.deviation) for own in found]) for name, found in estimates.items()}
+    if all(abs(own.mean or 0.0) <= 1 for own in estimates["final"]):
+        decimals["final"] = max(3, decimals["final"])  # also where all deviations are 0
     decisive = seeds.decisive(groups)
     won = seeds.wins(groups, decisive)
     with_factors = setting.target is not None and len(groups) > 1

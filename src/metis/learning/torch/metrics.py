@@ -114,6 +114,25 @@ class _Updated:
         return None
 
 
+def _of_torchmetrics(metric: Any) -> Callable[[Any, Any], Any]:
+    """A classification metric of torchmetrics, updated once with everything.
+
+    It takes outputs within 0 and 1 for probabilities and others for logits, which it must not decide batch by batch,
+    and wants whole targets, where a loss such as binary cross-entropy has them as floating-point numbers.
+    """
+
+    def measure(outputs: Tensor, targets: Tensor) -> Any:
+        metric.reset()
+        if targets.is_floating_point() and bool((targets == targets.round()).all()):
+            targets = targets.long()
+        metric.update(outputs, targets)
+        value = metric.compute()
+        metric.reset()
+        return value
+
+    return measure
+
+
 def measure_of(name: str, metric: Any, regression: bool = False) -> Measure:
     """What measures this metric: a name, a function or an object."""
     if isinstance(metric, str):
@@ -124,6 +143,8 @@ def measure_of(name: str, metric: Any, regression: bool = False) -> Measure:
         raise ConfigError(f"the metric '{name}' is the class {metric.__name__}; give an object: {metric.__name__}(...)")
     if isinstance(metric, (BatchMean, _WholeSet, _Counts)):
         return metric
+    if any(kind.__module__.startswith("torchmetrics.classification") for kind in type(metric).__mro__):
+        return _WholeSet(_of_torchmetrics(metric))
     if all(hasattr(metric, method) for method in ("update", "compute", "reset")):
         return _Updated(metric)
     if not callable(metric):
