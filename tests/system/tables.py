@@ -23,11 +23,16 @@ SEEDS, FOUND = HERE / "seeds-run.json", HERE / "bugs-found.json"
 def seeds_table(runs: list[dict[str, Any]]) -> str:
     """Runs of many seeds, in order."""
     rows = [
-        f"| {run['date']} | {run['seeds']:,} | {run['hours']:g} | {run['failed']} | {run['note']} |" for run in runs
+        f"| {run['date']} | {run['seeds']:,} | {run['hours']:g} | {_speed(run)} | {run['failed']} | {run['note']} |"
+        for run in runs
     ]
     seeds, hours = sum(run["seeds"] for run in runs), sum(run["hours"] for run in runs)
-    head = ["| date | seeds | hours | failed | |", "|---|---:|---:|---:|---|"]
-    return "\n".join([*head, *rows, f"| all | {seeds:,} | {hours:g} | | |"])
+    head = ["| date | seeds | hours | a minute | failed | |", "|---|---:|---:|---:|---:|---|"]
+    return "\n".join([*head, *rows, f"| all | {seeds:,} | {hours:.3g} | | {sum(run['failed'] for run in runs)} | |"])
+
+
+def _speed(run: dict[str, Any]) -> str:
+    return f"{run['seeds'] / run['hours'] / 60:.0f}"
 
 
 def bugs_table(found: dict[str, Any]) -> str:
