@@ -232,9 +232,10 @@ def main() -> int:
     missing = never_reached(reached) if options.sometimes else []
     if missing:
         print(f"never reached: {', '.join(missing)}")
-    print(
-        f"{count} seeds in {minutes:.1f} minutes ({count / minutes:.0f} a minute), {len(found)} failed, digest {digest}"
-    )
+    used = os.times()
+    busy = (used.user + used.system + used.children_user + used.children_system) / 60
+    speed = f"{count / minutes:.0f} a minute, {count / busy:.0f} a minute of one core"
+    print(f"{count} seeds in {minutes:.1f} minutes ({speed}), {len(found)} failed, digest {digest}")
     return bool(found or missing)
 
 
