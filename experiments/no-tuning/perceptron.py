@@ -36,9 +36,13 @@ class Perceptron:
 
     def __init__(self, inputs: int, outputs: int, hidden: int) -> None:
         self.sizes = inputs, hidden, outputs
-        shapes = ("hidden.weight", (inputs, hidden)), ("hidden.bias", (hidden,))
-        shapes += ("out.weight", (hidden, outputs)), ("out.bias", (outputs,))
-        self.layout = Layout(tuple(TensorSpec(name, shape) for name, shape in shapes))
+        shapes: dict[str, tuple[int, ...]] = {
+            "hidden.weight": (inputs, hidden),
+            "hidden.bias": (hidden,),
+            "out.weight": (hidden, outputs),
+            "out.bias": (outputs,),
+        }
+        self.layout = Layout(tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
         self.metrics = ("accuracy",) if outputs > 1 else ("mae",)
 
     def initial_model(self, seed: int) -> Model:
