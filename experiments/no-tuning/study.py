@@ -157,7 +157,7 @@ def run_all(chosen: Sequence[Condition], only: Sequence[str], up_to: int) -> Non
     targets = json.loads(TARGETS.read_text("utf-8"))
     done = results()
     known = {(row["condition"], row["contender"], row["seed"]) for row in done}
-    for condition, seed in order(chosen, up_to):
+    for condition, seed in order([one for one in chosen if one.name in targets], up_to):
         names = list(contenders(condition.federation(seed)))
         for name in [name for name in names if not only or name in only or family(name) in only]:
             if (condition.name, name, seed) in known or hopeless(done, condition.name, name, seed):
