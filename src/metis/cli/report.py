@@ -145,13 +145,14 @@ def write(
     from metis.reporting.paper import write_paper
     from metis.reporting.report import write_report
     from metis.reporting.tables import write_tables
+    from metis.reporting.tradeoff import save_tradeoff
     from metis.runs.seeds import has_seeds
 
     single, runs = runs, comparable(runs)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
     if has_seeds(runs):
-        return Comparison(runs).save(folder, formats, title)
+        return [*Comparison(runs).save(folder, formats, title), *save_tradeoff(runs, folder)]
     written: list[Path] = []
     pictures: list[Path] = []
     if {"html", "md", "png"} & set(formats):
@@ -159,7 +160,7 @@ def write(
         if len(runs) == 1:
             pictures = save_run_figures(runs[0], folder, suffixes)
         else:
-            pictures = save_comparison_figures(runs, folder, suffixes)
+            pictures = [*save_comparison_figures(runs, folder, suffixes), *save_tradeoff(runs, folder, suffixes)]
             for run in single if everywhere else ():
                 if run.folder is not None:
                     save_run_figures(run, run.folder, suffixes)

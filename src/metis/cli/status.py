@@ -223,6 +223,15 @@ def federation_view(document: Mapping[str, Any], width: int, height: int | None 
     return Group(*head, Text(), learner_table(learners, width), *more)
 
 
+def _period_lines(document: Mapping[str, Any]) -> list[Text]:
+    """Why periods have changed, the latest changes; a policy that does not explain itself has none."""
+    changes = document.get("period_changes", ())  # missing from an older controller
+    return [
+        Text(f"{'periods, ' if not index else '         '}at {lasting(change['at'])}: {printable(change['text'])}")
+        for index, change in enumerate(changes)
+    ]
+
+
 def _head(document: Mapping[str, Any]) -> list[Text]:
     learners, costs = document["learners"], document["costs"]
     state = str(document["state"])
@@ -248,7 +257,7 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
         if document.get("not_awaited"):
             second.append(f"; not waited for: {', '.join(map(printable, document['not_awaited']))}")
     disk = document.get("disk", {})  # missing from an older controller
-    lines = [first, second, *_end_line(document), _metric_line(document)]
+    lines = [first, second, *_period_lines(document), *_end_line(document), _metric_line(document)]
     if disk.get("sentence"):
         lines.insert(0, Text(printable(disk["sentence"]), style="bold red" if disk["full"] else "yellow"))
     present = costs["idle_time"] + costs["cumulative_time"] + costs["transfer_time"]

@@ -74,9 +74,12 @@ class Controller(MaskedRounds):
         refusals_allowed: int = 3,
         store: ModelStore | None = None,
         models_checked: bool = False,  # the runtime has checked every number of an update already
+        exchange_bytes: int | None = None,  # of an update request; None: as the initial model has
     ) -> None:
         self.policy = policy
-        self.protocol = policy.start_protocol()
+        if exchange_bytes is None:
+            exchange_bytes = policy.exchange_bytes(initial_model.nbytes, initial_model.layout)
+        self.protocol = policy.for_exchange(exchange_bytes).start_protocol()
         self.store: ModelStore = MemoryStore() if store is None else store
         self.community = policy.start_community(initial_model, self.store)
         self.roster = Roster()

@@ -16,6 +16,7 @@ from metis.core.contribution import (
     version_staleness,
 )
 from metis.core.layers import AcceptLate, Cap, FedAvgM, Layer, MeasuredPace, MessageBudget, Probe, ProximalPull
+from metis.core.layers.messages import BytesAnHour, RequestsAnHour
 from metis.core.mixing import Buffered, CachedAverage, DifferenceAverage, FullPass, Interpolation
 from metis.core.policy import POLICIES, Baseline, Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
@@ -102,20 +103,21 @@ def semisync_fedavg(
 
 @POLICIES.register("semisync")
 def semisync(
-    update_requests_an_hour: Annotated[
-        float | None, Setting("largest number of update requests of one learner; periods become longer", gt=0)
-    ] = None,
+    update_requests_an_hour: RequestsAnHour = None,
     longest_period: LongestPeriod = math.inf,
+    bytes_an_hour: BytesAnHour = None,
 ) -> Policy:
     """SemiSync without lambda: a probe, periods from measured times, the slowest not waited for, server momentum."""
     protocol = SemiSynchronous(timings="smoothed", longest_period=longest_period, returning="train")
     layers: tuple[Layer, ...] = (Probe(), MeasuredPace(), AcceptLate(), FedAvgM(momentum=0.5))
     defaults = frozenset(layer.key for layer in layers)
     policy = Policy("semisync", protocol, discounted_size, DifferenceAverage, layers, "SemiSync", defaults)
-    if update_requests_an_hour is None:
+    budgets = {"update_requests_an_hour": update_requests_an_hour, "bytes_an_hour": bytes_an_hour}
+    for name, budget in budgets.items():
+        check_setting("semisync", parameters_of(semisync)[name], budget)
+    if update_requests_an_hour is None and bytes_an_hour is None:
         return policy
-    check_setting("semisync", parameters_of(semisync)["update_requests_an_hour"], update_requests_an_hour)
-    return policy.with_layers(MessageBudget(update_requests_an_hour))
+    return policy.with_layers(MessageBudget(update_requests_an_hour, bytes_an_hour))
 
 
 @POLICIES.register("async_fedavg")

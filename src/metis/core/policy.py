@@ -147,6 +147,10 @@ class Policy:
         """Is every learner at work all the time? Then the paper charges energy for all of it."""
         return self.protocol.fills_the_period and not any(layer.leaves_idle for layer in self.layers)
 
+    def for_exchange(self, size: int) -> Policy:
+        """The policy of a run in which an update request moves so many bytes, both ways; 0 if it is not known."""
+        return replace(self, layers=tuple(layer.for_exchange(size) for layer in self.layers))
+
     def start_protocol(self) -> CommunicationProtocol:
         """The protocol of one run."""
         changed = reduce(lambda so_far, layer: layer.set_protocol(so_far), self.layers, self.protocol)
@@ -204,6 +208,11 @@ class Policy:
     def hides_models(self) -> bool:
         """Whether the controller cannot read local models."""
         return self.secure_sum is not None or self.ckks is not None
+
+    def exchange_bytes(self, model_bytes: int, layout: Layout) -> int:
+        """Bytes that an update request moves: the community model down, and the update up."""
+        update = self.update_bytes(layout) if model_bytes else None
+        return model_bytes + (model_bytes if update is None else update)
 
     @property
     def secure_sum(self) -> SecureSum | None:

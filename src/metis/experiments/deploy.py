@@ -224,7 +224,7 @@ def make_plan(
     if policy.ckks is not None:
         assert public_key is not None, "the controller has looked for it"
         mixed, encrypted = encrypted_policy(policy, public_key), EncryptedUpdates(public_key, initial_model.layout)
-    make = make_core(mixed, began_with, terms, config.run.refusals_allowed)
+    make = make_core(mixed, began_with, terms, config.run.refusals_allowed, setting.exchange_bytes)
     settings = json.dumps(settings_document(config) | ({"frozen": frozen} if frozen else {}))
     reported = tuple(sorted({"loss", metric, *metrics}))
     caps = {name: group.max_examples for group in config.learners for name in group.learner_names}

@@ -196,6 +196,7 @@ class Session:
             refusals_allowed=self._refusals_allowed,
             store=store,
             models_checked=True,  # by `Learner.train`, which hands in no other
+            exchange_bytes=self._setting.exchange_bytes,  # also of a replay, which has no weights
         )
         return Simulator(
             controller,

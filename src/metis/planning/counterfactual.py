@@ -32,7 +32,7 @@ from metis.experiments.learners import build_power
 from metis.planning.advice import names
 from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, SUMMARY
-from metis.runs.setting import Setting
+from metis.runs.setting import Setting, exchanged
 from metis.runs.trace import EVENTS, measures_of, read_trace, to_record
 from metis.simulation.loop import Trace
 from metis.simulation.recording import recorded_tasks, replay_otherwise
@@ -59,6 +59,11 @@ class Recording:
     @property
     def end(self) -> float:
         return self.events[-1][0]
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Of an update request, both ways; 0 if it is not known."""
+        return exchanged(self.model_bytes or 0, self.update_bytes)
 
     @property
     def watts(self) -> bool:
@@ -170,6 +175,7 @@ def counterfactual_trace(recording: Recording, policy: Policy) -> Trace:
         learners_expected=None,
         quorum=recording.quorum,
         refusals_allowed=recording.refusals_allowed,
+        exchange_bytes=recording.exchange_bytes,
     )
     if recording.policy is not None and _settings(policy) == _settings(recording.policy):
         controller.measures = measures_of(recording.events)  # without weights nothing can be measured again

@@ -139,12 +139,17 @@ class Forecast:
 
 
 def forecast(
-    policy: Policy, learners: Sequence[PlannedLearner], slowest_learner_epochs: float | None = None
+    policy: Policy,
+    learners: Sequence[PlannedLearner],
+    slowest_learner_epochs: float | None = None,
+    exchange_bytes: int = 0,
 ) -> Forecast:
     """The policy's steady state with these learners, all of them present and equally fast all the time.
 
     `slowest_learner_epochs` is the policy's lambda, if it has one; the costs do not depend on being given it.
+    `exchange_bytes` are those of an update request, for a budget of bytes.
     """
+    policy = policy.for_exchange(exchange_bytes)
     if policy.protocol.has_rounds:
         return _with_rounds(policy, learners, slowest_learner_epochs)
     return _without_rounds(policy, learners)

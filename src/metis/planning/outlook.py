@@ -169,7 +169,7 @@ def make_outlook(
     size = timings.model_bytes if timings is not None else None
     model_bytes = network_bytes(config, source) if size is None else size
     learners = _learners(config, model_bytes, timings, notes)
-    policies = _forecasts(chosen, learners)
+    policies = _forecasts(chosen, learners, model_bytes)
     forecasts = [policy.forecast for policy in policies]
     with_lambda = [policy for policy in policies if policy.forecast.slowest_learner_epochs is not None]
     sensible = None
@@ -218,13 +218,15 @@ def _policies(
     return chosen
 
 
-def _forecasts(policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearner]) -> list[PolicyOutlook]:
+def _forecasts(
+    policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearner], model_bytes: int
+) -> list[PolicyOutlook]:
     """One for each policy; of those with the same label and costs the first, of those with the same label a number."""
     distinct: list[PolicyOutlook] = []
     for policy in policies:
         parameters = _parameters(policy)
         named = replace(compose(policy), label=_label(policy))
-        found = forecast(named, learners, parameters.get("slowest_learner_epochs"))
+        found = forecast(named, learners, parameters.get("slowest_learner_epochs"), 2 * model_bytes)
         if not any(
             replace(found, policy=other.forecast.policy) == other.forecast
             and named.label == other.forecast.policy.label

@@ -12,6 +12,7 @@ from metis.reporting import charts, figures
 from metis.reporting.cost_tables import cost_tables, learner_sections, refusal_sections
 from metis.reporting.findings import energy_unit, findings, lead
 from metis.reporting.provenance import configuration_file, configurations, facts, provenance, repeating, versions
+from metis.reporting.tradeoff import period_charts, tradeoff_chart
 from metis.runs.run import Run
 
 REPORT = "report.html"
@@ -50,6 +51,8 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "unit": energy_unit(runs[0]),
         "relative": energy_unit(runs[0]) != "J",
         "curves": charts.curves(runs, names),
+        "tradeoff": tradeoff_chart(runs),
+        "periods": period_charts(runs, names),
         "policies": charts.policies(runs, names),
         "bars": charts.bars(runs, names),
         "timelines": charts.timelines(runs, names, window),

@@ -31,6 +31,11 @@ class LearnerInfo:
     class_counts: tuple[int, ...] = ()  # examples of each class, to draw the partition
 
 
+def exchanged(model_bytes: int, update_bytes: int | None) -> int:
+    """Bytes of an update request, both ways; an update is as large as a model unless it is encoded."""
+    return model_bytes + (model_bytes if update_bytes is None else update_bytes)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What must be known besides the events to turn them into a result."""
@@ -48,6 +53,11 @@ class Setting:
     real_time: bool = False  # learners are real sites and time is the wall clock's
     update_bytes: int | None = None  # size of an update, if updates are compressed
     facts: dict[str, Any] = field(default_factory=dict)  # dataset, network, versions: shown in reports
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that an update request moves: the community model down, and the update up."""
+        return exchanged(self.model_bytes, self.update_bytes)
 
     @classmethod
     def of(

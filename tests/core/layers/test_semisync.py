@@ -9,7 +9,16 @@ import pytest
 
 from core.play import LAYOUT, Actor, Play, model
 from metis.core.events import Budget, CommunityPublished, PeriodBegun, SendTask, UpdateRequest
-from metis.core.layers import AcceptLate, Differences, FedAvgM, MeasuredPace, MessageBudget, Probe, ShortestPeriod
+from metis.core.layers import (
+    AcceptLate,
+    Compression,
+    Differences,
+    FedAvgM,
+    MeasuredPace,
+    MessageBudget,
+    Probe,
+    ShortestPeriod,
+)
 from metis.core.mixing import DifferenceAverage, FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import semisync, semisync_fedavg
@@ -266,3 +275,39 @@ def test_parts_of_the_policy_give_way_to_those_of_a_file() -> None:
         made.with_layers(FedAvgM())
     with pytest.raises(ArgumentError, match="update_requests_an_hour"):
         semisync(update_requests_an_hour=0)
+
+
+# --- a budget of bytes ------------------------------------------------------------------------
+
+
+def test_a_budget_of_bytes_is_one_of_requests_of_that_size() -> None:
+    """An update request moves two models, 4 bytes for each of their numbers."""
+    size = 2 * model(*range(LAYOUT.size)).nbytes
+    play = Play(semisync(bytes_an_hour=20 * size), Actor("a", 1.0), Actor("b", 1.0)).run_until(time=3600.0)
+    periods = [item for item in play.items(PeriodBegun) if item.seconds < math.inf]
+    assert {item.seconds for item in periods[1:]} == {180.0}
+    assert {item.reason for item in periods[1:]} == {"messages says so"}
+    assert len([item for item in play.items(SendTask) if item.learner == "a"]) <= 21
+
+
+def test_the_smaller_of_two_budgets_counts() -> None:
+    budget = MessageBudget(an_hour=20, bytes_an_hour=1000)
+    assert budget.for_exchange(100).seconds([]) == 360.0
+    assert budget.for_exchange(10).seconds([]) == 180.0
+    assert budget.for_exchange(0).seconds([]) == 180.0
+    assert MessageBudget(bytes_an_hour=1000).seconds([]) == 0.0  # before the size is known
+
+
+def test_a_budget_has_a_limit_and_a_label() -> None:
+    with pytest.raises(ArgumentError, match="needs a budget"):
+        MessageBudget()
+    assert semisync(20, bytes_an_hour=5e6).label == "SemiSync, 20 requests an hour, 5 MB an hour"
+
+
+def test_compressed_updates_leave_room_for_more_of_them() -> None:
+    plain, compressed = semisync(bytes_an_hour=1e6), semisync(bytes_an_hour=1e6).with_layers(Compression("top_k"))
+    layout = Layout((TensorSpec("w", (1000,)),))
+    start = Model(layout, np.zeros(1000, np.float32))
+    sizes = [policy.exchange_bytes(start.nbytes, layout) for policy in (plain, compressed)]
+    assert sizes[0] == 8000 > sizes[1]
+    assert plain.exchange_bytes(0, layout) == 0

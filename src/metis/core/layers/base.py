@@ -129,6 +129,10 @@ class Layer:
         """This layer with what it must know of the local solver."""
         return self
 
+    def for_exchange(self, size: int) -> Layer:
+        """This layer with what it must know of an exchange of models: its bytes, both ways; 0 if they are not known."""
+        return self
+
     def set_protocol(self, protocol: CommunicationProtocol) -> CommunicationProtocol:
         """The protocol as this layer wants it."""
         return protocol

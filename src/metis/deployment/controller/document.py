@@ -19,6 +19,8 @@ from metis.deployment.controller.view import View
 from metis.runs.folds import RunFold
 from metis.system import monotonic
 
+_CHANGES = 5  # of the length of periods that a status shows
+
 
 @dataclass(frozen=True, slots=True)
 class RosterRow:
@@ -123,6 +125,7 @@ def status_document(
         "period_bounded_by": core.period_bounded_by or None,
         "period_reason": None if core.period_begun is None else core.period_begun.reason,
         "not_awaited": [] if core.period_begun is None else list(core.period_begun.not_awaited),
+        "period_changes": [{"at": change.at, "text": change.text} for change in view.periods.changes[-_CHANGES:]],
         "expected": core.expected,
         "on_hold": core.on_hold,
         "stop": asdict(core.stop),

@@ -98,8 +98,17 @@ class Evaluator(Protocol):
     async def evaluate(self, model: Path) -> dict[str, float]: ...
 
 
-def make_core(policy: Policy, stop: StopRule, settings: DeploymentSettings, refusals_allowed: int) -> MakeController:
-    """A factory of the core controller for this federation."""
+def make_core(
+    policy: Policy,
+    stop: StopRule,
+    settings: DeploymentSettings,
+    refusals_allowed: int,
+    exchange_bytes: int | None = None,
+) -> MakeController:
+    """A factory of the core controller for this federation, also of one without weights that is used for a replay.
+
+    `exchange_bytes` are those of an update request; without it, those of the model that a controller begins with.
+    """
 
     def make(model: Model, store: ModelStore) -> Controller:
         return Controller(
@@ -111,6 +120,7 @@ def make_core(policy: Policy, stop: StopRule, settings: DeploymentSettings, refu
             refusals_allowed=refusals_allowed,
             store=store,
             models_checked=True,  # as they came over the wire; checking again would map every file once more
+            exchange_bytes=exchange_bytes,
         )
 
     return make

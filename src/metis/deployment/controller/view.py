@@ -7,6 +7,7 @@ from typing import Any
 from metis.core.events import Action, Event, LearnerId
 from metis.deployment.controller.writer import OpenTask, Outcome, Recovered
 from metis.runs.folds import RunFold
+from metis.runs.periods import PeriodsFold
 from metis.runs.rounds import SitesFold
 from metis.runs.setting import Setting
 
@@ -21,12 +22,14 @@ class View:
         }
         self.fold = RunFold(setting)
         self._sites = SitesFold(setting.model_bytes, setting.update_bytes)
+        self.periods = PeriodsFold()
         for now, item in recovered.recorded:
             self._record(now, item)
 
     def _record(self, now: float, item: Event | Action) -> None:
         self.fold.record(now, item)
         self._sites.record(now, item)
+        self.periods.record(now, item)
 
     def history(self, learner: LearnerId) -> dict[str, Any]:
         """How a learner has done so far, for the status."""

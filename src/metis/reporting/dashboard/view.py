@@ -36,6 +36,7 @@ from metis.core.events import (
 from metis.reporting.dashboard.problems import Problem, problems
 from metis.reporting.dashboard.series import KINDS, Series, merged, short
 from metis.runs.folds import Span, TimelineFold
+from metis.runs.periods import PeriodsFold
 from metis.runs.setting import Setting
 from metis.runs.trace import from_line
 
@@ -53,6 +54,7 @@ MAX_SPANS = 120_000  # of all learners of a run
 _MIN, _MAX = 64, 4096  # of one learner
 MAX_VERSIONS = 20_000
 _COSTS_EVERY = 0.02  # share of the run's time between two points of the costs
+_CHANGES = 50  # of the length of periods that a page lists
 _PART = 4000  # spans in one part of a snapshot
 _UNEVALUATED = 100  # published models that may still be evaluated
 _GRACE = 0.1  # share of its time that a learner may exceed before it is late
@@ -95,6 +97,9 @@ class RunView:
         self.finish_reason: str | None = None
         self.history = Series()
         self.costs = Series()
+        self.periods = Series()  # when each began, and its length
+        self._changes = PeriodsFold()
+        self._changes_sent = -1.0  # when the latest one of them was
         self._ledger = CostLedger(
             {learner.name: learner.power for learner in setting.learners},
             setting.model_bytes,
@@ -138,6 +143,9 @@ class RunView:
         self._ledger.record(now, item)
         for span in self._timeline.record(now, item):
             self._add_span(span)
+        begun = self._changes.record(now, item)
+        if begun is not None and math.isfinite(begun.seconds):
+            self.periods.add([short(now), short(begun.seconds)])
         self.events += 1
         self.now = max(self.now, now)
         match item:
@@ -279,10 +287,13 @@ class RunView:
         if self._new_versions:
             news["versions"] = [short(value) for value in self._new_versions]
             self._new_versions.clear()
-        for name, series in (("history", self.history), ("costs", self.costs)):
+        for name, series in (("history", self.history), ("costs", self.costs), ("periods", self.periods)):
             points = series.increment()
             if points is not None:
                 news[name] = points
+        if self._changes.changes and self._changes.changes[-1].at > self._changes_sent:
+            self._changes_sent = self._changes.changes[-1].at
+            news["changes"] = self._told_changes()
         news["totals"] = self._totals(costs)
         wrong = problems(self)
         if wrong != self._problems_sent:
@@ -302,6 +313,8 @@ class RunView:
             "versions": [short(value) for pair in self._versions for value in pair],
             "history": [0, *self.history.points],
             "costs": [0, *self.costs.points],
+            "periods": [0, *self.periods.points],
+            "changes": self._told_changes(),
             "totals": self._totals(costs),
             "problems": problems(self),
         }
@@ -319,6 +332,10 @@ class RunView:
                 part, held = [], 0
         if part:
             yield {"now": short(now), "spans": part}
+
+    def _told_changes(self) -> list[list[Any]]:
+        """Why periods changed: when and what, the latest ones."""
+        return [[short(change.at), change.text] for change in self._changes.changes[-_CHANGES:]]
 
     def _head(self) -> Increment:
         setting = self.setting

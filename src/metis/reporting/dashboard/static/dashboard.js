@@ -105,6 +105,8 @@ class Run {
     this.versions = []; // flat: version, moment
     this.history = []; // [moment, update requests, version, value]
     this.costs = []; // [moment, equation, active, idle charged, update requests]
+    this.periods = []; // [moment, seconds]
+    this.changes = []; // [moment, why the period changed]
     this.totals = null;
     this.problems = [];
     this.age = null;
@@ -133,13 +135,14 @@ class Run {
         this.versions = this.versions.filter((_, at) => at >= MOST_VERSIONS || (at >> 1) % 2 === 0);
       }
     }
-    for (const name of ["history", "costs"]) {
+    for (const name of ["history", "costs", "periods"]) {
       if (told[name]) {
         const [start, ...points] = told[name];
         this[name].length = start;
         this[name].push(...points);
       }
     }
+    if (told.changes) this.changes = told.changes;
     if (told.totals) this.totals = told.totals;
     if (told.problems) this.problems = told.problems;
   }
@@ -257,6 +260,7 @@ function refresh(what) {
   soon("cards", drawCards, now ? 0 : 500);
   soon("lanes", drawLanes, now ? 0 : 250);
   for (const chart of charts) soon(chart.id, () => chart.draw(), now ? 0 : 1000);
+  soon("changes", drawChanges, now ? 0 : 1000);
   soon("table", drawTable, now ? 0 : 1000);
 }
 
@@ -971,6 +975,42 @@ const metricWords = (run) => {
 const energyWords = (kind) => (run) => `${run.label}: ${number(run.totals?.energy[kind])} ${run.head.unit} at ${seconds(run.now)}`;
 const charts = [];
 
+// --- periods -------------------------------------------------------------------------------------
+
+const periodPoints = (run) => {
+  // A period lasts until the next one begins: steps, with the end of each right before the next.
+  const xs = [], ys = [];
+  for (const [moment, length] of run.periods) {
+    if (xs.length && moment > xs[xs.length - 1]) { xs.push(moment); ys.push(ys[ys.length - 1]); }
+    xs.push(moment * (1 + 1e-9) + 1e-9);
+    ys.push(length);
+  }
+  if (xs.length && run.now > xs[xs.length - 1]) { xs.push(run.now); ys.push(ys[ys.length - 1]); }
+  return xs.length ? [xs, ys] : [[0], [null]];
+};
+const periodWords = (run) => {
+  const last = run.periods[run.periods.length - 1];
+  return last ? `${run.label}: periods of ${seconds(last[1])} since ${seconds(last[0])}` : `${run.label}: no periods`;
+};
+let changesShown = "";
+
+function drawChanges() {
+  const list = shownRuns().filter((run) => run.changes.length);
+  $("period-section").hidden = list.length === 0;
+  const text = JSON.stringify(list.map((run) => [run.label, run.changes]));
+  if (text === changesShown) return;
+  changesShown = text;
+  const several = list.length > 1;
+  $("period-changes").replaceChildren(...list.map((run) => {
+    const part = element("div");
+    if (several) part.append(element("h3", run.label));
+    const lines = element("ul", "", "changes");
+    for (const [moment, why] of [...run.changes].reverse()) lines.append(element("li", `${seconds(moment)}: ${why}`));
+    part.append(lines);
+    return part;
+  }));
+}
+
 // --- table of learners ---------------------------------------------------------------------------
 
 const ROW = 32; // pixels; as in the style sheet
@@ -1113,6 +1153,7 @@ function dress() {
 charts.push(
   new Chart("metric-time", "time (s)", metricPoints(0), metricWords),
   new Chart("metric-requests", "update requests", metricPoints(1), metricWords),
+  new Chart("period-time", "time (s)", periodPoints, periodWords),
   ...[0, 1, 2].map((kind) => new Chart(`energy-${kind}`, "time (s)", energyPoints(kind), energyWords(kind))),
 );
 $("theme").addEventListener("click", () => {
