@@ -323,9 +323,9 @@ CONDITIONS = (
         "heart-disease", "heart disease, 4 hospitals", True,
         table_of_sites("heart_disease", (SLOW, FAST), 8, 16, metis.MomentumSGD(0.003, 0.75)),
     ),
-    Condition("tcga-brca", "TCGA-BRCA, 6 regions", True, tcga),
+    Condition("tcga-brca", "TCGA-BRCA, 6 regions", True, tcga, seeds=3),
     Condition(
-        "batchnorm", "BatchNorm, Skewed & Non-IID(5)", True, digits_of(kind="skewed", classes=5, network=normed)
+        "batchnorm", "BatchNorm, Skewed & Non-IID(5)", True, digits_of(kind="skewed", classes=5, network=normed), seeds=3,
     ),
     Condition(
         "adamw", "AdamW, Power Law & Non-IID(3)", True,

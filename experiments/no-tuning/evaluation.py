@@ -74,7 +74,8 @@ def rivals(rows: Rows) -> dict[str, str | None]:
         "fedbuff": "fedbuff",
         "fedcompass": best(rows, lambda name: name.startswith("fedcompass")),
         "fedqueue": best(rows, lambda name: name.startswith("fedqueue")),
-        "all": best(rows, lambda name: not name.startswith("semisync")),
+        "first rule": "first rule",
+        "all": best(rows, lambda name: not name.startswith(("semisync", "first"))),
     }
 
 
@@ -125,6 +126,7 @@ def summary(some: Sequence[Condition], rows: Mapping[str, Rows]) -> str:
         ("plain", "the best λ without momentum"),
         ("adaptive, momentum", "adaptive with the same momentum"),
         ("all", "the best of all"),
+        ("first rule", "the rule as it was found first"),
     ):
         means = {}
         for condition in some:

@@ -23,8 +23,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,6 @@ from fedcompass import fedcompass
 from fedqueue import fedqueue
 
 import metis
-from metis.core.mixing import DifferenceAverage
 from metis.core.stop import StopRule, Target
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +65,7 @@ def contenders(federation: metis.Federation) -> dict[str, metis.Policy]:
         "fedqueue": fedqueue(sync_seconds),
         "fedqueue, own rates": fedqueue(sync_seconds, equalize=False),
         "semisync, no momentum": metis.semisync().with_layers(metis.FedAvgM(momentum=0.0)),
-        "semisync, fedexp": replace(metis.semisync(), mixing=partial(DifferenceAverage, extrapolation="fedexp")),
+        "semisync, fedexp": metis.semisync().with_layers(metis.Differences(extrapolation="fedexp")),
     }
 
 

@@ -150,3 +150,39 @@ def inner_products(rows: Sequence[Row], start: Row | None, parts: Iterable[slice
             for i in range(len(rows)):
                 total[i, : i + 1] += np.add.reduce(deltas[i] * deltas[: i + 1], axis=1)
     return np.asarray(np.tril(total) + np.tril(total, -1).T)
+
+
+def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """||a||_1: how many times eta * gradient this many steps cover along a constant gradient.
+
+    u = momentum u + gradient - pull y; y += u, where `pull` is eta * mu of a proximal term. It is `steps` for plain
+    SGD; (steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho) with momentum rho; (1 - (1 - pull)^steps) / pull with
+    a proximal term. By repeated squaring, because a learner that claims 2^53 steps must not keep the controller busy.
+    """
+    if not momentum and not pull:
+        return float(steps)
+    power = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    square = ((1 - pull, momentum, 1.0), (-pull, momentum, 1.0), (0.0, 0.0, 1.0))  # of (y, u, 1)
+    while steps:
+        if steps & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        steps >>= 1
+    return power[0][2]
+
+
+_Row = tuple[float, float, float]
+_Matrix = tuple[_Row, _Row, _Row]
+
+
+def _product(left: _Matrix, right: _Matrix) -> _Matrix:
+    def row(index: int) -> _Row:
+        a, b, c = left[index]
+        x, y, z = right
+        return (
+            a * x[0] + b * y[0] + c * z[0],
+            a * x[1] + b * y[1] + c * z[1],
+            a * x[2] + b * y[2] + c * z[2],
+        )
+
+    return row(0), row(1), row(2)

@@ -15,9 +15,19 @@ from metis.core.contribution import (
     steps_done,
     version_staleness,
 )
-from metis.core.layers import AcceptLate, Cap, FedAvgM, Layer, MeasuredPace, MessageBudget, Probe, ProximalPull
+from metis.core.layers import (
+    AcceptLate,
+    Cap,
+    Differences,
+    FedAvgM,
+    Layer,
+    MeasuredPace,
+    MessageBudget,
+    Probe,
+    ProximalPull,
+)
 from metis.core.layers.messages import BytesAnHour, RequestsAnHour
-from metis.core.mixing import Buffered, CachedAverage, DifferenceAverage, FullPass, Interpolation
+from metis.core.mixing import Buffered, CachedAverage, FullPass, Interpolation
 from metis.core.policy import POLICIES, Baseline, Policy
 from metis.core.protocols import Asynchronous, SemiSynchronous, Synchronous
 from metis.core.protocols.asynchronous import LocalEpochs
@@ -109,9 +119,9 @@ def semisync(
 ) -> Policy:
     """SemiSync without lambda: a probe, periods from measured times, the slowest not waited for, server momentum."""
     protocol = SemiSynchronous(timings="smoothed", longest_period=longest_period, returning="train")
-    layers: tuple[Layer, ...] = (Probe(), MeasuredPace(), AcceptLate(), FedAvgM(momentum=0.5))
+    layers: tuple[Layer, ...] = (Differences(), Probe(), MeasuredPace(), AcceptLate(), FedAvgM(momentum=0.5))
     defaults = frozenset(layer.key for layer in layers)
-    policy = Policy("semisync", protocol, discounted_size, DifferenceAverage, layers, "SemiSync", defaults)
+    policy = Policy("semisync", protocol, discounted_size, FullPass, layers, "SemiSync", defaults)
     budgets = {"update_requests_an_hour": update_requests_an_hour, "bytes_an_hour": bytes_an_hour}
     for name, budget in budgets.items():
         check_setting("semisync", parameters_of(semisync)[name], budget)

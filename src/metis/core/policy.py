@@ -120,6 +120,10 @@ class Policy:
                 raise ArgumentError(f"{layer.key} is given twice; keep one of them", layer.key)
             for need in sorted(layer.needs.keys() | layer.takes):
                 takers = [other for other in self.layers if other is not layer and need in other.takes]
+                if layer.key in self.defaults:  # the policy's own: what was put on top is refused, not this
+                    takers = [other for other in takers if other.key in self.defaults]
+                elif own := [taker for taker in takers if taker.key in self.defaults]:
+                    raise ArgumentError(f"{layer.key} does not go with {own[0].key}, which {self.name} has", layer.key)
                 if takers and need in layer.takes:
                     raise ArgumentError(
                         f"{layer.key} is given together with {takers[0].key}; keep one of them", layer.key

@@ -175,12 +175,12 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         "nova": (
             "nova mixes rounds by a normalised average, and {} does not average rounds; "
             "sync_fedavg and semisync_fedavg do",
-            ["semisync", *asynchronous],
+            asynchronous,
         ),
         "robust": (
             "robust compares the models that are mixed at a time, and {} adds models or differences up as they come; "
             "sync_fedavg, semisync_fedavg and fedbuff mix several",
-            ["semisync", "async_fedavg", "fedrec", "fedasync"],
+            ["async_fedavg", "fedrec", "fedasync"],
         ),
         "secure_sum": (f"secure_sum {SecureSum.needs['sums']}".replace("{policy}", "{}"), ["fedasync"]),
         "ckks": (
@@ -218,7 +218,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         "differences": (
             "differences replaces the average of a round, and {} does not average rounds; "
             "sync_fedavg and semisync_fedavg do",
-            ["semisync", *asynchronous],
+            asynchronous,
         ),
         "share": (
             "share limits what a learner counts for in an average, and {} adds models up as they come; sync_fedavg "
@@ -230,8 +230,9 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
     assert {pair: result for pair, result in made.items() if isinstance(result, str)} == {
         ("proximal", "fedasync"): "proximal is given twice; keep one of them",  # it is FedAsync's regularization
         **{
-            (key, "semisync"): f"{key} is given together with pace; keep one of them"
-            for key in ("adaptive", "schedule")
+            (key, "semisync"): f"{key} does not go with {own}, which semisync has"
+            for own, keys in {"pace": ("adaptive", "schedule"), "differences": ("nova", "robust", "secure_sum")}.items()
+            for key in keys
         },
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},
     }

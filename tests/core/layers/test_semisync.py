@@ -101,8 +101,13 @@ def timed(*learners: tuple[int, float, float]) -> list[TimedLearner]:
     [
         (timed((100, 1.0, 0.0), (100, 1.0, 0.0)), 8.0, "8 batches on average take that long"),
         (timed((100, 0.5, 0.0), (100, 1.0, 0.0)), 8 / 1.5, "8 batches on average take that long"),
-        (timed((50, 0.01, 0.0), (50, 9.0, 0.0)), 9.0, "learners with 80% of the examples need that long for a batch"),
-        (timed((100, 1.0, 20.0), (10, 1.0, 90.0)), 20.0, "the exchange of learners with 80% of the examples"),
+        (
+            timed((50, 0.01, 0.0), (50, 9.0, 0.0)),
+            18.0,
+            "learners with 80% of the examples need that long for 2 batches",
+        ),
+        (timed((100, 1.0, 20.0), (10, 1.0, 90.0)), 40.0, "2 times the exchange of learners with 80% of the examples"),
+        (timed((100, 1.0, 900.0), (10, 1.0, 9.0)), 200.0, "4 epochs of learners with 80% of the examples take"),
     ],
 )
 def test_a_period_is_the_longest_of_three_times(there: list[TimedLearner], seconds: float, reason: str) -> None:
@@ -117,7 +122,9 @@ def test_everybody_fills_the_period() -> None:
     play = Play(semisync(), gpu=0.03, cpu=0.3).run_until(community_version=4)
     period = play.controller.protocol.synchronization_period
     assert play.tasks() == {"gpu": int(period / 0.03), "cpu": max(1, int(period / 0.3))}
-    assert {item.reason for item in play.items(PeriodBegun)[1:]} == {"8 batches on average take that long"}
+    assert {item.reason for item in play.items(PeriodBegun)[1:]} == {
+        "learners with 80% of the examples need that long for 2 batches"
+    }
 
 
 # --- not waited for ---------------------------------------------------------------------------
@@ -256,7 +263,7 @@ def test_a_budget_of_messages_makes_periods_longer() -> None:
     by_learner = {name: sum(item.learner == name for item in play.items(UpdateRequest)) for name in ("gpu", "cpu")}
     assert all(15 <= count <= 21 for count in by_learner.values())  # with the probe
     last = play.items(PeriodBegun)[-1]
-    assert (last.seconds, last.reason) == (180.0, "messages says so")
+    assert (last.seconds, last.reason) == (180.0, "that is the limit set by messages")
 
 
 def test_the_longest_of_two_bounds_counts() -> None:
@@ -286,7 +293,7 @@ def test_a_budget_of_bytes_is_one_of_requests_of_that_size() -> None:
     play = Play(semisync(bytes_an_hour=20 * size), Actor("a", 1.0), Actor("b", 1.0)).run_until(time=3600.0)
     periods = [item for item in play.items(PeriodBegun) if item.seconds < math.inf]
     assert {item.seconds for item in periods[1:]} == {180.0}
-    assert {item.reason for item in periods[1:]} == {"messages says so"}
+    assert {item.reason for item in periods[1:]} == {"that is the limit set by messages"}
     assert len([item for item in play.items(SendTask) if item.learner == "a"]) <= 21
 
 

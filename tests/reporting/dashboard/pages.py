@@ -44,12 +44,13 @@ class PageOfRun:
         self.versions: list[float] = []
         self.history: list[list[Any]] = []
         self.costs: list[list[Any]] = []
+        self.periods: list[list[Any]] = []
         self.rest: dict[str, Any] = {}
 
     def add(self, news: dict[str, Any]) -> None:
         if news.get("reset"):
             self.clear()
-        for key in ("now", "head", "totals", "problems"):
+        for key in ("now", "head", "totals", "problems", "changes"):
             if key in news:
                 self.rest[key] = news[key]
         if "names" in news:
@@ -66,7 +67,7 @@ class PageOfRun:
                 assert end > (spans[-1][0] if spans else 0.0), "a span must begin where the last one ended"
                 spans.append((end, tuple(next(values) for _ in range(4)) if kind == MIXED else kind))
         self.versions += news.get("versions", [])
-        for key in ("history", "costs"):
+        for key in ("history", "costs", "periods"):
             if key in news:
                 start, *points = news[key]
                 held = getattr(self, key)

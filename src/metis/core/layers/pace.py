@@ -28,17 +28,20 @@ class MeasuredPace(
 ):
     """Periods from measured times alone; beyond the paper.
 
-    A period is the longest of three times: a batch of most learners; a few batches on average, so that a solver's
-    momentum, which restarts in each task, builds up; and the exchange of most learners, so that at most half of the
-    time is spent on the line. "Most" are the quickest that hold `share` of the examples, and the average is that of
-    batches a second, weighted by examples: one learner that is, or becomes, ten times slower changes little.
+    A period is the longest of three times: two batches of most learners; a few batches on average, so that a solver's
+    momentum, which restarts in each task, builds up; and twice the exchange of most learners, so that at most a third
+    of the time is spent on the line, unless that is many epochs, after which local models learn little by training on.
+    "Most" are the quickest that hold `share` of the examples, and the average is that of batches a second, weighted by
+    examples: one learner that is, or becomes, ten times slower changes little.
     """
 
     batches: Annotated[float, Setting("batches of a learner in a period, on average over the examples", ge=1)] = 8.0
     share: Annotated[
-        float, Setting("share of all examples whose holders get at least a batch done in a period", gt=0, le=1)
+        float, Setting("share of all examples whose holders, the quickest, are the measure of the rest", gt=0, le=1)
     ] = 0.8
-    exchanges: Annotated[float, Setting("a period lasts at least this many times their exchange", ge=0)] = 1.0
+    fewest: Annotated[float, Setting("batches that these learners get done in a period", ge=1)] = 2.0
+    exchanges: Annotated[float, Setting("a period lasts at least this many times their exchange", ge=0)] = 2.0
+    epochs: Annotated[float, Setting("but not because of the exchange longer than so many of their epochs", gt=0)] = 4.0
 
     replaces = frozenset({"slowest_learner_epochs"})
 
@@ -65,9 +68,14 @@ class _Measured:
         a_second = math.fsum(learner.examples / examples / learner.time_per_batch for learner in learners)
         times = {
             f"{self.settings.batches:g} batches on average take that long": self.settings.batches / a_second,
-            f"{most} need that long for a batch": of_most(learners, lambda one: one.time_per_batch, share),
-            f"the exchange of {most} takes that long": self.settings.exchanges
-            * of_most(learners, lambda one: one.typical_exchange, share),
+            f"{most} need that long for {self.settings.fewest:g} batches": self.settings.fewest
+            * of_most(learners, lambda one: one.time_per_batch, share),
         }
+        exchange = self.settings.exchanges * of_most(learners, lambda one: one.typical_exchange, share)
+        epochs = self.settings.epochs * of_most(learners, lambda one: one.epoch_time, share)
+        if exchange <= epochs:
+            times[f"{self.settings.exchanges:g} times the exchange of {most} takes that long"] = exchange
+        else:
+            times[f"{self.settings.epochs:g} epochs of {most} take that long, and their exchange even longer"] = epochs
         self.reason = max(times, key=lambda reason: times[reason])
         return times[self.reason] + of_most(learners, lambda one: one.inside, share)

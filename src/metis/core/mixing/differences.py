@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import add_scaled, squared_distance
+from metis.core.arithmetic import accumulated_steps, add_scaled, squared_distance
 from metis.core.events import LearnerId
 from metis.core.mixing.full_pass import FullPass
 from metis.core.mixing.store import ModelStore, weighted_sum
@@ -24,7 +24,12 @@ class DifferenceAverage(FullPass):
     Without late models and with eta = 1 it is the weighted average of the round. With `lengths`, eta is
     sum p ||Delta||^2 / (sum p ||Delta||)^2: 1 if all went equally far, more if some that count much went a short way,
     because they are slow, and dilute what the others found. `fedexp` is that of Jhunjhunwala et al. 2023,
-    sum p ||Delta||^2 / (2 ||sum p Delta||^2), at least 1. Buffers are averaged without it.
+    sum p ||Delta||^2 / (2 ||sum p Delta||^2), at least 1.
+
+    A learner that is ten times as fast goes ten times as far, so that its data would count ten times as much. With
+    `equalize`, Delta_k is scaled by (mean a / a_k)^equalize, where a_k is how far its steps lead along a constant
+    gradient (`accumulated_steps`): 0 leaves it as it is, 1 lets all go equally far, as FedNova does (Wang et al. 2020).
+    No difference is made more than `largest` times as long. Buffers are averaged without all this.
     """
 
     averages_rounds = False
@@ -32,10 +37,19 @@ class DifferenceAverage(FullPass):
     uses_base = True
 
     def __init__(
-        self, initial_model: Model, store: ModelStore, extrapolation: Extrapolation = "lengths", largest: float = 4.0
+        self,
+        initial_model: Model,
+        store: ModelStore,
+        extrapolation: Extrapolation = "lengths",
+        largest: float = 4.0,
+        equalize: float = 0.0,
+        momentum: float = 0.0,
+        pull: float = 0.0,
     ) -> None:
         super().__init__(initial_model, store)
         self._extrapolation, self._largest = extrapolation, largest
+        self._equalize, self._momentum, self._pull = equalize, momentum, pull
+        self._reaches: dict[LearnerId, float] = {}  # a_k
         self._bases: dict[LearnerId, Model] = {}  # of models that came late
         self._squares: dict[LearnerId, float] = {}  # ||Delta_k||^2 of the parameters
 
@@ -53,6 +67,7 @@ class DifferenceAverage(FullPass):
         if base is not self.model:
             self._bases[learner] = base
         super().commit(learner, local_model, value, steps, base, examples)
+        self._reaches[learner] = accumulated_steps(steps, self._momentum, self._pull)
         self._squares[learner] = math.fsum(
             squared_distance(local_model.vector[part], base.vector[part], part.stop - part.start)
             for part in parameter_parts(self.model.layout)
@@ -63,35 +78,49 @@ class DifferenceAverage(FullPass):
         super().withdraw(learner)
         self._bases.pop(learner, None)
         self._squares.pop(learner, None)
+        self._reaches.pop(learner, None)
 
     def publish(self, seconds: float = 0.0) -> bool:
         if not self._values:
             return False
-        weights = self.weights(self._values)
+        weights, layout = self.weights(self._values), self.model.layout
         total = math.fsum(weights.values())
-        before, layout = self.model.vector, self.model.layout
-        mean = weighted_sum(layout.size, self._store, weights)
-        late = [(self._bases[k].vector, -weights[k]) for k in sorted(self._bases)]
-        on_time = math.fsum(weights[k] for k in weights if k not in self._bases)
-        add_scaled(mean, [*late, (before, -on_time)])
-        mean /= total
         shares = {k: weights[k] / total for k in sorted(weights)}
-        eta = extrapolated(
-            self._extrapolation,
-            math.fsum(share * self._squares[k] for k, share in shares.items()),
-            math.fsum(share * math.sqrt(self._squares[k]) for k, share in shares.items()),
-            mean,
-            layout,
-            self._largest,
-        )
-        for part in parameter_parts(layout) if eta != 1 else ():
+        factors = self._factors(shares)
+        mean = self._mean({k: share * factors[k] for k, share in shares.items()})
+        eta = self._eta(shares, factors, mean)
+        parameters = parameter_parts(layout)
+        for part in parameters if eta != 1 else ():
             mean[part] *= eta
-        mean += before
-        self._values.clear()
-        self._bases.clear()
-        self._squares.clear()
+        if self._equalize and sum(part.stop - part.start for part in parameters) < layout.size:
+            plain = self._mean(shares)
+            for part in parameters:
+                plain[part] = mean[part]
+            mean = plain
+        mean += self.model.vector
+        for kept in (self._values, self._bases, self._squares, self._reaches):
+            kept.clear()
         self._stamp_new(mean)
         return True
+
+    def _mean(self, weights: Mapping[LearnerId, float]) -> NDArray[np.float64]:
+        """The weighted sum of the differences."""
+        mean = weighted_sum(self.model.layout.size, self._store, weights)
+        late = [(self._bases[k].vector, -weights[k]) for k in sorted(self._bases)]
+        on_time = math.fsum(weights[k] for k in weights if k not in self._bases)
+        add_scaled(mean, [*late, (self.model.vector, -on_time)])
+        return mean
+
+    def _factors(self, shares: Mapping[LearnerId, float]) -> dict[LearnerId, float]:
+        return equalizing(shares, self._reaches, self._equalize, self._largest)
+
+    def _eta(
+        self, shares: Mapping[LearnerId, float], factors: Mapping[LearnerId, float], mean: NDArray[np.float64]
+    ) -> float:
+        squares = {k: factors[k] ** 2 * self._squares[k] for k in shares}
+        spread = math.fsum(share * squares[k] for k, share in shares.items())
+        length = math.fsum(share * math.sqrt(squares[k]) for k, share in shares.items())
+        return extrapolated(self._extrapolation, spread, length, mean, self.model.layout, self._largest)
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         squares = np.array([self._squares[learner] for learner in sorted(self._squares)], np.float64)
@@ -103,6 +132,16 @@ class DifferenceAverage(FullPass):
         squares = (float(square) for square in arrays["differences/squares"])
         self._squares = dict(zip(sorted(self._squares), squares, strict=True))
         self._bases = {k: model.with_vector(_vector(arrays[f"started/{k}"])) for k in self._bases}
+
+
+def equalizing(
+    shares: Mapping[LearnerId, float], reaches: Mapping[LearnerId, float], equalize: float, largest: float
+) -> dict[LearnerId, float]:
+    """How much longer each difference is made: (mean a / a_k)^equalize, at most `largest`."""
+    if not equalize:
+        return dict.fromkeys(shares, 1.0)
+    average = math.fsum(share * reaches[k] for k, share in shares.items())
+    return {k: min(largest, (average / reaches[k]) ** equalize) for k in shares}
 
 
 def extrapolated(

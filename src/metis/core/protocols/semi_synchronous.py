@@ -168,7 +168,7 @@ class SemiSynchronous(BaseProtocol):
         if not reason:
             return None
         if self.bounded_by:
-            reason = f"{self.bounded_by} says so"
+            reason = f"that is the limit set by {self.bounded_by}"
         return PeriodBegun(period, reason, tuple(sorted(self.not_awaited)))
 
     def joining(self, back: Sequence[LearnerRecord], now: float) -> dict[LearnerId, Budget]:
