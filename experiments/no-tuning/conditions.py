@@ -325,7 +325,8 @@ CONDITIONS = (
     ),
     Condition("tcga-brca", "TCGA-BRCA, 6 regions", True, tcga, seeds=3),
     Condition(
-        "batchnorm", "BatchNorm, Skewed & Non-IID(5)", True, digits_of(kind="skewed", classes=5, network=normed), seeds=3,
+        "batchnorm", "BatchNorm, Skewed & Non-IID(5)", True,
+        digits_of(kind="skewed", classes=5, network=normed), seeds=3,
     ),
     Condition(
         "adamw", "AdamW, Power Law & Non-IID(3)", True,
