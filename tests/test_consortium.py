@@ -29,8 +29,8 @@ def test_every_run_completes_in_virtual_time(tmp_path: Path) -> None:
     """Cut lines make some updates late; no run ends before its rounds, and idle time stays under 5 %."""
     example("virtual.py", "--seeds", "5", "--out", str(tmp_path / "results.json"))
     results = [json.loads(line) for line in (tmp_path / "results.json").read_text().splitlines()]
-    assert [result["rounds"] for result in results] == [20] * 10
-    waiting, semi = results[::2], results[1::2]
+    assert [result["rounds"] for result in results] == [20, 20, 40] * 5
+    waiting, semi = results[::3], results[1::3]
     assert all(result["cuts"] > 10 for result in results)
     assert all(result["idle"] < 0.05 for result in semi)
     assert all(result["idle"] > 0.7 for result in waiting)
@@ -51,9 +51,9 @@ def test_processes_complete_over_lines_that_are_cut(tmp_path: Path) -> None:
     (result,) = [json.loads(line) for line in (tmp_path / "results.json").read_text().splitlines()]
     assert (result["rounds"], result["lost"], result["doubled"]) == (6, 0, 0)
     assert result["acknowledged"] >= 6
-    assert "| SemiSync | 1 of 1 |" in shown
+    assert "| SemiSync, λ = 0.3 | 1 of 1 |" in shown
     assert (tmp_path / "timelines.svg").exists()
     again = example(
         "processes.py", str(tmp_path), "--small", "--rounds", "6", "--policy", "semisync_fedavg", "--resume"
     )
-    assert "| SemiSync | 1 of 1 |" in again and "seed 1" not in again
+    assert "| SemiSync, λ = 0.3 | 1 of 1 |" in again and "seed 1" not in again

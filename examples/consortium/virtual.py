@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from case import BATCH, FAULTS, HOUR, PACES, POLICIES, TARGET, median, table
+from case import BATCH, FAULTS, HOUR, PACES, POLICIES, SHORTER, TARGET, median, table
 
 from metis.core.controller import Controller
 from metis.core.costs import CostLedger
@@ -185,7 +185,7 @@ def shown(results: list[dict[str, Any]], rounds: int) -> str:
         rows.append(
             [
                 label,
-                f"{sum(result['rounds'] >= rounds for result in runs)} of {len(runs)}",
+                f"{sum(result['rounds'] >= rounds * SHORTER.get(policy, 1) for result in runs)} of {len(runs)}",
                 f"{median(times) / HOUR:.1f} h ({min(times) / HOUR:.1f} to {max(times) / HOUR:.1f})",
                 f"{median(reached) / HOUR:.1f} h ({len(reached)} of {len(runs)})" if reached else "-",
                 f"{median(idle):.1%}, at most {max(idle):.1%}",
@@ -201,14 +201,18 @@ def shown(results: list[dict[str, Any]], rounds: int) -> str:
 def ratios(results: list[dict[str, Any]]) -> str:
     """How much longer waiting for everybody takes, seed by seed."""
     lines = []
+    sync, *others = POLICIES
     for key, words in (("seconds", "the same rounds"), ("to_target", f"accuracy {TARGET}")):
         taken = {(result["policy"], result["seed"]): result[key] for result in results}
-        sync, semi = POLICIES
-        seeds = sorted({seed for _, seed in taken if taken.get((sync, seed)) and taken.get((semi, seed))})
-        factors = [taken[sync, seed] / taken[semi, seed] for seed in seeds]
-        if factors:
-            spread = f"{min(factors):.1f} to {max(factors):.1f} over {len(factors)} seeds"
-            lines.append(f"{words}: Sync takes {median(factors):.1f} times as long ({spread})")
+        for other in others:
+            if key == "seconds" and other in SHORTER:
+                continue
+            seeds = sorted({seed for _, seed in taken if taken.get((sync, seed)) and taken.get((other, seed))})
+            factors = [taken[sync, seed] / taken[other, seed] for seed in seeds]
+            if factors:
+                spread = f"{min(factors):.1f} to {max(factors):.1f} over {len(factors)} seeds"
+                longer = f"Sync takes {median(factors):.1f} times as long as {POLICIES[other]}"
+                lines.append(f"{words}: {longer} ({spread})")
     return "\n".join(lines)
 
 
@@ -221,7 +225,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write all results to this file, a JSON object a line")
     chosen = parser.parse_args()
     jobs = [
-        (policy, seed, chosen.rounds, chosen.train) for seed in range(1, chosen.seeds + 1) for policy in POLICIES
+        (policy, seed, chosen.rounds * SHORTER.get(policy, 1), chosen.train)
+        for seed in range(1, chosen.seeds + 1)
+        for policy in POLICIES
     ]  # fmt: skip
     with multiprocessing.Pool(chosen.workers) as pool:
         results = list(pool.imap(_job, jobs, chunksize=8))
@@ -229,7 +235,7 @@ def main() -> None:
         chosen.out.write_text("".join(json.dumps(result) + "\n" for result in results), encoding="utf-8")
     print(shown(results, chosen.rounds))
     print(ratios(results))
-    if any(result["rounds"] < chosen.rounds for result in results):
+    if any(result["rounds"] < chosen.rounds * SHORTER.get(result["policy"], 1) for result in results):
         sys.exit("a run is not complete")
 
 
