@@ -362,15 +362,15 @@ CONDITIONS = (
     ),
     Condition(
         "cifar-uniform", "CIFAR-10 CNN, Uniform & IID", True,
-        digits_of("cifar", examples=1000, network=cnn), rounds=25, seeds=2, evaluations=100,
+        digits_of("cifar", examples=1000, batch=10, network=cnn), rounds=25, seeds=2, evaluations=100,
     ),
     Condition(
         "cifar-skewed", "CIFAR-10 CNN, Skewed & Non-IID(5)", True,
-        digits_of("cifar", "skewed", 5, 1000, network=cnn), rounds=25, seeds=2, evaluations=100,
+        digits_of("cifar", "skewed", 5, 1000, 10, network=cnn), rounds=25, seeds=2, evaluations=100,
     ),
     Condition(
         "cifar-power", "CIFAR-10 CNN, Power Law & Non-IID(3)", True,
-        digits_of("cifar", "power_law", 3, 1000, network=cnn), rounds=25, seeds=2, evaluations=100,
+        digits_of("cifar", "power_law", 3, 1000, 10, network=cnn), rounds=25, seeds=2, evaluations=100,
     ),
 )  # fmt: skip
 

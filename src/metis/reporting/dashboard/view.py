@@ -314,7 +314,7 @@ class RunView:
             "history": [0, *self.history.points],
             "costs": [0, *self.costs.points],
             "periods": [0, *self.periods.points],
-            "changes": self._told_changes(),
+            **({"changes": changes} if (changes := self._told_changes()) else {}),
             "totals": self._totals(costs),
             "problems": problems(self),
         }
