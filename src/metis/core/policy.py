@@ -12,6 +12,7 @@ from metis.core.contribution import ContributionValue, dataset_size, discounted_
 from metis.core.events import Budget, LearnerId
 from metis.core.layers.base import LAYERS, Layer, Need
 from metis.core.layers.ckks import HomomorphicEncryption, is_linear
+from metis.core.layers.differences import Differences
 from metis.core.layers.fednova import FedNova
 from metis.core.layers.secure_sum import SecureSum, masked_twin
 from metis.core.mixing import Community, Mixing, ModelStore
@@ -227,8 +228,8 @@ class Policy:
         self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]
     ) -> Mapping[LearnerId, float]:
         """By how much each learner of a masked round lengthens its own delta."""
-        nova = next((layer for layer in self.layers if isinstance(layer, FedNova)), None)
-        return dict.fromkeys(values, 1.0) if nova is None else nova.factors(values, steps)
+        scaling = next((layer for layer in self.layers if isinstance(layer, (FedNova, Differences))), None)
+        return dict.fromkeys(values, 1.0) if scaling is None else scaling.factors(values, steps)
 
     @property
     def chooses(self) -> bool:

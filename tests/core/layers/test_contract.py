@@ -185,7 +185,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         "secure_sum": (f"secure_sum {SecureSum.needs['sums']}".replace("{policy}", "{}"), ["fedasync"]),
         "ckks": (
             f"ckks {HomomorphicEncryption.needs['linear']}".replace("{policy}", "{}"),
-            ["semisync", "fedasync"],
+            ["fedasync"],
         ),
         "adaptive": (
             "adaptive chooses the periods of semi-synchronous training; {} has none",
@@ -231,7 +231,7 @@ def test_what_needs_rounds_averages_or_periods_is_refused_without_them() -> None
         ("proximal", "fedasync"): "proximal is given twice; keep one of them",  # it is FedAsync's regularization
         **{
             (key, "semisync"): f"{key} does not go with {own}, which semisync has"
-            for own, keys in {"pace": ("adaptive", "schedule"), "differences": ("nova", "robust", "secure_sum")}.items()
+            for own, keys in {"pace": ("adaptive", "schedule"), "differences": ("nova", "robust", "ckks")}.items()
             for key in keys
         },
         **{(key, name): sentence.format(name) for key, (sentence, names) in refusals.items() for name in names},

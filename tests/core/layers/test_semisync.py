@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from core.play import LAYOUT, Actor, Play, model
+from metis.core.arithmetic import accumulated_steps
 from metis.core.events import Budget, CommunityPublished, PeriodBegun, SendTask, UpdateRequest
 from metis.core.layers import (
     AcceptLate,
@@ -24,6 +25,7 @@ from metis.core.model import Layout, Model, TensorSpec
 from metis.core.policies import semisync, semisync_fedavg
 from metis.core.protocols.pacing import TimedLearner
 from metis.core.schedules import Moment
+from metis.core.solvers import MomentumSGD
 from metis.errors import ArgumentError
 
 
@@ -318,3 +320,44 @@ def test_compressed_updates_leave_room_for_more_of_them() -> None:
     sizes = [policy.exchange_bytes(start.nbytes, layout) for policy in (plain, compressed)]
     assert sizes[0] == 8000 > sizes[1]
     assert plain.exchange_bytes(0, layout) == 0
+
+
+# --- learners with many steps -----------------------------------------------------------------
+
+BUFFERED = Layout((TensorSpec("w", (1,)), TensorSpec("running", (1,), role="buffer")))
+
+
+def mixed_after(equalize: float, largest: float = 4.0, momentum: float = 0.0) -> list[float]:
+    """Of two that count the same: one went 16 in 16 steps, the other -1 in one; their buffers became 4 and 8."""
+    start = Model(BUFFERED, np.zeros(2, np.float32))
+    community = DifferenceAverage(start, MemoryStore(), "none", largest, equalize, momentum)
+    for learner, numbers, steps in (("fast", (16, 4), 16), ("slow", (-1, 8), 1)):
+        local = Model(BUFFERED, np.array(numbers, np.float32))
+        community.commit(learner, local, 1.0, steps, community.model)
+    assert community.publish()
+    return [float(value) for value in community.model.vector]
+
+
+def test_many_steps_count_less_with_equalize() -> None:
+    """a = 16 and 1, on average 8.5: with 1 all go as far as if they had done 8.5 steps; buffers are averaged."""
+    assert mixed_after(0.0) == [7.5, 6.0]
+    assert mixed_after(1.0, largest=100.0) == pytest.approx([(8.5 - 8.5) / 2, 6.0])
+    half = (16 * (8.5 / 16) ** 0.5 - 8.5**0.5) / 2
+    assert mixed_after(0.5) == pytest.approx([half, 6.0])
+    assert mixed_after(1.0, largest=2.0) == pytest.approx([(8.5 - 2.0) / 2, 6.0])
+
+
+def test_momentum_that_builds_up_is_taken_into_account() -> None:
+    """Along a constant gradient one step leads 1 far, and 16 with momentum 0.5 almost 30."""
+    reach = accumulated_steps(16, 0.5)
+    mean = (reach + 1) / 2
+    expected = (16 * (mean / reach) ** 0.5 - mean**0.5) / 2
+    assert mixed_after(0.5, momentum=0.5) == pytest.approx([expected, 6.0])
+
+
+def test_semisync_knows_its_solver() -> None:
+    settled, _ = semisync().for_solver(MomentumSGD(0.1, 0.75))
+    (own,) = [layer for layer in settled.layers if isinstance(layer, Differences)]
+    assert (own.momentum, own.pull, own.equalize) == (0.75, 0.0, 0.5)
+    assert own.factors({"a": 1.0, "b": 1.0}, {"a": 5, "b": 5}) == {"a": 1.0, "b": 1.0}
+    assert settled.for_solver(MomentumSGD(0.1, 0.75))[0] == settled

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+from metis.core.events import LearnerId
 from metis.core.layers.base import Layer
 from metis.core.mixing import Mixing
-from metis.core.mixing.differences import DifferenceAverage, Extrapolation
+from metis.core.mixing.differences import DifferenceAverage, Extrapolation, equalizing_steps
 from metis.registry import Setting
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ class Differences(
             momentum=facts.momentum if self.momentum is None else self.momentum,
             pull=facts.pull if self.pull is None else self.pull,
         )
+
+    def factors(self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> dict[LearnerId, float]:
+        """How much longer the difference of each learner is made."""
+        return equalizing_steps(values, steps, self.equalize, self.largest, self.momentum or 0.0, self.pull or 0.0)
 
     def set_mixing(self, mixing: Mixing) -> Mixing:
         return partial(

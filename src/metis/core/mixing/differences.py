@@ -144,6 +144,20 @@ def equalizing(
     return {k: min(largest, (average / reaches[k]) ** equalize) for k in shares}
 
 
+def equalizing_steps(
+    values: Mapping[LearnerId, float],
+    steps: Mapping[LearnerId, int],
+    equalize: float,
+    largest: float,
+    momentum: float,
+    pull: float,
+) -> dict[LearnerId, float]:
+    """The same from contribution values and steps."""
+    total = math.fsum(values.values())
+    reaches = {k: accumulated_steps(steps[k], momentum, pull) for k in values}
+    return equalizing({k: values[k] / total for k in sorted(values)}, reaches, equalize, largest)
+
+
 def extrapolated(
     kind: Extrapolation, spread: float, length: float, mean: NDArray[np.float64], layout: Layout, largest: float
 ) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from metis.core.arithmetic import squared_distance
 from metis.core.events import LearnerId, RoundMeasure
 from metis.core.mixing.community import Published
-from metis.core.mixing.differences import Extrapolation, extrapolated, parameter_parts
+from metis.core.mixing.differences import Extrapolation, equalizing_steps, extrapolated, parameter_parts
 from metis.core.mixing.store import ModelStore, stored_models
 from metis.core.model import Layout, Model, Vector
 from metis.core.ring import Body, Opened, Ring
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from metis.core.layers.secure_sum import SecureSum
 
 
-def scalars(local: Model, base: Model, loss: float) -> tuple[float, float, float]:
-    """What is summed besides the model: loss, ||delta||^2 and ||delta|| of the parameters, for measures of rounds."""
-    square = _squared_distance(local.vector, base.vector, base.layout)
+def scalars(local: Model, base: Model, loss: float, factor: float = 1.0) -> tuple[float, float, float]:
+    """What is summed besides the model: loss, ||delta||^2 and ||delta|| of the parameters, for measures of rounds.
+
+    `factor` is by how much its delta is lengthened.
+    """
+    square = factor**2 * _squared_distance(local.vector, base.vector, base.layout)
     return loss if math.isfinite(loss) else 0.0, square, math.sqrt(square)
 
 
@@ -189,7 +192,7 @@ class SecureAverage(Published):
         total, factors = ring.total(base.layout), self.factors(self.values, self.steps)
         for learner in self.learners:
             local = base.with_vector(np.asarray(self._store.get(learner)[:]))
-            numbers = scalars(local, base, self._losses[learner])
+            numbers = scalars(local, base, self._losses[learner], factors[learner])
             body = ring.quantize(local, base, self.values[learner], most, numbers, factors[learner]).body
             ring.add(total, body, base.layout)
         return total
@@ -275,10 +278,17 @@ class SecureDifferences(SecureAverage):
         secure_sum: SecureSum,
         extrapolation: Extrapolation = "lengths",
         largest: float = 4.0,
+        equalize: float = 0.0,
+        momentum: float = 0.0,
+        pull: float = 0.0,
     ) -> None:
         super().__init__(initial_model, store, secure_sum)
         self._extrapolation: Extrapolation = extrapolation
         self._largest = largest
+        self._scaling = (equalize, largest, momentum, pull)
+
+    def factors(self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> Mapping[LearnerId, float]:
+        return equalizing_steps(values, steps, *self._scaling)
 
     def _mixture(self, opened: Opened) -> Vector:
         mixed: Vector = opened.vector.copy()

@@ -55,7 +55,7 @@ class Masking:
         weights, steps = opening.weights, {place.name: place.steps for place in opening.members}
         factors = policy.masked_factors(weights, steps)
         p, most, factor = weights[self._name], largest_weight(weights, factors), factors[self._name]
-        body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss), factor).body
+        body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss, factor), factor).body
         with self._store.locked():
             member = self._member()
             self._store.write("facts", json.dumps(dict(facts)).encode())
