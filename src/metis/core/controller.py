@@ -77,16 +77,14 @@ class Controller(MaskedRounds):
         exchange_bytes: int | None = None,  # of an update request; None: as the initial model has
     ) -> None:
         self.policy = policy
-        if exchange_bytes is None:
-            exchange_bytes = policy.exchange_bytes(initial_model.nbytes, initial_model.layout)
-        self.protocol = policy.for_exchange(exchange_bytes).start_protocol()
+        size = policy.exchange_bytes(initial_model) if exchange_bytes is None else exchange_bytes
+        self.protocol = policy.for_exchange(size).start_protocol()
         self.store: ModelStore = MemoryStore() if store is None else store
         self.community = policy.start_community(initial_model, self.store)
         self.roster = Roster()
         self.stop = stop or StopRule()
         self.learners_expected = learners_expected
-        self.quorum = quorum
-        self.refusals_allowed = refusals_allowed
+        self.quorum, self.refusals_allowed = quorum, refusals_allowed
         self._models_checked = models_checked
         self.update_requests = 0
         self.started = False

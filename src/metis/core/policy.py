@@ -214,10 +214,10 @@ class Policy:
         """Whether the controller cannot read local models."""
         return self.secure_sum is not None or self.ckks is not None
 
-    def exchange_bytes(self, model_bytes: int, layout: Layout) -> int:
+    def exchange_bytes(self, model: Model) -> int:
         """Bytes that an update request moves: the community model down, and the update up."""
-        update = self.update_bytes(layout) if model_bytes else None
-        return model_bytes + (model_bytes if update is None else update)
+        update = self.update_bytes(model.layout) if model.nbytes else None
+        return model.nbytes + (model.nbytes if update is None else update)
 
     @property
     def secure_sum(self) -> SecureSum | None:
