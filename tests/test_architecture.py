@@ -21,7 +21,7 @@ MODULES = sorted((SOURCE / "metis").rglob("*.py"))
 _BASE = {"errors", "registry", "files", "net", "system", "text"}
 _SILO = _BASE | {"core"}
 _RUN = _SILO | {"data", "kernels", "learning", "privacy", "runs"}
-_USE = _RUN | {"simulation", "deployment", "flower"}
+_USE = _RUN | {"simulation", "deployment", "flower", "nvflare"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": _RUN,
     "deployment": _RUN,
     "flower": _RUN,  # a third runtime of the core, and an engine
+    "nvflare": _RUN,  # an engine
     "experiments": _USE,
     "reporting": _USE,
     "planning": _USE | {"experiments"},
@@ -69,6 +70,7 @@ HOMES: dict[str, set[str] | None] = {
     "numba": {"kernels"},
     "ray": {"simulation"},
     "flwr": {"flower"},
+    "nvflare": {"nvflare"},
     "grpc": {"deployment"},
     "google": {"deployment"},  # protobuf
     "cryptography": {"deployment", "privacy"},
@@ -88,6 +90,8 @@ HOMES: dict[str, set[str] | None] = {
     "uvicorn": {"reporting", "deployment"},
     "tensorboard": {"reporting"},
     "mlflow": {"reporting"},
+    "onnx": {"reporting"},
+    "onnxruntime": {"learning"},
     "wandb": {"reporting"},
     "rich": {"reporting", "reproduction", "cli"},
     "typer": {"cli"},
@@ -97,6 +101,7 @@ HOMES: dict[str, set[str] | None] = {
 # `sys.modules` reaches a module that the rule does not let one import; what it is needed for otherwise:
 MAY_USE_LOADED_MODULES = {
     "metis.experiments.site",  # puts a site file there, where dataclasses look for it
+    "metis.nvflare.script",  # makes NVFlare forget the trainer of the last task
     "metis.simulation.pools.ray",  # sends all site files to the workers
 }
 

@@ -61,6 +61,15 @@ def learner(
         typer.Option("--node-config", metavar="PAIRS", help="With --flower: what flower-supernode takes, as in "
                      "'partition-id=0 data-path=\"/data\"'."),
     ] = None,
+    nvflare: Annotated[
+        Path | None,
+        typer.Option("--nvflare", metavar="FILE", help="A script of NVFlare's Client API instead of a site file."),
+    ] = None,
+    nvflare_args: Annotated[
+        str | None,
+        typer.Option("--args", metavar="TEXT", help="With --nvflare: the script's own arguments, as in "
+                     "'--data_root /data'; those of the federation's file by default."),
+    ] = None,
     work: Annotated[
         Path | None,
         typer.Option("--work", metavar="DIR", help="Folder for trained updates until the controller has them, and for "
@@ -121,7 +130,7 @@ def learner(
     not yet acknowledged is handed in first. Exit codes: 0 the federation has ended, or the learner was stopped by a
     signal; 2 the controller refuses this learner, or something must be fixed here; 1 any other error.
     """
-    site = _own_site(site, flower, node_config)
+    site = _own_site(site, flower, node_config, nvflare, nvflare_args)
     if dry_run:
         _dry_run(site, identity, name, policy, federation, device, as_json, ckks_key)
         return
@@ -165,19 +174,25 @@ def learner(
         raise typer.Exit(code)
 
 
-def _own_site(site: Path | None, flower: str | None, node_config: str | None) -> Path | None:
+def _own_site(
+    site: Path | None, flower: str | None, node_config: str | None, nvflare: Path | None, args: str | None
+) -> Path | None:
     """What this site trains with, in the words of `load_site`; None for the built-in data set."""
-    if flower is None:
-        if node_config is not None:
-            raise ConfigError("--node-config is for a Flower app; give --flower APP")
-        if site is not None and not site.is_file():
-            raise ConfigError(f"there is no site file {site}")
+    if flower is None and node_config is not None:
+        raise ConfigError("--node-config is for a Flower app; give --flower APP")
+    if nvflare is None and args is not None:
+        raise ConfigError("--args is for a script of NVFlare; give --nvflare FILE")
+    names = {"--site": site, "--flower": flower, "--nvflare": nvflare}
+    given = [name for name, value in names.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: a site has one client")
+    if site is not None and not site.is_file():
+        raise ConfigError(f"there is no site file {site}")
+    if flower is None and nvflare is None:
         return None if site is None else site.resolve()
-    if site is not None:
-        raise ConfigError("--site and --flower exclude each other: a site has one client")
-    from metis.experiments.bridges import flower_path
+    from metis.experiments.bridges import flower_path, nvflare_path
 
-    return flower_path(flower, node_config)
+    return nvflare_path(nvflare, args) if nvflare is not None else flower_path(str(flower), node_config)
 
 
 def _dry_run(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from metis.errors import ConfigError
 from metis.experiments.config.load import ExperimentConfig
 from metis.flower.project import FlowerSource, parse_node_config, require_flower, with_settings
+from metis.nvflare.source import NVFlareSource, require_nvflare, with_settings as with_settings_of_script
 
 if TYPE_CHECKING:
     from metis.experiments.site import Site
@@ -18,7 +19,11 @@ _OF_THE_SOLVER = ("proximal", "control_variates", "rate", "nova")
 
 def is_bridge(path: Path | str) -> bool:
     """Whether this is not the path of a site file, but stands for a client of another system."""
-    return FlowerSource.is_spec(path)
+    return FlowerSource.is_spec(path) or NVFlareSource.is_spec(path)
+
+
+def _source(path: Path | str) -> FlowerSource | NVFlareSource:
+    return FlowerSource.of(path) if FlowerSource.is_spec(path) else NVFlareSource.of(path)
 
 
 def site_path(config: ExperimentConfig, local: Path | None = None) -> Path:
@@ -30,10 +35,16 @@ def site_path(config: ExperimentConfig, local: Path | None = None) -> Path:
         return local or Path()
     if local is None and site.file is not None:
         return Path(site.file)
-    source = FlowerSource.of(local) if local is not None else FlowerSource(str(site.flower))
+    source: FlowerSource | NVFlareSource
+    if local is not None:
+        source = _source(local)
+    else:
+        source = FlowerSource(site.flower) if site.flower is not None else NVFlareSource(str(site.nvflare))
     names = [name for group in config.learners for name in group.learner_names]
     _check(config, source)
     start = config.training.initial_model
+    if isinstance(source, NVFlareSource):
+        return Path(with_settings_of_script(source, names, site.args, site.network, site.unit, start).spec)
     return Path(with_settings(source, names, site.node_config or {}, site.run_config or {}, site.unit, start).spec)
 
 
@@ -48,7 +59,15 @@ def flower_path(app: str, node_config: str | None) -> Path:
     return Path(FlowerSource(app, node_config=tuple(pairs.items())).spec)
 
 
-def _check(config: ExperimentConfig, source: FlowerSource) -> None:
+def nvflare_path(script: Path, args: str | None) -> Path:
+    """What the command line says of a script of NVFlare."""
+    require_nvflare()
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script} with a script of NVFlare")
+    return Path(NVFlareSource(str(script.resolve()), args or "").spec)
+
+
+def _check(config: ExperimentConfig, source: FlowerSource | NVFlareSource) -> None:
     for policy in config.policy:
         for key in _OF_THE_SOLVER:
             if key in policy.layers:
@@ -61,16 +80,21 @@ def _check(config: ExperimentConfig, source: FlowerSource) -> None:
 
 def site_table(path: Path) -> dict[str, str]:
     """The table [site] of a federation whose only site this is."""
-    return {"flower": FlowerSource.of(path).app} if is_bridge(path) else {"file": str(path)}
+    if not is_bridge(path):
+        return {"file": str(path)}
+    source = _source(path)
+    return {"flower": source.app} if isinstance(source, FlowerSource) else {"nvflare": source.script}
 
 
 def title_of(path: Path) -> str:
     """How messages and reports call it."""
-    return FlowerSource.of(path).title if is_bridge(path) else path.name
+    return _source(path).title if is_bridge(path) else path.name
 
 
 def bridged_site(path: Path) -> Site:
     """The site that this stands for."""
+    if NVFlareSource.is_spec(path):
+        return _nvflare_site(path)
     from metis.experiments.site import Site
     from metis.flower.engine import FlowerEngine, FlowerExamples, client_of
 
@@ -87,4 +111,23 @@ def bridged_site(path: Path) -> Site:
         evaluation_data=evaluation_data,
         engine=FlowerEngine,
         measure=lambda site: tuple(client_of(spec).measured(site)[0]),
+    )
+
+
+def _nvflare_site(path: Path) -> Site:
+    from metis.experiments.site import Site
+    from metis.nvflare.engine import NVFlareEngine, NVFlareExamples, client_of, measured
+
+    spec = str(path)
+
+    def evaluation_data(site: str) -> Any:
+        return NVFlareExamples(spec, site) if measured(spec, site) else None
+
+    return Site(
+        path=path,
+        network=lambda: client_of(spec),
+        training_data=lambda site: NVFlareExamples(spec, site),
+        evaluation_data=evaluation_data,
+        engine=NVFlareEngine,
+        measure=lambda site: measured(spec, site),
     )

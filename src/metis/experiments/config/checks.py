@@ -58,16 +58,23 @@ def check_site(raw: dict[str, Any], errors: ConfigErrors) -> None:
     site, learners = raw.get("site"), raw.get("learners")
     if not isinstance(site, dict):
         return
-    if "file" not in site and "flower" not in site:
-        errors.add(["site", "file"], "missing; it must be given, or flower in its place")
-    if "file" in site and "flower" in site:
-        errors.add(["site"], "has file and flower; keep one of them")
-    if "flower" not in site:
-        for key in ("run_config", "node_config", "unit"):
-            if key in site:
-                errors.add(["site", key], "is given, but only a Flower app has it")
-    elif isinstance(learners, list):
-        for group in learners:  # a Flower client has batches of its own
+    given = [key for key in ("file", "flower", "nvflare") if key in site]
+    if not given:
+        errors.add(["site", "file"], "missing; it must be given, or flower or nvflare in its place")
+    if len(given) > 1:
+        errors.add(["site"], f"has {' and '.join(given)}; keep one of them")
+    of_clients = {
+        "flower": ("a Flower app", ("run_config", "node_config", "unit")),
+        "nvflare": ("an NVFlare script", ("args", "network", "unit")),
+    }
+    allowed = {key for kind in given for key in of_clients.get(kind, ("", ()))[1]}
+    for owner, keys in of_clients.values():
+        for key in keys:
+            if key in site and key not in allowed:
+                errors.add(["site", key], f"is given, but only {owner} has it")
+                allowed.add(key)  # one sentence is enough
+    if "file" not in given and isinstance(learners, list):
+        for group in learners:  # such a client has batches of its own
             if isinstance(group, dict):
                 group.setdefault("batch_size", 1)
 

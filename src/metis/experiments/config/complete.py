@@ -71,7 +71,11 @@ def completed(config: ExperimentConfig, folder: Path | None) -> ExperimentConfig
         evaluation = evaluation.model_copy(update={"metric": metric})
     else:
         site = site.model_copy(
-            update={"file": _absolute(site.file, folder), "flower": _absolute_app(site.flower, folder)}
+            update={
+                "file": _absolute(site.file, folder),
+                "flower": _absolute_app(site.flower, folder),
+                "nvflare": _absolute(site.nvflare, folder),
+            }
         )
     learners = [
         group.model_copy(

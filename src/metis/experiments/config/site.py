@@ -25,13 +25,23 @@ class SiteConfig(Table):
     node_config: dict[str, bool | int | float | str] | None = Field(
         default=None, description="of every node, as flower-supernode --node-config"
     )
+    nvflare: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="a script of NVFlare's Client API instead: a Python file"
+    )
+    args: str | None = Field(
+        default=None, description="arguments of the NVFlare script, as train_args of a recipe; {site} is the learner"
+    )
+    network: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="what makes the initial model of the NVFlare script, in a file next to it, as in 'model.py:Net'",
+    )
     unit: Literal["step", "call"] | None = Field(
         default=None,
-        description="what counts as a batch of a Flower client: a step of its optimizer, or a whole call of it; by "
+        description="what counts as a batch of such a client: a step of its optimizer, or a whole call of it; by "
         "default a step where its loop can be bounded",
     )
 
     @property
     def title(self) -> str:
         """How messages and reports call it."""
-        return Path(self.file or str(self.flower)).name
+        return Path(self.file or self.flower or str(self.nvflare)).name

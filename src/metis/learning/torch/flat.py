@@ -175,3 +175,8 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
+
+
+def from_numpy(array: NDArray[Any]) -> Tensor:
+    """A tensor of its own."""
+    return torch.tensor(array)

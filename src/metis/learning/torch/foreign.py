@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 
@@ -34,6 +34,8 @@ class Bound:
 
     def step_done(self, *_: Any) -> None:
         """A step of an optimizer, whichever it is; takes the turn of the next one."""
+        if self.ended:
+            return  # it had no effect
         self.steps += 1
         loader = None if self._latest is None else self._latest()
         if loader is not None and loader not in self._training:
@@ -42,8 +44,6 @@ class Bound:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
             with contextlib.suppress(TypeError):  # of an iterable dataset
                 self.epoch_steps = len(loader)
-        if self.ended:
-            return
         try:
             next(self._turns)
         except StopIteration:
@@ -52,6 +52,13 @@ class Bound:
             # The loop that made this step may catch it, so it is raised again behind it.
             self.problem, self.ended = problem, True
             raise
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        """A loop that fetches batches ahead has one left when the budget ends; without gradients it changes nothing."""
+        if self.ended:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def called(self, own: float | None) -> None:
         """After a call of the loop; its steps are counted already."""
@@ -97,13 +104,14 @@ def bounded(turns: Iterator[Any]) -> Iterator[Bound]:
     def iterate(loader: DataLoader[Any]) -> Any:
         return _Batches(loader, original(loader), bound)
 
-    handle = register_optimizer_step_post_hook(bound.step_done)
+    handles = register_optimizer_step_pre_hook(bound.before_step), register_optimizer_step_post_hook(bound.step_done)
     DataLoader.__iter__ = iterate  # type: ignore[method-assign]
     try:
         yield bound
     finally:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

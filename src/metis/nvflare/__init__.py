@@ -1,0 +1,1 @@
+"""Scripts of NVFlare's Client API run under Metis, unchanged."""
