@@ -93,7 +93,8 @@ class MetisClientAPI(InProcessClientAPI):  # type: ignore[misc]
         return self.fl_model
 
     def is_running(self) -> bool:
-        return self.fl_model is not None or self._waiting is not None
+        offered: Any = self.fl_model  # also while it is trained on
+        return offered is not None or self._waiting is not None
 
     def send(self, model: Any, clear_cache: bool = True) -> None:
         if not self.receive_called:

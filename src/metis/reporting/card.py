@@ -31,7 +31,7 @@ def model_card(run: Run, title: str, configuration: Mapping[str, Any] | None, ve
         "- metis",
         *(
             []
-            if metric is None or value is None
+            if value is None
             else [
                 "model-index:",
                 f"- name: {_quoted(title)}",
@@ -51,7 +51,7 @@ def model_card(run: Run, title: str, configuration: Mapping[str, Any] | None, ve
         ("rounds", f"{run.rounds:,}"),
         ("ended", run.finish_reason),
         ("model", f"version {run.best_version if version == 'best' else 'at the end'}"),
-        *([] if metric is None or value is None else [(metric, f"{value:.4g}")]),
+        *([] if value is None else [(metric, f"{value:.4g}")]),
         *facts(run),
     ]
     prices = [

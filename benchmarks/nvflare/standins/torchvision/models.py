@@ -1,0 +1,1 @@
+"""Empty: Lightning and torchmetrics look whether it is there."""
