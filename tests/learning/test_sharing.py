@@ -108,6 +108,22 @@ def test_silos_are_measured_with_their_own_parts_and_counted_together() -> None:
     assert values["auc"] != pytest.approx((alone[0]["auc"] * 10 + alone[1]["auc"] * 20) / 30), "not a mean of ratios"
 
 
+def test_local_parts_begin_as_the_seed_makes_them() -> None:
+    """Another seed begins with another head; what is frozen is the same for all, at every site."""
+    engine = TorchEngine(Net, parameters={"local": ["head.*"], "frozen": ["encoder.0.*"]})
+    made = {seed: engine.seeded(seed) for seed in (1, 2)}
+    heads = {seed: one.load(one.initial_model(seed)).head.weight.clone() for seed, one in made.items()}
+    torch.manual_seed(1)
+    assert torch.equal(heads[1], Net().head.weight)
+    assert not torch.equal(heads[1], heads[2])
+    assert {one.frozen_sha256 for one in made.values()} == {engine.frozen_sha256}
+    plain = TorchEngine(Net)
+    assert plain.seeded(1) is plain
+    first, again = (federation(parameters={"local": ["head.*"]}).with_seed(seed) for seed in (1, 2))
+    starts = [one.simulate(metis.sync_fedavg(1), rounds=1).metric_values[0] for one in (first, again)]
+    assert starts[0] != starts[1]
+
+
 def federation(**changes: Any) -> metis.Federation:
     """Two silos that call opposite things by the same label: one head for both cannot serve them."""
     rng = np.random.default_rng(5)

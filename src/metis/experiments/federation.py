@@ -31,7 +31,7 @@ from metis.experiments.session import Session, Watch
 from metis.experiments.start import Start, started_from, with_kept_parts
 from metis.experiments.study import compare_policies
 from metis.learning import Augmentation, Engine, Learner, TorchEngine, as_examples
-from metis.learning.engine import LOSSY, METRICS, measured, trainable_of
+from metis.learning.engine import LOSSY, METRICS, measured, seeded, trainable_of
 from metis.privacy.records import Privacy
 from metis.runs import display
 from metis.runs.at_learners import AtLearners
@@ -381,8 +381,8 @@ class Federation:
         who = self if policy.baseline is None else federation_of_one(self, policy.baseline)
         layout = policy.extend_layout(self.engine.layout, trainable_of(self.engine))
         workplace = Workplace(
-            self.engine, who._learners(solver, policy.learner_layers), self.test, layout, _test_of_each(who),
-            self.validation, self.sites,
+            seeded(self.engine, self.seed), who._learners(solver, policy.learner_layers), self.test, layout,
+            _test_of_each(who), self.validation, self.sites,
         )  # fmt: skip
         return Session(
             who, policy, stop, goal, None if out is None else Path(out), workplace, pool_settings=pool_settings,

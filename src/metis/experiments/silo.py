@@ -168,7 +168,9 @@ def _silo(
     assert metric is not None, "the configuration is complete"
     if higher is None:
         higher = METRICS[setup.task].get(metric, True)
-    engine = setup.engine(config, device)
+    from metis.learning.engine import seeded
+
+    engine = seeded(setup.engine(config, device), config.seed)
     if learner is not None and hasattr(engine, "check_solver"):
         engine.check_solver(learner.solver)
     return TrainingSilo(engine, policy, learner, evaluation, validation, metric, higher, config.seed)

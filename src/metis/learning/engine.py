@@ -122,6 +122,12 @@ class Engine(Protocol):
         """Loss and metrics, as means over the examples; `memory` if the network keeps local buffers."""
 
 
+def seeded(engine: Engine, seed: int) -> Engine:
+    """The engine with its local parts as this seed makes them, if it has any."""
+    made: Engine = engine.seeded(seed) if hasattr(engine, "seeded") else engine
+    return made
+
+
 def trainable_of(engine: Engine) -> int:
     """How many numbers at the front of a model's vector a solver changes: as the engine declares, else all."""
     parameters = sum(spec.size for spec in engine.layout.tensors if spec.role == "parameter")

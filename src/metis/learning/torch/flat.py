@@ -99,8 +99,25 @@ class FlatNetwork:
             for path, layer in module.named_modules()
             if isinstance(layer, _BatchNorm) and kinds.get(f"{path}.running_mean") == "frozen"
         ]
+        self._begins_here = [name for name, kind in kinds.items() if kind == "local" and name not in own_names]
         self.kept = frozenset(name for name, kind in kinds.items() if kind != "federated" and name not in own_names)
         self.personal = any(kind == "local" for kind in kinds.values())
+
+    def _build(self, seed: int) -> nn.Module:
+        """The network as this seed makes it."""
+        raise NotImplementedError
+
+    def starting_with(self, tensors: Mapping[str, NDArray[Any]]) -> Any:
+        """The same engine, whose network is made with these values."""
+        raise NotImplementedError
+
+    def seeded(self, seed: int) -> Any:
+        """The same engine, whose local parts begin as this seed makes them; what is frozen is the same for all."""
+        if not self._begins_here:
+            return self
+        module = self._build(seed)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return self.starting_with({name: to_numpy(tensors[name]).copy() for name in self._begins_here})
 
     @functools.cached_property
     def frozen_sha256(self) -> str:
