@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FLOWER := $(VENV)/flower
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 RESULTS ?= all
@@ -16,7 +17,7 @@ COVERED ?= tests/core --deselect tests/core/test_machine.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray simulate-system simulate-nightly attack-secure-sum chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray test-flower simulate-system simulate-nightly attack-secure-sum chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +68,16 @@ coverage: $(STAMP)  ## fails unless tests/core covers every branch of core (COVE
 test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 	@$(PIP) install -c constraints.txt -e '.[ray]'
 	METIS_TEST_RAY=1 $(BIN)/python -m pytest tests/simulation/pools/test_ray.py $(ARGS)
+
+# Flower pins older releases of what the commands use, so it gets an environment of its own on top of .venv.
+test-flower: $(STAMP)  ## the tests with the newest Flower that is allowed; skipped where it cannot be installed
+	@test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	@{ echo "$(CURDIR)/src"; $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; } \
+		> "$$(echo $(FLOWER)/lib/python3*/site-packages)/metis.pth"
+	@wanted=$$(sed -n 's/^flower = \["\([^;"]*\).*/\1/p' pyproject.toml); \
+	if $(FLOWER)/bin/python -m pip --disable-pip-version-check -qqq install -c constraints.txt -U "$$wanted"; then \
+		$(FLOWER)/bin/python -m pytest -m 'not slow' tests/flower $(ARGS); \
+	else echo "make: $$wanted cannot be installed here; its tests are skipped"; fi
 
 simulate-system: $(STAMP)  ## the deployed code under simulated network, disk and clock (SEEDS=1000; ARGS='--seed 7 --trace')
 	$(BIN)/python tests/system/run.py $(if $(findstring --,$(ARGS)),,--seeds 0:$(SEEDS)) $(ARGS)

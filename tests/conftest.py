@@ -66,6 +66,7 @@ _MISSING = {
     "Chromium|playwright": "of the page in a browser (install chromium)",
     "METIS_DATA": "with real data sets (set METIS_DATA)",
     "test-ray": "with Ray clusters (make test-ray)",
+    "could not import 'flwr'": "with Flower (make test-flower)",
     "faketime": "with another clock (install faketime)",
     "mounted": "with a small disk (run as root)",
     "could not import '(.+?)'": r"without \1 (make venv)",

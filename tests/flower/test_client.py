@@ -372,3 +372,29 @@ def test_a_federation_is_written_from_a_projects_own_configuration(tmp_path: Pat
 def test_paths_of_nodes_may_name_the_learner() -> None:
     source = FlowerSource(TINY, ("a", "b"), (("data", "/data/{learner}/{partition}"),))
     assert source.node("b") == {"partition-id": 1, "num-partitions": 2, "data": "/data/b/1"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the older typer that Flower pins
+def test_options_of_the_learner(tmp_path: Path) -> None:
+    from metis.cli.learner import _own_site
+
+    with pytest.raises(ConfigError, match="--node-config is for a Flower app"):
+        _own_site(None, None, "a=1", None, None, None)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        _own_site(tmp_path, TINY, None, None, None, None)
+    with pytest.raises(ConfigError, match=r"there is no file .*with an initial model"):
+        _own_site(None, TINY, None, tmp_path / "nothing", None, None)
+    with pytest.raises(ConfigError, match="write it as for flower-supernode"):
+        _own_site(None, TINY, "partition-id", None, None, None)
+    path = _own_site(None, f"{TINY}:app", "partition-id=1", None, None, None)
+    assert path is not None and FlowerSource.of(path) == FlowerSource(f"{TINY}:app", node_config=(("partition-id", 1),))
+
+
+def test_an_app_without_a_server_takes_its_start_from_a_file(tmp_path: Path) -> None:
+    engine, spec = engine_of(f"{PROJECT / 'tiny' / 'others.py'}:plain")
+    with pytest.raises(ConfigError, match=r"has no ServerApp that says what model it starts with; .*--start FILE"):
+        engine.initial_model(0)
+    (tmp_path / "broken").write_text("no weights")
+    engine, spec = engine_of(f"{PROJECT / 'tiny' / 'others.py'}:plain", start=str(tmp_path / "broken"))
+    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+        FlowerExamples(spec, "a")

@@ -70,6 +70,11 @@ def learner(
         typer.Option("--args", metavar="TEXT", help="With --nvflare: the script's own arguments, as in "
                      "'--data_root /data'; those of the federation's file by default."),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--start", metavar="FILE", help="With --flower: the initial model as a safetensors file, for an "
+                     "app without a ServerApp that says it."),
+    ] = None,
     work: Annotated[
         Path | None,
         typer.Option("--work", metavar="DIR", help="Folder for trained updates until the controller has them, and for "
@@ -130,7 +135,7 @@ def learner(
     not yet acknowledged is handed in first. Exit codes: 0 the federation has ended, or the learner was stopped by a
     signal; 2 the controller refuses this learner, or something must be fixed here; 1 any other error.
     """
-    site = _own_site(site, flower, node_config, nvflare, nvflare_args)
+    site = _own_site(site, flower, node_config, start, nvflare, nvflare_args)
     if dry_run:
         _dry_run(site, identity, name, policy, federation, device, as_json, ckks_key)
         return
@@ -175,11 +180,17 @@ def learner(
 
 
 def _own_site(
-    site: Path | None, flower: str | None, node_config: str | None, nvflare: Path | None, args: str | None
+    site: Path | None,
+    flower: str | None,
+    node_config: str | None,
+    start: Path | None,
+    nvflare: Path | None,
+    args: str | None,
 ) -> Path | None:
     """What this site trains with, in the words of `load_site`; None for the built-in data set."""
-    if flower is None and node_config is not None:
-        raise ConfigError("--node-config is for a Flower app; give --flower APP")
+    for option, value in (("--node-config", node_config), ("--start", start)):
+        if flower is None and value is not None:
+            raise ConfigError(f"{option} is for a Flower app; give --flower APP")
     if nvflare is None and args is not None:
         raise ConfigError("--args is for a script of NVFlare; give --nvflare FILE")
     names = {"--site": site, "--flower": flower, "--nvflare": nvflare}
@@ -192,7 +203,7 @@ def _own_site(
         return None if site is None else site.resolve()
     from metis.experiments.bridges import flower_path, nvflare_path
 
-    return nvflare_path(nvflare, args) if nvflare is not None else flower_path(str(flower), node_config)
+    return nvflare_path(nvflare, args) if nvflare is not None else flower_path(str(flower), node_config, start)
 
 
 def _dry_run(

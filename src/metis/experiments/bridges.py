@@ -48,7 +48,7 @@ def site_path(config: ExperimentConfig, local: Path | None = None) -> Path:
     return Path(with_settings(source, names, site.node_config or {}, site.run_config or {}, site.unit, start).spec)
 
 
-def flower_path(app: str, node_config: str | None) -> Path:
+def flower_path(app: str, node_config: str | None, start: Path | None = None) -> Path:
     """What the command line says of a Flower app."""
     require_flower()
     place, colon, name = app.partition(":")
@@ -56,7 +56,10 @@ def flower_path(app: str, node_config: str | None) -> Path:
     if path.exists():
         app = f"{path.resolve()}{colon}{name}"
     pairs = {} if node_config is None else parse_node_config(node_config)
-    return Path(FlowerSource(app, node_config=tuple(pairs.items())).spec)
+    if start is not None and not start.is_file():
+        raise ConfigError(f"there is no file {start} with an initial model")
+    whole = None if start is None else str(start.resolve())
+    return Path(FlowerSource(app, node_config=tuple(pairs.items()), start=whole).spec)
 
 
 def nvflare_path(script: Path, args: str | None) -> Path:

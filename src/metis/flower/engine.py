@@ -80,7 +80,7 @@ class FlowerClient:
         if arrays is None:
             raise ConfigError(
                 f"{self.source.title} has no ServerApp that says what model it starts with; name its pyproject.toml, "
-                "or give the weights as a safetensors file: training.initial_model"
+                "or give the weights as a safetensors file: training.initial_model, at a site --start FILE"
             )
         return arrays
 
