@@ -17,7 +17,7 @@ COVERED ?= tests/core --deselect tests/core/test_machine.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray test-flower simulate-system simulate-nightly attack-secure-sum chaos check format docs bench clean
+.PHONY: help venv demo demo-deploy consortium reproduce-small test test-all test-random coverage test-ray test-flower test-libraries simulate-system simulate-nightly attack-secure-sum chaos check format docs bench clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,10 @@ test-flower: $(STAMP)  ## the tests with the newest Flower that is allowed; skip
 	if $(FLOWER)/bin/python -m pip --disable-pip-version-check -qqq install -c constraints.txt -U "$$wanted"; then \
 		$(FLOWER)/bin/python -m pytest -m 'not slow' tests/flower $(ARGS); \
 	else echo "make: $$wanted cannot be installed here; its tests are skipped"; fi
+
+test-libraries: $(STAMP)  ## engines, NVFlare and libraries of the field with the real packages; installs them
+	@$(PIP) install -c constraints.txt -e '.[jax,sklearn,nvflare,export,mlflow,peft,libraries]'
+	$(BIN)/python -m pytest -n 2 tests/learning/test_engines.py tests/nvflare tests/test_libraries.py tests/cli/test_export.py $(ARGS)
 
 simulate-system: $(STAMP)  ## the deployed code under simulated network, disk and clock (SEEDS=1000; ARGS='--seed 7 --trace')
 	$(BIN)/python tests/system/run.py $(if $(findstring --,$(ARGS)),,--seeds 0:$(SEEDS)) $(ARGS)

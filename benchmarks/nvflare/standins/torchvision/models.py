@@ -1,1 +1,6 @@
-"""Empty: Lightning and torchmetrics look whether it is there."""
+"""None of them is here; Lightning and torchmetrics only look whether they are."""
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
