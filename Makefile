@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[dev,tables,deploy,tracking,fast,privacy,ckks,peft]'
 	@touch $@
 
-demo: $(STAMP)  ## compare the paper's policies on the bundled digits
-	$(BIN)/metis compare examples/demo.toml --out runs/demo --force $(ARGS)
+demo: $(STAMP)  ## eight hospitals in virtual time: waiting for everybody, SemiSync, and SemiSync without parameters
+	$(BIN)/metis compare examples/consortium/federation.toml --out runs/demo --force $(ARGS)
 
 demo-deploy: $(STAMP)  ## a controller and four learners as processes with certificates; two of them are killed
 	$(BIN)/python examples/deploy_demo.py runs/deploy

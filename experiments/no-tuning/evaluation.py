@@ -52,10 +52,12 @@ def ratios(rows: Rows, name: str, key: str = "seconds") -> list[float]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """The geometric mean, and between which values it lies with 95 % confidence."""
+    """The geometric mean, and between which values it lies with 95 % confidence; of two seeds, both values."""
     mean = statistics.geometric_mean(values)
     if len(values) < 2:
         return f"{mean:.2f}"
+    if len(values) == 2:
+        return f"{mean:.2f} [{min(values):.2f}, {max(values):.2f}]"
     logs = [math.log(value) for value in values]
     half = _T[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
     return f"{mean:.2f} ({mean * math.exp(-half):.2f}-{mean * math.exp(half):.2f})"
@@ -99,11 +101,12 @@ def times(some: Sequence[Condition], rows: Mapping[str, Rows], targets: Mapping[
         own = rows[condition.name]
         found = rivals(own)
         base = found["with momentum"]
-        if base is None or found["plain"] is None or found["all"] is None:
+        if base is None or found["all"] is None:
             continue
         cells = [condition.title, f"{targets[condition.name]['target']:.3f}", str(len(own[RULE]))]
         cells += [base.split(" ")[1].rstrip(","), f"**{interval(ratios(own, base))}**{_lost(own)}"]
-        cells += [found["plain"].split(" ")[1], interval(ratios(own, found["plain"]))]
+        plain = found["plain"]
+        cells += ["-", "-"] if plain is None else [plain.split(" ")[1], interval(ratios(own, plain))]
         names = ("adaptive", "sync", "fedrec", "async", "fedbuff", "fedcompass", "fedqueue")
         cells += [over(own, found[name], base) for name in names]
         cells += [over(own, "semisync, fedexp", base)]

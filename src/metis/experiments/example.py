@@ -28,7 +28,7 @@ def example(file_name: str, policy: str | None = None, solver: str | None = None
         return text
     before, training, rest = text.partition("[training]\n")
     _, stop, after = rest.partition("[stop]")
-    chosen = [*_training(solver or "vanilla"), "", *_policy(policy or "semisync_fedavg"), ""]
+    chosen = [*_training(solver or "vanilla"), "", *_policy(policy or "semisync"), ""]
     return before + training + "\n".join(chosen) + "\n" + stop + after
 
 
