@@ -996,7 +996,9 @@ let changesShown = "";
 
 function drawChanges() {
   const list = shownRuns().filter((run) => run.changes.length);
-  $("period-section").hidden = list.length === 0;
+  const section = $("period-section"), appears = section.hidden && list.length > 0;
+  section.hidden = list.length === 0;
+  if (appears) charts.find((chart) => chart.id === "period-time").draw(); // it had no width before
   const text = JSON.stringify(list.map((run) => [run.label, run.changes]));
   if (text === changesShown) return;
   changesShown = text;
