@@ -369,7 +369,7 @@ def test_init_writes_any_policy_and_solver_with_all_settings(policy: str, solver
     assert len(settings) >= len(POLICIES[policy].__annotations__) - 1
     for line in settings:
         if line.startswith(
-            ("# max_local_epochs", "# exchange", "# returning", "# update_requests_an_hour")
+            ("# max_local_epochs", "# exchange", "# returning", "# update_requests_an_hour", "# bytes_an_hour")
         ):  # these have no default
             chosen = chosen.replace(line, f"#{line}")
     everything = re.sub(r"(?m)^# (?=\w+ = )", "", chosen)
