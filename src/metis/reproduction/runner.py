@@ -97,7 +97,7 @@ def run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Watch, *, f
     # The longest first, so that no long one runs alone at the end.
     waiting = [Turn(state) for state in states if state.status == "waiting"]
     waiting.sort(key=lambda turn: turn.state.planned_steps, reverse=True)
-    _Session(board, watch, waiting).run()
+    _Session(board, watch, waiting, out).run()
     return board
 
 
@@ -109,11 +109,10 @@ def run_queue(entries: Sequence[Entry], out: Path, results: Path, workers: int, 
     for entry in open_:
         cell = entry.cell
         if cell.name not in states:
-            check_kept([cell], out, force=True)
-            states[cell.name] = CellState(cell, cell_folder(out, cell), planned_steps(cell))
+            states[cell.name] = CellState(cell, cell_folder(out, cell), 0)  # planned when its turn comes
         waiting.append(Turn(states[cell.name], entry.until, curve_file(results, cell)))
     board = Board(list(states.values()), workers)
-    _Session(board, watch, waiting).run()
+    _Session(board, watch, waiting, out).run()
     return board
 
 
@@ -140,8 +139,8 @@ class _Worker:
 class _Session:
     """The processes of one call of `run_cells`."""
 
-    def __init__(self, board: Board, watch: Watch, waiting: list[Turn]) -> None:
-        self._board, self._watch, self._waiting = board, watch, waiting
+    def __init__(self, board: Board, watch: Watch, waiting: list[Turn], out: Path) -> None:
+        self._board, self._watch, self._waiting, self._out = board, watch, waiting, out
         self._workers: list[_Worker] = []
         self._errors: list[tuple[str, MetisError]] = []
         self._stopping = False
@@ -175,6 +174,9 @@ class _Session:
                 continue
             self._waiting.remove(turn)
             state = turn.state
+            if turn.curve is not None and not state.planned_steps:
+                check_kept([state.cell], self._out, force=True)
+                state.planned_steps = planned_steps(state.cell)
             state.folder.mkdir(parents=True, exist_ok=True)
             cell = state.cell
             head = f"# {cell.environment.paper.title}, scale {cell.environment.scale}: {cell.name}\n\n"

@@ -185,11 +185,21 @@ def _schedule(cell: Cell, rounds: int | None) -> CellSchedule:
     )
 
 
+_PLANNED: dict[str, int] = {}  # the same for every seed and solver
+
+
 def planned_steps(cell: Cell) -> int:
     """Local steps of a run to its end, if it does not reach the target sooner."""
-    if cell.only is None:
-        return dry_run(cell.config).costs.steps
-    return dry_run(cell.config, assignments=dry_assignments(cell.config)[cell.only : cell.only + 1]).costs.steps
+    content = cell.config.to_dict()
+    tables = [content[name] for name in ("stop", "learners", "partition", "data")]
+    policy = [cell.policy.name, cell.policy.parameters, cell.only, cell.role]
+    key = json.dumps([tables, policy], sort_keys=True, default=str)
+    if key not in _PLANNED:
+        assignments = dry_assignments(cell.config)
+        if cell.only is not None:
+            assignments = assignments[cell.only : cell.only + 1]
+        _PLANNED[key] = dry_run(cell.config, assignments=assignments).costs.steps
+    return _PLANNED[key]
 
 
 def rounds_of(run: Run) -> list[RoundCosts]:

@@ -1,0 +1,166 @@
+"""Writes the generated parts of docs/reproduction.md, and its figures, from the curves in experiments/results.
+
+    python docs/reproduction.py
+
+Nothing is trained. The curves are written by `metis reproduce RESULT --scale decisive`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from metis.reproduction.claims import Claim, check_claims
+from metis.reproduction.curves import load_runs
+from metis.reproduction.environments import Environment, load_environments, results_folder
+from metis.reproduction.page import PAPER_WORDS, markdown_table
+from metis.reproduction.panels import draw_figures
+from metis.reproduction.queue import hours_left, queue
+from metis.reproduction.schedule import schedule_cell
+from metis.reproduction.sheets import cost_sheet
+from metis.reproduction.tables import RESULTS, Evidence, MixingTime, cost_table, protocol_of
+from metis.reproduction.timings import row_times
+from metis.reproduction.verdicts import ours
+
+HERE = Path(__file__).parent
+PAGE, FIGURES = HERE / "reproduction.md", HERE / "images" / "reproduction"
+MIXING = results_folder() / "mixing-times.json"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def gather() -> Evidence:
+    """Every kept run of scale `decisive`."""
+    environments = load_environments("decisive")
+    cells = [cell for one in environments.values() for seeded in one.seeded() for cell in seeded.needed_for(RESULTS)]
+    evidence = Evidence("decisive", environments, load_runs(cells, results_folder()))
+    if MIXING.exists():
+        evidence.mixing_times = [MixingTime(**row) for row in json.loads(MIXING.read_text("utf-8"))]
+    return evidence
+
+
+def summary(evidence: Evidence, claims: list[Claim]) -> str:
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in ("confirmed", "contradicted")}
+    open_ = sum(claim.verdict == "undecided" for claim in claims)
+    ties = len(claims) - sum(counts.values()) - open_
+    own = {word: sum(claim.paper == word for claim in claims) for word in ("holds", "fails", "tie")}
+    spread = ours(evidence).spread
+    return (
+        f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
+        f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "
+        f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not, by the same "
+        f"rule. {len(evidence.runs)} runs at scale `decisive` are kept; the spread from seed to seed that intervals "
+        f"use is {spread:.2f} in ln(time)."
+    )
+
+
+def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> str:
+    lines = ["| verdict | claim | here | in the paper's own tables |", "| --- | --- | --- | --- |"]
+    hours: dict[str, float] = {}
+    for claim in claims:
+        if claim.verdict == "undecided":
+            if claim.needs not in hours:
+                hours[claim.needs] = hours_left(queue(environments.values(), claim.needs.split()), results_folder())
+            here = (
+                f"`metis reproduce {claim.needs} --scale decisive`, at most {hours[claim.needs]:.0f} hours of one core"
+            )
+        else:
+            here = claim.sentence
+        own = PAPER_WORDS[claim.paper] + (f": {claim.paper_sentence}" if claim.paper else "")
+        lines.append(f"| **{claim.verdict}** | {claim.text} ({claim.where}) | {here} | {own} |")
+    return "\n".join(lines)
+
+
+def rows_part() -> str:
+    """The published rows with their own times, scheduled without training."""
+    lines = [
+        "| environment | policy | time per batch (ms) | beside training (s a request) | iterations | published | "
+        "parallel time (s) | published |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    environments = load_environments("paper", results=["table2", "table3"], timings="published")
+    nominal = load_environments("paper", results=["table2", "table3"])
+    for environment, plain in zip(environments.values(), nominal.values(), strict=True):
+        for cell, as_stated in zip(environment.cells, plain.cells, strict=True):
+            row, times = cell.published, row_times(as_stated)
+            if row is None or times is None or protocol_of(cell) != "Asynchronous":
+                continue
+            costs = schedule_cell(cell).run.costs
+            each = " / ".join(f"{1000 * one.time_per_batch:.0f}" for one in times.values())
+            rest = " / ".join(
+                f"{one.beside_request:.0f}"
+                + (f" + {1000 * one.beside_batch:.0f} ms a batch" if one.beside_batch else "")
+                for one in times.values()
+            )
+            lines.append(
+                f"| {environment.paper.cluster} {environment.paper.distribution} | {cell.label} | {each} | {rest} | "
+                f"{costs.steps:,} | {row.iterations:,} | {costs.parallel_time:,.0f} | {row.parallel_time:,.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def costs_part(evidence: Evidence) -> str:
+    """The tables of the environments that have runs."""
+    lines = []
+    for environment in evidence.of("table3", "table2"):
+        if evidence.cells(environment):
+            sheet = cost_sheet(cost_table(environment, evidence))
+            lines += [f"**{sheet.title}**", "", *markdown_table(sheet), "", sheet.note, ""]
+    return "\n".join(lines).strip() or "No run of Tables 2 and 3 is kept yet."
+
+
+def figures_part(evidence: Evidence) -> str:
+    wanted = [
+        name
+        for name in ("figure2", "figure4", "figure7", "figure8", "figure9", "figure10", "figure11", "figure12")
+        if name == "figure2" or any(evidence.cells(one) for one in evidence.of(name)) or name == "figure4"
+    ]
+    drawn = draw_figures(evidence, wanted, FIGURES)
+    lines = []
+    for name, files in drawn.files.items():
+        for file in files:
+            if file.suffix == ".svg":
+                lines += [f"![{RESULTS[name]}](images/reproduction/{file.name})", ""]
+            else:
+                file.unlink()  # the vector graphic prints better
+    return "\n".join(lines).strip() or "None yet."
+
+
+def queue_part(evidence: Evidence) -> str:
+    entries = queue(evidence.environments.values(), list(RESULTS))
+    lines = ["| environment | runs kept | of | hours of one core left, at most |", "| --- | ---: | ---: | ---: |"]
+    total = 0.0
+    for name, environment in evidence.environments.items():
+        own = [entry for entry in entries if entry.cell.key[0] == name]
+        cells = {entry.cell.name: entry.cell for entry in own}
+        left = [entry for entry in own if not entry.done(results_folder())]
+        hours = hours_left(left, results_folder())
+        total += hours
+        kept = sum(cell in evidence.runs for cell in cells)
+        waiting = (
+            ""
+            if environment.plan is None or environment.plan.target_fixed
+            else " (only Sync until its target is fixed)"
+        )
+        lines.append(f"| {name}{waiting} | {kept} | {len(cells)} | {hours:.1f} |")
+    lines.append(f"| all | {len(evidence.runs)} | {len({entry.cell.name for entry in entries})} | {total:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    evidence = gather()
+    claims = check_claims(evidence)
+    parts = {
+        "summary": summary(evidence, claims),
+        "claims": claims_part(claims, evidence.environments),
+        "rows": rows_part(),
+        "costs": costs_part(evidence),
+        "figures": figures_part(evidence),
+        "queue": queue_part(evidence),
+    }
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(PART.sub(lambda found: f"{found[1]}{parts[found[2]]}\n{found[3]}", page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
