@@ -60,7 +60,8 @@ def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> st
     for claim in claims:
         if claim.verdict == "undecided":
             if claim.needs not in hours:
-                hours[claim.needs] = hours_left(queue(environments.values(), claim.needs.split()), results_folder())
+                entries = queue(environments.values(), claim.needs.split(), before_targets=True)
+                hours[claim.needs] = hours_left(entries, results_folder())
             here = (
                 f"`metis reproduce {claim.needs} --scale decisive`, at most {hours[claim.needs]:.0f} hours of one core"
             )
@@ -127,7 +128,7 @@ def figures_part(evidence: Evidence) -> str:
 
 
 def queue_part(evidence: Evidence) -> str:
-    entries = queue(evidence.environments.values(), list(RESULTS))
+    entries = queue(evidence.environments.values(), list(RESULTS), before_targets=True)
     lines = ["| environment | runs kept | of | hours of one core left, at most |", "| --- | ---: | ---: | ---: |"]
     total = 0.0
     for name, environment in evidence.environments.items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def main() -> None:
     if not parser.parse_args().table:
         results = {str(classes): [measure(classes, seed) for seed in SEEDS] for classes in CLASSES}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(table(json.loads(RESULTS.read_text("utf-8"))))
+    sys.stdout.write(table(json.loads(RESULTS.read_text("utf-8"))) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,16 @@ class Entry:
         return curve is not None and curve.covers(self.cell, self.until)
 
 
-def queue(environments: Iterable[Environment], results: Sequence[str]) -> list[Entry]:
-    """Everything that these results of the paper need, the most decisive first."""
+def queue(environments: Iterable[Environment], results: Sequence[str], *, before_targets: bool = False) -> list[Entry]:
+    """Everything that these results of the paper need, the most decisive first.
+
+    With `before_targets` also what has to wait for a target: to say how long it will take.
+    """
     ranked: list[tuple[tuple[float, ...], Entry]] = []
     for position, environment in enumerate(environments):
         for seed, seeded in enumerate(environment.seeded()):
             for cell in seeded.needed_for(results):
-                if not _wanted(cell, seed):
+                if not _wanted(cell, seed, before_targets):
                     continue
                 for stage, until in enumerate(_stages(cell)):
                     ranked.append((_rank(cell, seed, stage, position), Entry(cell, until)))
@@ -44,7 +47,7 @@ def queue(environments: Iterable[Environment], results: Sequence[str]) -> list[E
     return [entry for _, entry in ranked]
 
 
-def _wanted(cell: Cell, seed: int) -> bool:
+def _wanted(cell: Cell, seed: int, before_targets: bool) -> bool:
     """Whether a cell is in the queue: no policy but Sync before there is a target to judge it by.
 
     Vanilla SGD and FedProx are run with one seed.
@@ -52,7 +55,7 @@ def _wanted(cell: Cell, seed: int) -> bool:
     plan = cell.environment.plan
     if seed and cell.environment.paper.domain == "CIFAR-10" and not _headline(cell):
         return False
-    return plan is None or plan.target_fixed or protocol_of(cell) == SYNC
+    return before_targets or plan is None or plan.target_fixed or protocol_of(cell) == SYNC
 
 
 def _headline(cell: Cell) -> bool:

@@ -96,7 +96,7 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
             run_queue(entries, request.out, folder, request.workers or usual_workers(len(entries)), display)
     left = [entry for entry in entries if not entry.done(folder)]
     if left:
-        hours = hours_left(left, folder)
+        hours = hours_left(queue(environments.values(), results, before_targets=True), folder)
         stderr.print(f"at most {hours:.1f} hours of one core are left; continue with: {escape(request.command_line)}")
     return not left
 
