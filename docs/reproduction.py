@@ -49,7 +49,7 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "
         f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not, by the same "
-        f"rule. {len(evidence.runs)} runs at scale `decisive` are kept; the spread from seed to seed that intervals "
+        f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. The spread from seed to seed that intervals "
         f"use is {spread:.2f} in ln(time)."
     )
 
@@ -129,22 +129,28 @@ def figures_part(evidence: Evidence) -> str:
 
 def queue_part(evidence: Evidence) -> str:
     entries = queue(evidence.environments.values(), list(RESULTS), before_targets=True)
-    lines = ["| environment | runs kept | of | hours of one core left, at most |", "| --- | ---: | ---: | ---: |"]
-    total = 0.0
+    lines = [
+        "| environment | runs kept | of | hours of one core left, at most | if as soon as published |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    total = likely = 0.0
     for name, environment in evidence.environments.items():
         own = [entry for entry in entries if entry.cell.key[0] == name]
         cells = {entry.cell.name: entry.cell for entry in own}
         left = [entry for entry in own if not entry.done(results_folder())]
         hours = hours_left(left, results_folder())
-        total += hours
+        sooner = hours_left(left, results_folder(), as_published=True)
+        total, likely = total + hours, likely + sooner
         kept = sum(cell in evidence.runs for cell in cells)
         waiting = (
             ""
             if environment.plan is None or environment.plan.target_fixed
             else " (only Sync until its target is fixed)"
         )
-        lines.append(f"| {name}{waiting} | {kept} | {len(cells)} | {hours:.1f} |")
-    lines.append(f"| all | {len(evidence.runs)} | {len({entry.cell.name for entry in entries})} | {total:.0f} |")
+        lines.append(f"| {name}{waiting} | {kept} | {len(cells)} | {hours:.1f} | {sooner:.1f} |")
+    lines.append(
+        f"| all | {len(evidence.runs)} | {len({entry.cell.name for entry in entries})} | {total:.0f} | {likely:.0f} |"
+    )
     return "\n".join(lines)
 
 

@@ -99,8 +99,11 @@ def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]
     return block, stage, position, 0 if sync else 1
 
 
-def hours_left(entries: Sequence[Entry], results: Path) -> float:
-    """Of one core, at most: a run may reach its target sooner."""
+def hours_left(entries: Sequence[Entry], results: Path, *, as_published: bool = False) -> float:
+    """Of one core, at most: a run may reach its target sooner.
+
+    With `as_published` those of the paper's tables reach it after as many iterations as there.
+    """
     seconds = 0.0
     for cell in {entry.cell.name: entry.cell for entry in entries}.values():
         curve = read_curve(curve_file(results, cell))
@@ -110,5 +113,7 @@ def hours_left(entries: Sequence[Entry], results: Path) -> float:
                 planned = planned_steps(cell)
             except DataError:  # who holds how much comes with the data, which is not here
                 continue
+            if as_published and cell.published is not None and cell.published.iterations is not None:
+                planned = min(planned, cell.published.iterations)
             seconds += max(0, planned - done) * cell.environment.plan.step_seconds
     return seconds / 3600
