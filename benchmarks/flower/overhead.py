@@ -81,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "echo.py").write_text(CLIENT, encoding="utf-8")
-        for label, tensors, size, repeats in (("100 MB", 100, 250_000, 7), ("40 kB", 4, 2_500, 50)):
+        for label, tensors, size, repeats in (("100 MB", 100, 250_000, 5), ("40 kB", 4, 2_500, 50)):
             row = measured(label, tensors, size, repeats, folder)
             print(json.dumps({key: value if isinstance(value, str) else round(value, 6) for key, value in row.items()}))
             sys.stdout.flush()

@@ -70,9 +70,9 @@ class Dataset:
         parts = {name: [values[start : start + size] for start in starts] for name, values in self._columns.items()}
         return Dataset(parts, self._transform, self._kind)
 
-    def train_test_split(self, test_size, seed=None, **_):
+    def train_test_split(self, test_size=None, train_size=None, seed=None, **_):
         order = np.random.default_rng(seed).permutation(len(self))
-        held = round(test_size * len(self))
+        held = round((1 - train_size if test_size is None else test_size) * len(self))
         return DatasetDict(train=self.select(order[held:]), test=self.select(order[:held]))
 
 

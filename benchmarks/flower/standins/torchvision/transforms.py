@@ -44,3 +44,9 @@ class RandomCrop:
         array = np.pad(array, edges)
         top, left = (int(torch.randint(0, side - self.size + 1, ())) for side in array.shape[:2])
         return array[top : top + self.size, left : left + self.size]
+
+
+class functional:
+    @staticmethod
+    def to_tensor(image):
+        return ToTensor()(image)
