@@ -180,7 +180,9 @@ def make_kits(home: Path, names: Sequence[str] = NAMES, rules: str = "", collude
         (kit.folder / "site-policy.toml").write_text(pinned + rules)
 
 
-def learner_process(home: Path, name: str, address: str, reports: list[tuple[str, str]] | None = None) -> Any:
+def learner_process(
+    home: Path, name: str, address: str, reports: list[tuple[str, str]] | None = None, **options: Any
+) -> Any:
     """The real learner; it dials in plain text, so that a test can read along, and signs with its certificate."""
     from metis.deployment.learner.process import LearnerProcess
     from metis.deployment.learner.site_policy import PolicyFile
@@ -196,7 +198,7 @@ def learner_process(home: Path, name: str, address: str, reports: list[tuple[str
     kit = home / "ca" / name
     return LearnerProcess(
         Route(*host_and_port(address)), work=home / "work" / name, child=TRAINER, report=report, name=name, kit=kit,
-        policy=PolicyFile(kit / "site-policy.toml"),
+        policy=PolicyFile(kit / "site-policy.toml"), **options,
     )  # fmt: skip
 
 

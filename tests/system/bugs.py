@@ -220,7 +220,7 @@ BUGS: dict[str, Bug] = {
     ),
     "a reconnection is a new join": Bug(
         f"{_CONTROLLER}.requests",
-        "            if same and not record.set_aside:",
+        "            if same and not record.set_aside and not _over(writer.controller, record.task):",
         "            if False:",
         needs="reset|cut|learner|controller",
     ),
@@ -396,6 +396,75 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.writer",
         "        entry = self.durable.journal(event, now, blob)\n",
         "        entry = self.durable.journal(event, now, blob)\n        self._unapplied.append((entry, None))\n",
+    ),
+    # --- masked rounds and ledgers ----------------------------------------------------------------
+    "what was masked is forgotten at a restart": Bug(
+        "metis.privacy.member",
+        "self._state = _State() if stored is None else _State.decode(stored)",
+        "self._state = _State() if stored is None else _State.decode(stored)\n"
+        "        lost = tuple(replace(r, upload=b'') if not r.vote else r for r in self._state.rounds)\n"
+        "        self._state = replace(self._state, rounds=lost)",
+        needs="masked",
+    ),
+    "what a member signs is not synced": Bug(
+        "metis.privacy.store",
+        "write_durable(self.path(name), data, private=True)",
+        "self.path(name).open('wb').write(data)",
+        needs="masked",
+    ),
+    "the opening of a masked round is not kept": Bug(
+        f"{_CONTROLLER}.sums", '        self._store.write("opening", opening.encode())\n', "", needs="masked"
+    ),
+    "what is left of a masked round outlives its opening": Bug(
+        f"{_CONTROLLER}.sums",
+        'key=lambda path: path.name == "opening"',
+        'key=lambda path: path.name != "opening"',
+        needs="masked",
+    ),
+    "a task of a masked round that is over is kept": Bug(
+        f"{_CONTROLLER}.requests",
+        "    return controller.secure is not None and task",
+        "    return False and task",
+        needs="masked",
+    ),
+    "keys of another version are kept": Bug(
+        f"{_CONTROLLER}.sums",
+        'self._version, self._keys, self._posted = round_.version, {}, ""',
+        "self._version = round_.version",
+        needs="masked",
+    ),
+    "a damaged masked model is summed": Bug(
+        f"{_CONTROLLER}.sums",
+        "        if hashlib.sha256(content).hexdigest() != blob:",
+        "        if False:",
+        needs="masked",
+    ),
+    "a member that joins again is not asked": Bug(
+        f"{_CONTROLLER}.masked", '.get("event") == "learner_joined":', '.get("event") == "nothing":', needs="masked"
+    ),
+    "a full disk ends masked rounds": Bug(
+        f"{_CONTROLLER}.sums",
+        "            self._out = []\n            return False\n",
+        "            self._out = []\n            return True\n",
+        needs="masked",
+    ),
+    "what a masked round has come to is lost on a full disk": Bug(
+        f"{_CONTROLLER}.masked",
+        "call_later(_DISK_FULL_PAUSE, self._post_sum, event, content)",
+        "call_later(1e9, self._post_sum, event, content)",
+        needs="masked",
+    ),
+    "a sum of two learners is opened": Bug(
+        "metis.core.secure_sum",
+        "    return colluders + max(FEWEST, extra_vectors + 2)\n",
+        "    return colluders + max(FEWEST, extra_vectors + 2) - 1\n",
+        needs="masked",
+    ),
+    "a reservation is not synced": Bug(
+        "metis.privacy.ledger",
+        "            file.truncate()\n            sync_file(file)\n",
+        "            file.truncate()\n",
+        needs="masked",
     ),
     "a steady learner is set aside": Bug(
         f"{_CORE}.controller", "        record.refusals = 0\n", "        record.refusals += 2\n"

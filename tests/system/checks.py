@@ -93,7 +93,9 @@ class Members:
         self._at_the_end = {*twin.roster.open_tasks} if twin.finished else set()
         if isinstance(event, LearnerLeft) and event.learner in self._honest:
             record = twin.roster.get(event.learner)
-            if record is not None and record.present and not record.set_aside:
+            task = None if record is None else record.task
+            over = twin.secure is not None and task is not None and task.based_on != twin.community.stamp
+            if record is not None and record.present and not record.set_aside and not over:
                 self._released[event.learner] -= 1
                 if self._released[event.learner] < 0:
                     self._violated(f"I23: {event.learner} had only lost its connection, and has to join again")

@@ -11,8 +11,16 @@ from collections.abc import Callable
 
 import grpc
 
-from metis.core.controller import claim_problem, within_elapsed
-from metis.core.events import ControllerAway, LearnerId, LearnerJoined, LearnerLeft, TaskFailed, UpdateRequest
+from metis.core.controller import Controller, claim_problem, within_elapsed
+from metis.core.events import (
+    ControllerAway,
+    LearnerId,
+    LearnerJoined,
+    LearnerLeft,
+    LocalTask,
+    TaskFailed,
+    UpdateRequest,
+)
 from metis.core.model import Layout, Model
 from metis.core.timing import MAX_STEPS
 from metis.deployment.controller.members import Members
@@ -68,7 +76,7 @@ class LearnerRequests:
         record = writer.controller.roster.get(learner)
         if record is not None and record.present:
             same = (record.examples, record.batch_size) == (ready.examples, ready.batch_size)
-            if same and not record.set_aside:
+            if same and not record.set_aside and not _over(writer.controller, record.task):
                 writer.in_loop(resume, session)
                 return
             writer.journal(LearnerLeft(learner), writer.now())
@@ -207,6 +215,11 @@ class LearnerRequests:
         """In the writer."""
         self._writer.journal(TaskFailed(event.learner, event.task, problem), now)
         return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=problem)
+
+
+def _over(controller: Controller, task: LocalTask | None) -> bool:
+    """Whether a task is of a masked round that is over: it cannot be sent again, because its keys are gone."""
+    return controller.secure is not None and task is not None and task.based_on != controller.community.stamp
 
 
 def _too_late(task: int, version: int) -> pb.Receipt:

@@ -119,6 +119,7 @@ class Sums:
         self._opening: Opening | None = None  # of the current version
         self._opener: Opener | None = None
         self._posted = ""  # what was journaled last of this version
+        self._version = -1
         self._out: list[Callable[[], object]] = []  # to be done in the event loop
         self.post: Callable[..., None]  # an event, and the bytes that go with it, to the journal
         self.disk_full: Callable[[str], None]
@@ -179,6 +180,8 @@ class Sums:
     def _take(self, round_: MaskedRound) -> None:
         if self._opening is not None and (self._opening.version != round_.version or not round_.values):
             self._forget()
+        if self._version != round_.version:  # keys are of one version, also of a round that nobody could begin
+            self._version, self._keys, self._posted = round_.version, {}, ""
         if not round_.values:
             return
         if self._opening is None:
@@ -340,7 +343,13 @@ class Sums:
         self._open(round_, opener)
 
     def _open(self, round_: MaskedRound, opener: Opener) -> None:
-        if self._posted == "opened" or opener.closed is None or not opener.openable:
+        if self._posted == "opened" or opener.closed is None:
+            return
+        if not opener.openable:
+            if set(opener.opening.names) <= opener.answers.keys() | opener.liars.keys():  # nobody else can help
+                liars = "; ".join(f"'{liar}': {how}" for liar, how in opener.liars.items())
+                reason = f"every member has answered, and the sum cannot be opened: {liars or 'boxes are damaged'}"
+                self._post_once("failed", RoundFailed(round_.version, reason))
             return
         size = opener.opening.ring.nbytes(self._layout)
         names = opener.closed.names
@@ -355,7 +364,10 @@ class Sums:
         self._post_once("opened", SumOpened(round_.version, names), total.tobytes())
 
     def _content(self, blob: str) -> bytes:
-        return read_file(self._state.blob_path(blob))
+        content = read_file(self._state.blob_path(blob))
+        if hashlib.sha256(content).hexdigest() != blob:  # boxes are neither signed nor part of a digest
+            raise DataError(f"the file blobs/{blob} is not as it was received")
+        return content
 
     def _upload(self, blob: str, opening: Opening) -> Upload:
         return Upload.decode(unpacked(self._content(blob), opening.ring.nbytes(self._layout)))
