@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import shlex
@@ -180,7 +181,64 @@ def test_a_dry_run_shows_every_field_and_dials_nobody(tmp_path: Path, monkeypatc
     assert all(value == round(value, 1) for value in fields["Evaluation.metrics"].values())
     assert fields["Evaluation.sums"] is None, "sums are exact: they stay where metrics are rounded"
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
+    assert document["refused"] == [] and not document["masked"]
     done = CliRunner().invoke(app, ["learner", "--dry-run", "--site", str(site), "--json"])
     fields = {row["field"]: row["value"] for row in json.loads(done.stdout)["fields"]}
     total, examples = fields["Evaluation.sums"]["loss"]
     assert (total / examples, examples) == (fields["Evaluation.metrics"]["loss"], fields["Evaluation.examples"])
+
+
+_MASKED = """
+[site]
+file = "site.py"
+[[learners]]
+name = "all"
+names = ["a", "b", "c", "d"]
+batch_size = 10
+time_per_batch = 0.1
+[policy]
+name = "sync_fedavg"
+local_epochs = 1
+[stop]
+rounds = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("masks", "rules", "refused"),
+    [
+        ("", 'peers = ["a", "b", "c", "d"]', "its model would not be masked, and this site wants a sum with peers"),
+        ("", "min_masked_members = 4", "wants a sum with 4 members (min_masked_members)"),
+        ("[policy.secure_sum]", "", "does not name the learners to take part with (peers)"),
+        ("[policy.secure_sum]", 'peers = ["a", "b", "c", "e"]', "d is not among the peers of this policy"),
+        ("[policy.secure_sum]", 'peers = ["a", "b", "c", "d"]\nmin_masked_members = 5', "this site wants 5"),
+        ("[policy.secure_sum]", 'peers = ["a", "b", "c", "d"]\nmin_masked_members = 4', ""),
+    ],
+)
+def test_a_dry_run_knows_what_the_policy_would_refuse(tmp_path: Path, masks: str, rules: str, refused: str) -> None:
+    """Before anything is dialled: a sum that is not masked, with strangers, or with too few members."""
+    from metis.cli.dry_run import refusals
+    from metis.deployment.learner.site_policy import PolicyFile
+    from metis.experiments.config.load import load_config
+
+    write_site(tmp_path)
+    (tmp_path / "federation.toml").write_text(_MASKED.replace("[stop]", f"{masks}\n[stop]"))
+    (tmp_path / "rules.toml").write_text(rules + "\n")
+    found = refusals(load_config(tmp_path / "federation.toml", []), PolicyFile(tmp_path / "rules.toml").read())
+    assert bool(found) == bool(refused) and refused in " ".join(found)
+
+
+def test_a_dry_run_of_a_masked_round_with_noise_and_a_budget(tmp_path: Path) -> None:
+    """No loss, no evaluation, the steps that the budget allows; what would be refused is said in a sentence."""
+    pytest.importorskip("dp_accounting")
+    site = write_site(tmp_path)
+    (tmp_path / "federation.toml").write_text(_MASKED.replace("[stop]", "[policy.secure_sum]\n[stop]"))
+    (tmp_path / "rules.toml").write_text('peers = ["a", "b", "c"]\nprivacy = { noise = 1.0, budget = 8.0 }\n')
+    options = ["--site", str(site), "--policy", "rules.toml", "--federation", "federation.toml", "--name", "a"]
+    done = CliRunner().invoke(app, ["learner", "--dry-run", *options, "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    fields = {row["field"]: row["value"] for row in document["fields"]}
+    assert document["masked"] and document["refused"] == ["d is not among the peers of this policy"]
+    assert fields["Ready.steps_left"] > 0 and fields["Evaluation.metrics"] is None
+    assert fields["UploadHeader.loss"] is None or math.isnan(fields["UploadHeader.loss"])

@@ -25,6 +25,7 @@ from metis.deployment.wire.causes import cause, reference
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.errors import ConfigError, LearnerError
 from metis.experiments.bridges import site_table
+from metis.experiments.compose import build_policy
 from metis.experiments.config.load import load_config, resolve_config
 from metis.experiments.deploy import settings_document
 from metis.text import plural, printable, size
@@ -69,7 +70,11 @@ async def show(
         facts, trained, measured = await _rehearse(config, site, name, device, trainer, rules, ckks_key)
     except LearnerError as problem:
         raise ConfigError(f"this site could not take part: {problem}") from problem
-    fields = _fields(_messages(facts, trained, measured, rules))
+    masked = build_policy(config.policy[0]).secure_sum is not None
+    if masked:
+        trained["loss"] = None  # it is a part of the sum
+    fields = _fields(_messages(facts, trained, measured, rules), masked)
+    refused = [] if assumed else refusals(config, rules)
     if as_json:
         print_json(
             {
@@ -77,6 +82,8 @@ async def show(
                 "learner": name,
                 "settings": "assumed" if assumed else "of the federation's file",
                 "policy": {"file": None if policy.path is None else str(policy.path), "rules": rules.rules()},
+                "masked": masked,
+                "refused": refused,
                 "fields": [dict(zip(("field", "value", "meaning"), row, strict=True)) for row in fields],
             }
         )
@@ -89,6 +96,8 @@ async def show(
     say(f"Besides, the controller sees the address of this machine and its name, '{name}'. Nothing else leaves it.")
     if assumed:
         say(f"Batches of {_BATCH} and a plain policy were assumed: give --federation FILE for the federation's own.")
+    for reason in refused:
+        say(f"This site would refuse the federation's tasks: {reason}.")
     say(_limits(policy, rules))
     say("This was a dry run: one batch was trained, nothing was sent, and nothing is kept.")
 
@@ -145,7 +154,23 @@ def _messages(
     ]
 
 
-def _fields(messages: Sequence[Any]) -> list[tuple[str, Any, str]]:
+def refusals(config: ExperimentConfig, rules: SitePolicy) -> list[str]:
+    """Why this site's policy would not let it train in the federation of this file."""
+    masked = build_policy(config.policy[0]).secure_sum is not None
+    task = pb.Task(number=1, opening=b"an opening" if masked else b"")
+    found = [] if (refusal := rules.refuses_task(task)) is None else [refusal.text]
+    if masked:
+        names = [name for group in config.learners for name in group.learner_names]
+        if not rules.peers:
+            found.append("its sums are masked, and this policy does not name the learners to take part with (peers)")
+        elif strangers := sorted(set(names) - set(rules.peers)):
+            found.append(f"{strangers[0]} is not among the peers of this policy")
+        if (fewest := rules.min_masked_members) is not None and len(names) < fewest:
+            found.append(f"its rounds have {len(names)} members, and this site wants {fewest} (min_masked_members)")
+    return found
+
+
+def _fields(messages: Sequence[Any], masked: bool = False) -> list[tuple[str, Any, str]]:
     """Every field that a learner may send, its value here (None if it has none), and what it is."""
     known = {
         f"{message.DESCRIPTOR.name}.{field.name}": value
@@ -153,7 +178,11 @@ def _fields(messages: Sequence[Any]) -> list[tuple[str, Any, str]]:
         for field, value in message.ListFields()
     }
     known["Chunk.data"] = known["UploadHeader.bytes"]
-    return [(name, _plain(name, known.get(name)), meaning) for name, meaning in outgoing.FIELDS.items()]
+    rows = [(name, _plain(name, known.get(name)), meaning) for name, meaning in outgoing.FIELDS.items()]
+    if not masked:
+        return rows
+    data = "the update, masked: the controller learns only the sum of a round's"
+    return [(name, value, data if name == "Chunk.data" else meaning) for name, value, meaning in rows]
 
 
 def _plain(name: str, value: Any) -> Any:
