@@ -1,7 +1,7 @@
 """The weighted average of a round from the sum of its local models in a ring (`ring.py`), and from nothing else.
 
 The sum is exact, whatever the order, so a simulation, which adds the local models themselves, and a deployment, which
-adds them under masks that cancel, get the same sum from the same local models.
+adds them under masks that cancel, end in the same bits.
 """
 
 from __future__ import annotations
