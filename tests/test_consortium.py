@@ -31,7 +31,7 @@ def test_every_run_completes_in_virtual_time(tmp_path: Path) -> None:
     results = [json.loads(line) for line in (tmp_path / "results.json").read_text().splitlines()]
     assert [result["rounds"] for result in results] == [20, 20, 40] * 5
     waiting, semi = results[::3], results[1::3]
-    assert all(result["cuts"] > 10 for result in results)
+    assert all(result["cuts"] > 10 for result in (*waiting, *semi))
     assert all(result["idle"] < 0.05 for result in semi)
     assert all(result["idle"] > 0.7 for result in waiting)
     assert all(3 * fast["seconds"] < slow["seconds"] for fast, slow in zip(semi, waiting, strict=True))
