@@ -72,7 +72,7 @@ test-ray: $(STAMP)  ## the tests that start Ray clusters; installs Ray
 # Flower pins older releases of what the commands use, so it gets an environment of its own on top of .venv.
 test-flower: $(STAMP)  ## the tests with the newest Flower that is allowed; skipped where it cannot be installed
 	@test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
-	@{ echo "$(CURDIR)/src"; $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; } \
+	@{ echo "$(CURDIR)/src"; $(BIN)/python -c 'import sys; print(*[p for p in sys.path if p.endswith("-packages")], sep="\n")'; } \
 		> "$$(echo $(FLOWER)/lib/python3*/site-packages)/metis.pth"
 	@wanted=$$(sed -n 's/^flower = \["\([^;"]*\).*/\1/p' pyproject.toml); \
 	if $(FLOWER)/bin/python -m pip --disable-pip-version-check -qqq install -c constraints.txt -U "$$wanted"; then \
