@@ -21,8 +21,8 @@ import metis
 SEEDS, MODELS = (1, 2, 3, 4, 5), 5  # the accuracy of a run is the mean over its last models
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist": {
-        "learners": 10, "train_examples": 3000, "sizes": "skewed", "classes": "dirichlet", "network": "mlp",
-        "network_options": {"hidden": [32]}, "batch_size": 20, "speeds": (0.05, 0.2),
+        "learners": 10, "train_examples": 3000, "sizes": "skewed", "classes": "dirichlet", "alpha": 1.0,
+        "network": "mlp", "network_options": {"hidden": [32]}, "batch_size": 20, "speeds": (0.05, 0.2),
     },
     "heart_disease": {
         "learners": 10, "sizes": "skewed", "network": "logistic", "batch_size": 16, "speeds": (0.05, 0.2),

@@ -333,7 +333,10 @@ def learner_table(learners: Sequence[Mapping[str, Any]], width: int) -> Table:
     """A row for each learner, by name; columns that do not fit a narrow terminal are left out, not cut."""
     learners = sorted(learners, key=lambda learner: by_number(learner["name"]))
     names = [printable(learner["name"]) for learner in learners]
-    columns = {heading: [show(learner) for learner in learners] for heading, show in _COLUMNS.items()}
+    shown = dict(_COLUMNS)
+    if all(learner.get("steps_left") is None for learner in learners):
+        del shown["privacy left"]
+    columns = {heading: [show(learner) for learner in learners] for heading, show in shown.items()}
     for heading in _DISPENSABLE:
         if _room_for_names(columns, width) < min(_NAME, max(map(len, names))):
             del columns[heading]
@@ -363,6 +366,13 @@ def _progress(learner: Mapping[str, Any]) -> str:
     return f"{learner['steps_of_task']:,}" + ("" if budget is None else f"/{budget:,}")
 
 
+def _private(learner: Mapping[str, Any]) -> str:
+    left, rounds = learner.get("steps_left"), learner.get("rounds_left")
+    if left is None:
+        return "–"
+    return f"{left:,} steps" if rounds is None else f"{left:,} steps, {rounds:,} rounds"
+
+
 _NAME = 12  # letters of a name that must be seen
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "state": lambda learner: printable(learner["state"]),
@@ -370,6 +380,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "examples": lambda learner: f"{learner['examples']:,}",
     "s/batch": lambda learner: number(learner["time_per_batch"]),
     "task": _progress,
+    "privacy left": _private,
     "updates": lambda learner: f"{learner['updates']:,}",
     "refused": lambda learner: f"{learner['refused']:,}",
     "idle": _idle,

@@ -57,6 +57,17 @@ def setting_of(federation: Federation, policy: Policy, target: Target | None, tr
         )
         for index, setup in enumerate(federation.learners)
     ]
+    protected = {
+        setup.name: {
+            "noise": setup.privacy.noise,
+            "budget": setup.privacy.budget,
+            "delta": setup.privacy.delta,
+            "batch_size": setup.batch_size,
+            "examples": len(setup.indices),
+        }
+        for setup in federation.learners
+        if setup.privacy is not None
+    }
     return Setting.of(
         policy,
         travels,
@@ -66,5 +77,7 @@ def setting_of(federation: Federation, policy: Policy, target: Target | None, tr
         higher_is_better=federation.higher_is_better,
         target=target,
         class_names=federation.class_names,
-        facts=federation.facts | ({} if start is None else initial_fact(name_of(start), travels)),
+        facts=federation.facts
+        | ({"privacy": protected} if protected else {})
+        | ({} if start is None else initial_fact(name_of(start), travels)),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from metis.core.costs import Costs
 from metis.reporting import figures
+from metis.reporting.spending import spending_row
 from metis.runs.run import Run
 from metis.text import factor, metric, number, percent, seconds
 
@@ -122,6 +123,17 @@ def learner_sections(runs: list[Run], names: list[str]) -> list[Section]:
         more = len(run.setting.learners) - len(rows)
         note = f"{more:,} more learners are in the events of the run." if more > 0 else ""
         sections.append(Section(name, colour(index), rows=rows, note=note))
+    return sections
+
+
+def privacy_sections(runs: list[Run], names: list[str]) -> list[Section]:
+    """What the sites with protected records have spent."""
+    sections = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        spent = list(run.spending.by_learner.items())
+        rows = [[who, *spending_row(run.setting.facts, who, mine)] for who, mine in spent[:_MAX_LEARNERS]]
+        if rows:
+            sections.append(Section(name, colour(index), rows=rows))
     return sections
 
 

@@ -18,7 +18,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     shown = [
         (key.replace("_", " "), _fact(value))
         for key, value in run.setting.facts.items()
-        if key != "versions" and value is not None and value != ""
+        if key not in ("versions", "privacy") and value is not None and value != ""
     ]
     shown.append(("model size", f"{run.setting.model_bytes:,} bytes"))
     if run.setting.update_bytes is not None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from metis.errors import ConfigError
 from metis.files import write_text
-from metis.reporting import charts, figures
-from metis.reporting.cost_tables import cost_tables, learner_sections, refusal_sections
+from metis.reporting import charts, figures, spending
+from metis.reporting.cost_tables import cost_tables, learner_sections, privacy_sections, refusal_sections
 from metis.reporting.findings import energy_unit, findings, lead
 from metis.reporting.provenance import configuration_file, configurations, facts, provenance, repeating, versions
 from metis.reporting.tradeoff import period_charts, tradeoff_chart
@@ -66,6 +66,8 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         ],
         "distribution": charts.distribution(runs[0]),
         "learners": learner_sections(runs, names),
+        "privacy": privacy_sections(runs, names),
+        "privacy_headings": spending.HEADINGS,
         "refusals": refusal_sections(runs, names),
         "facts": facts(runs[0]),
         "provenance": provenance(runs, names),

@@ -28,6 +28,7 @@ from metis.core.events import (
     UpdateRequest,
 )
 from metis.runs.setting import Setting
+from metis.runs.spending import SpendingFold
 
 VALIDATION = "validation_"  # before the name of a metric: on the validation examples
 _UNEVALUATED = 100  # published models whose costs are remembered until they are evaluated, at most
@@ -85,6 +86,7 @@ class RunFold:
         self.departures, self.cuts, self.resent = 0, 0, 0  # learners that left, cut transfers, bytes that went again
         self.compression_errors: dict[LearnerId, float] = {}  # of the latest update
         self._errors, self._compressed = 0.0, 0
+        self.spending = SpendingFold(setting.facts.get("privacy"))
         self._ledger = CostLedger(
             {learner.name: learner.power for learner in setting.learners},
             setting.model_bytes,
@@ -97,6 +99,7 @@ class RunFold:
     def record(self, now: float, item: Event | Action) -> None:
         self.now = now
         self._ledger.record(now, item)
+        self.spending.record(item)
         if isinstance(item, UpdateRequest):
             self.cuts, self.resent = self.cuts + item.cuts, self.resent + item.resent
         match item:

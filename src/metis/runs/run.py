@@ -17,6 +17,7 @@ from metis.runs import display
 from metis.runs.at_learners import AtLearners
 from metis.runs.folds import HistoryPoint, RunFold, Span, timeline
 from metis.runs.setting import Setting
+from metis.runs.spending import SpendingFold
 from metis.runs.storage import load_model, save_model
 from metis.runs.trace import EVENTS, read_trace, write_json
 
@@ -87,6 +88,11 @@ class Run:
     def costs(self) -> Costs:
         """The costs of the whole run."""
         return self._fold.costs
+
+    @property
+    def spending(self) -> SpendingFold:
+        """What sites with protected records have spent of their budgets."""
+        return self._fold.spending
 
     @property
     def costs_at_target(self) -> Costs | None:

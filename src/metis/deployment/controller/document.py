@@ -191,7 +191,7 @@ def _learner(
         else "training" if row.task is not None
         else "waiting"
     )  # fmt: skip
-    spent = costs.by_learner.get(row.learner)
+    spent, spending = costs.by_learner.get(row.learner), fold.spending.by_learner.get(row.learner)
     return {
         "name": row.learner,
         "state": state,
@@ -204,6 +204,7 @@ def _learner(
         "steps_of_task": session.steps if session else 0,
         "budget_steps": None if row.task is None else row.task.budget.steps,
         "steps_left": row.steps_left,
+        "rounds_left": None if spending is None else spending.rounds_left,
         "silent_seconds": monotonic() - heard if math.isfinite(heard) else None,
         "updates": spent.update_requests if spent else 0,
         "compression_error": fold.compression_errors.get(row.learner),

@@ -35,9 +35,11 @@ from metis.core.events import (
 )
 from metis.reporting.dashboard.problems import Problem, problems
 from metis.reporting.dashboard.series import KINDS, Series, merged, short
+from metis.reporting.spending import epsilon_spent
 from metis.runs.folds import Span, TimelineFold
 from metis.runs.periods import PeriodsFold
 from metis.runs.setting import Setting
+from metis.runs.spending import SpendingFold
 from metis.runs.trace import from_line
 
 Increment = dict[str, Any]
@@ -45,7 +47,8 @@ Increment = dict[str, Any]
 # The columns of a learner's row, in the order in which they are sent.
 COLUMNS = (
     "index", "examples", "time_per_batch", "steps", "seconds", "contribution", "seen", "bytes", "state", "since",
-    "updates", "refused", "equation", "active", "idle_charged", "equation_rate", "active_rate", "idle_charged_rate",
+    "updates", "refused", "steps_left", "rounds_left", "epsilon",
+    "equation", "active", "idle_charged", "equation_rate", "active_rate", "idle_charged_rate",
 )  # fmt: skip
 STATES = ("expected", "training", "idle", "away", "set aside", "withdrawn", "late")
 MIXED = len(KINDS)  # the kind of a merged span
@@ -108,6 +111,7 @@ class RunView:
         )
         self._update_bytes = setting.model_bytes if setting.update_bytes is None else setting.update_bytes
         self._timeline = TimelineFold()
+        self._spending = SpendingFold(setting.facts.get("privacy"))
         self._learners: dict[str, LearnerRow] = {}
         self.learners: list[LearnerRow] = []
         self._update_requests = 0
@@ -141,6 +145,7 @@ class RunView:
 
     def record(self, now: float, item: Event | Action) -> None:
         self._ledger.record(now, item)
+        self._spending.record(item)
         for span in self._timeline.record(now, item):
             self._add_span(span)
         begun = self._changes.record(now, item)
@@ -378,11 +383,19 @@ class RunView:
                     short(since),
                     learner.updates,
                     learner.refused,
+                    *self._spent(learner.name),
                     *map(short, energy),
                     *(short(round(value, 9)) for value in rate),
                 ]
             )
         return rows
+
+    def _spent(self, name: str) -> tuple[int | None, int | None, float | None]:
+        """Of its privacy budget: steps and rounds that are left, and epsilon, if they are known."""
+        spent = self._spending.by_learner.get(name)
+        if spent is None:
+            return None, None, None
+        return spent.left, spent.rounds_left, short(epsilon_spent(self.setting.facts, name, spent))
 
     def state_of(self, learner: LearnerRow) -> tuple[str, float | None]:
         if not learner.joined:

@@ -1018,7 +1018,7 @@ function drawChanges() {
 const ROW = 32; // pixels; as in the style sheet
 const VIEW = [
   { key: "name", title: "Learner", text: true, value: (run, row) => run.names[row[0]] },
-  { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]) },
+  { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]), show: (value, run, row) => value + privacyOf(row) },
   { key: "examples", title: "Examples", value: (run, row) => row[COLUMNS.examples], show: number },
   { key: "time_per_batch", title: "Time per batch", value: (run, row) => row[COLUMNS.time_per_batch], show: (value) => (value === null ? "–" : value < 1 ? `${number(1000 * value)} ms` : seconds(value)) },
   { key: "steps", title: "B_k (steps)", value: (run, row) => row[COLUMNS.steps] ?? row[COLUMNS.seconds], show: (value, run, row) => (row[COLUMNS.steps] === null && row[COLUMNS.seconds] !== null ? `what fits ${seconds(row[COLUMNS.seconds])}` : number(value)) },
@@ -1029,6 +1029,17 @@ const VIEW = [
   { key: "updates", title: "Updates", value: (run, row) => row[COLUMNS.updates], show: number },
   { key: "refused", title: "Refused", value: (run, row) => row[COLUMNS.refused], show: number },
 ];
+// What is left of a site's privacy budget, and epsilon where a simulation knows it; nothing for other sites.
+function privacyOf(row) {
+  const left = row[COLUMNS.steps_left], rounds = row[COLUMNS.rounds_left], epsilon = row[COLUMNS.epsilon];
+  if (left === null && epsilon === null) return "";
+  const parts = [];
+  if (epsilon !== null) parts.push(`ε ${number(epsilon)}`);
+  if (left === 0) parts.push("privacy budget spent");
+  else if (left !== null) parts.push(rounds === null ? `${number(left)} private steps left` : `privacy for ${number(rounds)} rounds`);
+  return `, ${parts.join(", ")}`;
+}
+
 const sorting = { key: null, up: true };
 let tableRows = []; // of the chosen run, sorted and filtered
 let tableRun = null;
