@@ -9,7 +9,7 @@ from metis.core.events import LearnerId
 from metis.errors import ConfigError
 from metis.privacy.accounting import Steps, epsilon
 from metis.privacy.records import Privacy, rate_at, sampling_rate
-from metis.runs.spending import Spending
+from metis.runs.spending import Spending, SpendingFold
 
 HEADINGS = ("steps", "steps left", "rounds left", "epsilon spent", "budget", "delta")
 
@@ -42,3 +42,14 @@ def spending_row(facts: Mapping[str, Any], learner: LearnerId, spent: Spending) 
         "–" if own.get("budget") is None else f"{own['budget']:g}",
         f"{own['delta']:g}" if "delta" in own else "–",
     ]
+
+
+def left_and_spent(
+    facts: Mapping[str, Any], fold: SpendingFold, learner: LearnerId
+) -> tuple[int | None, int | None, float | None]:
+    """Steps and rounds that are left of a site's budget, and epsilon so far; None for what is not known."""
+    spent = fold.by_learner.get(learner)
+    if spent is None:
+        return None, None, None
+    found = epsilon_spent(facts, learner, spent)
+    return spent.left, spent.rounds_left, None if found is None else float(f"{found:.4g}")

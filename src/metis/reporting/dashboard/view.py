@@ -35,7 +35,7 @@ from metis.core.events import (
 )
 from metis.reporting.dashboard.problems import Problem, problems
 from metis.reporting.dashboard.series import KINDS, Series, merged, short
-from metis.reporting.spending import epsilon_spent
+from metis.reporting.spending import left_and_spent
 from metis.runs.folds import Span, TimelineFold
 from metis.runs.periods import PeriodsFold
 from metis.runs.setting import Setting
@@ -383,19 +383,12 @@ class RunView:
                     short(since),
                     learner.updates,
                     learner.refused,
-                    *self._spent(learner.name),
+                    *left_and_spent(self.setting.facts, self._spending, learner.name),
                     *map(short, energy),
                     *(short(round(value, 9)) for value in rate),
                 ]
             )
         return rows
-
-    def _spent(self, name: str) -> tuple[int | None, int | None, float | None]:
-        """Of its privacy budget: steps and rounds that are left, and epsilon, if they are known."""
-        spent = self._spending.by_learner.get(name)
-        if spent is None:
-            return None, None, None
-        return spent.left, spent.rounds_left, short(epsilon_spent(self.setting.facts, name, spent))
 
     def state_of(self, learner: LearnerRow) -> tuple[str, float | None]:
         if not learner.joined:
