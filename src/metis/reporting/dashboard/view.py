@@ -94,12 +94,10 @@ class RunView:
         self.setting = setting
         self.metric = setting.metric
         self.now = 0.0  # of the latest event
-        self.events = 0
-        self.version = 0
+        self.events = self.version = 0
         self.damage: str | None = None
         self.finish_reason: str | None = None
-        self.history = Series()
-        self.costs = Series()
+        self.history, self.costs = Series(), Series()
         self.periods = Series()  # when each began, and its length
         self._changes = PeriodsFold()
         self._changes_sent = -1.0  # when the latest one of them was
