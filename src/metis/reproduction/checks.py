@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from metis.core.events import CommunityPublished
 from metis.core.stop import StopRule
-from metis.reproduction.environments import Cell, Environment, varied
+from metis.reproduction import lookup
+from metis.reproduction.environments import Cell, varied
 from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell
 from metis.reproduction.tables import (
     ASYNC,
@@ -32,134 +33,49 @@ from metis.reproduction.tables import (
 from metis.reproduction.verdicts import TIE, Finding, Outcome, Part, Source
 from metis.runs.run import Run
 
-Check = Callable[[Evidence, Source], Finding]
-
-
-class NoEvidence(Exception):
-    """There is nothing to check a claim with; the message says what is missing."""
-
-
-# --- helpers ----------------------------------------------------------------------------------
-
-
-def _environments(evidence: Evidence, *results: str) -> list[Environment]:
-    found = evidence.of(*results)
-    if not found:
-        raise NoEvidence("no run of it was made")
-    return found
-
-
-def _in_tables(evidence: Evidence, *results: str) -> list[Environment]:
-    """The environments of these results that the tables have rows for."""
-    return [one for one in _environments(evidence, *results) if any(cell.published for cell in one.cells)]
-
-
-def _ours_only(source: Source) -> None:
-    if source.name != "ours":
-        raise NoEvidence("the tables do not say")
-
-
-def _pick(
-    environment: Environment, protocol: str, solver: str | None = None, epochs: float | None = None
-) -> list[Cell]:
-    return [
-        cell
-        for cell in environment.cells
-        if protocol_of(cell) == protocol
-        and (solver is None or solver_of(cell) == solver)
-        and (epochs is None or slowest_learner_epochs(cell) == epochs)
-    ]
-
-
-def _one(environment: Environment, protocol: str, solver: str | None = None, epochs: float | None = None) -> Cell:
-    found = _pick(environment, protocol, solver, epochs)
-    if not found:
-        raise NoEvidence(f"{environment.paper.title} does not have this policy")
-    return found[0]
-
-
-def _where(environment: Environment) -> str:
-    paper = environment.paper
-    return paper.distribution if paper.domain == "CIFAR-10" else f"{paper.domain} {paper.distribution}"
-
-
-def _amount(source: Source, cell: Cell, name: str, unit: str = "") -> str:
-    """The mean over the seeds that reached the target, or how long it was tried."""
-    costs = source.costs(cell, name).values()
-    reached = [cost.value for cost in costs if cost.reached]
-    if not costs:
-        return "not run"
-    if len(reached) < len(costs):
-        tried = max(cost.value for cost in costs if not cost.reached)
-        how_often = f" with {len(costs) - len(reached)} of {len(costs)} seeds" if len(costs) > 1 else ""
-        return f"not reached{how_often}" + (f" by {tried:,.0f}{unit}" if math.isfinite(tried) else "")
-    mean = statistics.mean(reached)
-    return f"{mean:,.0f}{unit}" if mean >= 100 else f"{mean:.3g}{unit}"
-
-
-def _against(source: Source, own: Cell, rivals: Sequence[Cell], name: str, unit: str, words: str) -> Part:
-    """Whether one policy costs less than each of the others."""
-    ratios = {rival.label: source.ratio(own, rival, name) for rival in rivals}
-    outcomes = {label: ratio.above() for label, ratio in ratios.items()}
-    order: tuple[Outcome, ...] = ("fails", "open", "tie", "holds")
-    worst: Outcome = next((outcome for outcome in order if outcome in outcomes.values()), "open")
-    known = {label: ratio for label, ratio in ratios.items() if ratio.kind != "unknown"}
-    closest = sorted(known, key=lambda label: known[label].mean)[:2]
-    shown = ", ".join(f"{label} ×{known[label]}" for label in closest)
-    open_ = [label for label, outcome in outcomes.items() if outcome == "open" and label not in closest]
-    rest = f"; not known for {len(open_)} of {len(rivals)} policies" if open_ else ""
-    text = f"{words}: {own.label} {_amount(source, own, name, unit)}; {shown or 'nothing to compare with'}{rest}"
-    # With ties among clear wins it is not beaten anywhere.
-    return Part("holds" if worst == "tie" and "holds" in outcomes.values() else worst, text)
-
-
-def _outcome(holds: bool) -> Outcome:
-    return "holds" if holds else "fails"
-
-
 # --- what follows from the schedule -------------------------------------------------------------
 
 
 def iterations_follow(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
-    rows = arithmetic(_environments(evidence, "table2", "table3"))
+    lookup.ours_only(source)
+    rows = arithmetic(lookup.environments(evidence, "table2", "table3"))
     same = sum(row["same"] for row in rows)
-    return Finding([Part(_outcome(same == len(rows)), f"{same} of {len(rows)} rows to the digit")])
+    return Finding([Part(lookup.outcome(same == len(rows)), f"{same} of {len(rows)} rows to the digit")])
 
 
 def no_idle_time(evidence: Evidence, source: Source) -> Finding:
     """Idle shares after the first round, of the schedules; in the tables, of fast learners under SemiSync."""
-    environments = _in_tables(evidence, "table3")
+    environments = lookup.in_tables(evidence, "table3")
     if source.name != "ours":
         busy = [
             cell.published.fast_time / cell.published.parallel_time / environment.config.learners[0].count
             for environment in environments
-            for cell in _pick(environment, SEMISYNC)
+            for cell in lookup.pick(environment, SEMISYNC)
             if cell.published and cell.published.fast_time and cell.published.parallel_time
         ]
         if not busy:
-            raise NoEvidence("the tables do not say")
+            raise lookup.NoEvidence("the tables do not say")
         text = f"its fast learners trained for {min(busy):.0%} to {max(busy):.0%} of the time under SemiSync (CT / PT)"
-        return Finding([Part(_outcome(min(busy) > 0.95), text)])
+        return Finding([Part(lookup.outcome(min(busy) > 0.95), text)])
     shares: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
-    for environment in _in_tables(evidence, "table3", "table2"):
+    for environment in lookup.in_tables(evidence, "table3", "table2"):
         for cell in distinct_schedules(environment):
             shares[protocol_of(cell)].append(idle_share(schedule_cell(cell, 10).run))
     if not all(shares.values()):
-        raise NoEvidence("not all protocols are there")
+        raise lookup.NoEvidence("not all protocols are there")
     largest = {protocol: max(values) for protocol, values in shares.items()}
     holds = largest[SEMISYNC] < 0.01 and largest[ASYNC] < 0.01 and min(shares[SYNC]) > 0.01
     text = (
         f"largest idle share after the first round, with constant speeds: SemiSync {largest[SEMISYNC]:.1%}, "
         f"asynchronous {largest[ASYNC]:.1%}, Sync {min(shares[SYNC]):.0%} to {largest[SYNC]:.0%}"
     )
-    return Finding([Part(_outcome(holds), text)])
+    return Finding([Part(lookup.outcome(holds), text)])
 
 
 def equal_learners(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
+    lookup.ours_only(source)
     per_request = {}
-    environment = _environments(evidence, "table2")[0]
+    environment = lookup.environments(evidence, "table2")[0]
     for name, epochs in (("sync_fedavg", None), ("semisync_fedavg", 4.0), ("async_fedavg", None)):
         cell = next(
             cell
@@ -171,14 +87,14 @@ def equal_learners(evidence: Evidence, source: Source) -> Finding:
         per_request[cell.label.partition(" w/")[0]] = made[-1].steps / made[-1].update_requests
     same = len({round(steps, 6) for steps in per_request.values()}) == 1
     parts = ", ".join(f"{label} {steps:g}" for label, steps in per_request.items())
-    return Finding([Part(_outcome(same), f"steps for each update request, scheduled: {parts}")])
+    return Finding([Part(lookup.outcome(same), f"steps for each update request, scheduled: {parts}")])
 
 
 def transmission(evidence: Evidence, source: Source) -> Finding:
     """0.4 s, as the paper says, against a round: of the nominal schedule, or as its tables have it."""
     parts = []
-    for environment in _in_tables(evidence, "table3"):
-        cell = _one(environment, SEMISYNC, "momentum", 2)
+    for environment in lookup.in_tables(evidence, "table3"):
+        cell = lookup.one(environment, SEMISYNC, "momentum", 2)
         row = cell.published
         assert row is not None, "Table 3 has it"
         if source.name == "ours":
@@ -187,15 +103,15 @@ def transmission(evidence: Evidence, source: Source) -> Finding:
         else:
             seconds = (row.parallel_time or math.nan) / ((row.communication_cost or math.nan) / 10)
         share = 0.4 / seconds
-        outcome: Outcome = "tie" if share < 0.005 * TIE and share >= 0.005 / TIE else _outcome(share < 0.005)
-        parts.append(Part(outcome, f"{_where(environment)} {share:.2%} of a round of {seconds:.0f} s"))
+        outcome: Outcome = "tie" if share < 0.005 * TIE and share >= 0.005 / TIE else lookup.outcome(share < 0.005)
+        parts.append(Part(outcome, f"{lookup.where(environment)} {share:.2%} of a round of {seconds:.0f} s"))
     return Finding(parts, "the 0.4 s for a model that the paper states, over the length of a round")
 
 
 def cache_is_constant(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
+    lookup.ours_only(source)
     if not evidence.mixing_times:
-        raise NoEvidence("not measured yet")
+        raise lookup.NoEvidence("not measured yet")
     parts = []
     for network in dict.fromkeys(measured.network for measured in evidence.mixing_times):
         rows = sorted((row for row in evidence.mixing_times if row.network == network), key=lambda row: row.learners)
@@ -206,7 +122,7 @@ def cache_is_constant(evidence: Evidence, source: Source) -> Finding:
         holds = flat <= 1.1 and 0.75 * more <= growth <= 1.25 * more
         parts.append(
             Part(
-                _outcome(holds),
+                lookup.outcome(holds),
                 f"{network}: with the cache ×{flat:.2f} from {rows[0].learners} to {last.learners:,} learners, without "
                 f"it ×{growth:.1f} for ×{more:.1f} as many",
             )
@@ -214,7 +130,7 @@ def cache_is_constant(evidence: Evidence, source: Source) -> Finding:
     return Finding(parts, "flat within 10 %, and proportional within 25 %")
 
 
-def table_1(column: str) -> Check:
+def table_1(column: str) -> lookup.Check:
     """One column of Table 1: a level for each protocol, or whether it is free of idle time or staleness."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
@@ -223,13 +139,13 @@ def table_1(column: str) -> Check:
         for row in document["rows"]:
             said = row["published"]["energy" if column.startswith("energy") else column]
             if column in ("idle_free", "stale_free"):
-                _ours_only(source)
+                lookup.ours_only(source)
                 found = row[column]
             elif source.name == "ours":
                 found = row["ours"][column]["level"]
             else:
                 found = row["from_published"][column]["level"]
-            outcome: Outcome = "open" if found is None else _outcome(found == said)
+            outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
             parts.append(Part(outcome, f"{row['protocol']} {_level(found)} (Table 1: {_level(said)})"))
         return Finding(parts, LEVELS_RULE)
 
@@ -243,42 +159,44 @@ def _level(value: object) -> str:
 # --- costs until the target ---------------------------------------------------------------------
 
 
-def cheapest(result: str, name: str, epochs: float, unit: str = "") -> Check:
+def cheapest(result: str, name: str, epochs: float, unit: str = "") -> lookup.Check:
     """Whether SemiSync with Momentum and this lambda costs less than every other policy, in every environment."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
         parts = []
-        for environment in _in_tables(evidence, result):
-            own = _one(environment, SEMISYNC, "momentum", epochs)
+        for environment in lookup.in_tables(evidence, result):
+            own = lookup.one(environment, SEMISYNC, "momentum", epochs)
             rivals = [cell for cell in environment.cells if cell is not own]
-            parts.append(_against(source, own, rivals, name, unit, _where(environment)))
+            parts.append(lookup.against(source, own, rivals, name, unit, lookup.where(environment)))
         return Finding(parts, "the closest policies, and their costs over its own")
 
     return check
 
 
-def semisync_is_faster(solver: str) -> Check:
+def semisync_is_faster(solver: str) -> lookup.Check:
     """Whether SemiSync is before Sync with this solver, in every environment and with every lambda."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
         parts = []
-        for environment in _in_tables(evidence, "table2", "table3"):
+        for environment in lookup.in_tables(evidence, "table2", "table3"):
             for sync, semi in counterparts(environment):
                 if solver_of(sync) == solver:
                     ratio = source.ratio(semi, sync, "parallel_time")
-                    where = f"{environment.paper.cluster} {_where(environment)} λ={slowest_learner_epochs(semi):g}"
+                    where = (
+                        f"{environment.paper.cluster} {lookup.where(environment)} λ={slowest_learner_epochs(semi):g}"
+                    )
                     parts.append(Part(ratio.above(), f"{where} ×{ratio}"))
         return Finding(parts, "Sync's parallel time over SemiSync's")
 
     return check
 
 
-def energy_saving(kind: str) -> Check:
+def energy_saving(kind: str) -> lookup.Check:
     """The mean saving of SemiSync against Sync with the same solver, where at least one reached the target."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
         savings, compared, pairs = [], 0, 0
-        for environment in _in_tables(evidence, "table2", "table3"):
+        for environment in lookup.in_tables(evidence, "table2", "table3"):
             for sync, semi in counterparts(environment):
                 pairs += 1
                 ratio = source.ratio(semi, sync, f"energy_{kind}")
@@ -291,7 +209,7 @@ def energy_saving(kind: str) -> Check:
         half = 1.96 * statistics.stdev(savings) / math.sqrt(len(savings)) if len(savings) > 1 else math.inf
         text = f"{mean:+.0%} on average of {compared} of {pairs} pairs, {min(savings):+.0%} to {max(savings):+.0%}"
         if source.name != "ours":
-            return Finding([Part(_outcome(mean >= 0.3), text)], "at least 30 %")
+            return Finding([Part(lookup.outcome(mean >= 0.3), text)], "at least 30 %")
         outcome: Outcome = "holds" if mean - half >= 0.3 else "fails" if mean + half < 0.3 else "open"
         if compared < pairs / 2:
             outcome = "open"
@@ -302,13 +220,13 @@ def energy_saving(kind: str) -> Check:
     return check
 
 
-def momentum_energy(kind: str) -> Check:
+def momentum_energy(kind: str) -> lookup.Check:
     def check(evidence: Evidence, source: Source) -> Finding:
         parts = []
-        for environment in _in_tables(evidence, "table2", "table3"):
-            base, own = _one(environment, SYNC, "vanilla"), _one(environment, SEMISYNC, "momentum", 2)
+        for environment in lookup.in_tables(evidence, "table2", "table3"):
+            base, own = lookup.one(environment, SYNC, "vanilla"), lookup.one(environment, SEMISYNC, "momentum", 2)
             ratio = source.ratio(own, base, f"energy_{kind}")
-            parts.append(Part(ratio.above(3.0), f"{environment.paper.cluster} {_where(environment)} ×{ratio}"))
+            parts.append(Part(ratio.above(3.0), f"{environment.paper.cluster} {lookup.where(environment)} ×{ratio}"))
         return Finding(parts, "energy of Sync w/ Vanilla over that of SemiSync (λ=2) w/ Momentum, at least 3")
 
     return check
@@ -316,9 +234,9 @@ def momentum_energy(kind: str) -> Check:
 
 def momentum_fails_on_power_law(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in _in_tables(evidence, "table2", "table3"):
+    for environment in lookup.in_tables(evidence, "table2", "table3"):
         if environment.config.partition.sizes == "power_law":
-            momentum, vanilla = (_one(environment, SYNC, solver) for solver in ("momentum", "vanilla"))
+            momentum, vanilla = (lookup.one(environment, SYNC, solver) for solver in ("momentum", "vanilla"))
             mine, theirs = (source.costs(cell, "parallel_time") for cell in (momentum, vanilla))
             reached = [seed for seed, cost in theirs.items() if cost.reached and seed in mine]
             failed = [
@@ -326,9 +244,9 @@ def momentum_fails_on_power_law(evidence: Evidence, source: Source) -> Finding:
                 for seed in reached
                 if mine[seed].reached or mine[seed].value >= theirs[seed].value
             ]
-            outcome: Outcome = "open" if not failed else _outcome(all(failed))
+            outcome: Outcome = "open" if not failed else lookup.outcome(all(failed))
             shown = ", ".join(
-                f"{cell.label} {_amount(source, cell, 'parallel_time', ' s')}" for cell in (momentum, vanilla)
+                f"{cell.label} {lookup.amount(source, cell, 'parallel_time', ' s')}" for cell in (momentum, vanilla)
             )
             parts.append(Part(outcome, f"{environment.paper.cluster}: {shown}"))
     return Finding(parts, "not at the target when Sync w/ Vanilla is")
@@ -336,9 +254,9 @@ def momentum_fails_on_power_law(evidence: Evidence, source: Source) -> Finding:
 
 def fedprox_rescues(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in _in_tables(evidence, "table2", "table3"):
+    for environment in lookup.in_tables(evidence, "table2", "table3"):
         if environment.config.partition.sizes == "power_law":
-            momentum, prox = (_one(environment, SYNC, solver) for solver in ("momentum", "fedprox"))
+            momentum, prox = (lookup.one(environment, SYNC, solver) for solver in ("momentum", "fedprox"))
             ratio = source.ratio(prox, momentum, "parallel_time")
             parts.append(
                 Part(ratio.above(), f"{environment.paper.cluster}: Sync w/ Momentum over Sync w/ FedProx ×{ratio}")
@@ -348,72 +266,76 @@ def fedprox_rescues(evidence: Evidence, source: Source) -> Finding:
 
 def fedrec_is_fastest(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in _environments(evidence, "table3", "figure9", "figure10"):
-        cells = {cell.policy.name: cell for cell in _pick(environment, ASYNC)}
+    for environment in lookup.environments(evidence, "table3", "figure9", "figure10"):
+        cells = {cell.policy.name: cell for cell in lookup.pick(environment, ASYNC)}
         if source.name != "ours" and not any(cell.published for cell in cells.values()):
             continue
         own = cells.pop("fedrec")
-        parts.append(_against(source, own, list(cells.values()), "parallel_time", " s", _where(environment)))
+        parts.append(
+            lookup.against(source, own, list(cells.values()), "parallel_time", " s", lookup.where(environment))
+        )
     return Finding(parts)
 
 
 def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in _in_tables(evidence, "table2"):
-        cells = {cell.policy.name: cell for cell in _pick(environment, ASYNC)}
+    for environment in lookup.in_tables(evidence, "table2"):
+        cells = {cell.policy.name: cell for cell in lookup.pick(environment, ASYNC)}
         fedavg, fedrec, fedasync = (cells[name] for name in ("async_fedavg", "fedrec", "fedasync"))
         ratio = source.ratio(fedavg, fedrec, "parallel_time")
         if environment.config.partition.sizes == "power_law":
-            part = _against(source, fedavg, [fedrec, fedasync], "parallel_time", " s", _where(environment))
+            part = lookup.against(source, fedavg, [fedrec, fedasync], "parallel_time", " s", lookup.where(environment))
         else:
             low, high = ratio.interval
             within = ratio.kind == "exact" and low > 1 / 1.5 and high < 1.5
             apart = ratio.above() in ("holds", "fails") and not 1 / 1.5 < ratio.mean < 1.5
             outcome: Outcome = "holds" if within else "fails" if apart else "open"
-            part = Part(outcome, f"{_where(environment)}: FedRec over AsyncFedAvg ×{ratio}")
+            part = Part(outcome, f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}")
         parts.append(part)
     return Finding(parts, "comparable: within a factor of 1.5")
 
 
 def asynchronous_requests(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in _in_tables(evidence, "table3"):
-        own = _one(environment, SEMISYNC, "momentum", 2)
-        ratios = {cell.label: source.ratio(own, cell, "communication_cost") for cell in _pick(environment, ASYNC)}
+    for environment in lookup.in_tables(evidence, "table3"):
+        own = lookup.one(environment, SEMISYNC, "momentum", 2)
+        ratios = {cell.label: source.ratio(own, cell, "communication_cost") for cell in lookup.pick(environment, ASYNC)}
         outcomes = [ratio.above(2.0) for ratio in ratios.values()]
         order: tuple[Outcome, ...] = ("fails", "open", "holds")
         worst = next(outcome for outcome in order if outcome in outcomes)
         shown = ", ".join(f"{label} ×{ratio}" for label, ratio in ratios.items())
-        parts.append(Part(worst, f"{_where(environment)}: {shown}"))
+        parts.append(Part(worst, f"{lookup.where(environment)}: {shown}"))
     return Finding(parts, "update requests over SemiSync's; many more is at least twice as many")
 
 
-def converges_fastest(result: str, epochs: float) -> Check:
+def converges_fastest(result: str, epochs: float) -> lookup.Check:
     def check(evidence: Evidence, source: Source) -> Finding:
-        _ours_only(source)
+        lookup.ours_only(source)
         parts = []
-        for environment in _environments(evidence, result):
-            own = _one(environment, SEMISYNC, epochs=epochs)
+        for environment in lookup.environments(evidence, result):
+            own = lookup.one(environment, SEMISYNC, epochs=epochs)
             rivals = [cell for cell in environment.cells if cell is not own]
-            parts.append(_against(source, own, rivals, "parallel_time", " s", environment.paper.distribution))
+            parts.append(lookup.against(source, own, rivals, "parallel_time", " s", environment.paper.distribution))
         return Finding(parts)
 
     return check
 
 
-def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> Check:
+def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> lookup.Check:
     """Whether SemiSync with each of these lambdas costs less than Sync in every environment of BrainAge."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
-        _ours_only(source)
+        lookup.ours_only(source)
         parts = []
-        for environment in _environments(evidence, "figure11"):
-            sync = _one(environment, SYNC)
-            for cell in _pick(environment, SEMISYNC):
+        for environment in lookup.environments(evidence, "figure11"):
+            sync = lookup.one(environment, SYNC)
+            for cell in lookup.pick(environment, SEMISYNC):
                 if slowest_learner_epochs(cell) in needed:
                     ratio = source.ratio(cell, sync, name)
                     words = f"{environment.paper.distribution} λ={slowest_learner_epochs(cell):g}"
-                    parts.append(Part(ratio.above(), f"{words} {_amount(source, cell, name, unit)}, Sync ×{ratio}"))
+                    parts.append(
+                        Part(ratio.above(), f"{words} {lookup.amount(source, cell, name, unit)}, Sync ×{ratio}")
+                    )
         return Finding(parts, "Sync's cost over SemiSync's")
 
     return check
@@ -428,24 +350,24 @@ def _metric_at(run: Run, moment: float) -> float:
 
 
 def asynchronous_lead_early(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
+    lookup.ours_only(source)
     parts = []
-    for environment in _environments(evidence, "figure10"):
-        semi = evidence.seeds(_one(environment, SEMISYNC))
+    for environment in lookup.environments(evidence, "figure10"):
+        semi = evidence.seeds(lookup.one(environment, SEMISYNC))
         for seed, run in semi.items():
             first = next((at for at, item in run.events if isinstance(item, CommunityPublished) and at > 0), math.nan)
             own = _metric_at(run, first)
             early = {
                 cell.label: _metric_at(evidence.seeds(cell)[seed], first)
-                for cell in _pick(environment, ASYNC)
+                for cell in lookup.pick(environment, ASYNC)
                 if seed in evidence.seeds(cell)
             }
             if early:
                 shown = ", ".join(f"{label} {value:.3f}" for label, value in early.items())
                 text = f"{environment.paper.distribution} at {first:.0f} s: {shown}, SemiSync {own:.3f}"
-                parts.append(Part(_outcome(max(early.values()) > own), text))
+                parts.append(Part(lookup.outcome(max(early.values()) > own), text))
     if not parts:
-        raise NoEvidence("its runs have not been made")
+        raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "when SemiSync's first round ends")
 
 
@@ -457,18 +379,18 @@ def _difference(first: dict[int, float], second: dict[int, float]) -> tuple[floa
     """Mean of the first minus the second over common seeds, half of a 95 % interval, and how many there are."""
     values = [first[seed] - second[seed] for seed in first if seed in second]
     if not values:
-        raise NoEvidence("its runs have not been made")
+        raise lookup.NoEvidence("its runs have not been made")
     half = 4.3 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 2 else math.inf
     return statistics.mean(values), half, len(values)
 
 
 def brainage_error(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
+    lookup.ours_only(source)
     parts = []
-    for environment in _environments(evidence, "figure11"):
+    for environment in lookup.environments(evidence, "figure11"):
         if environment.config.partition.classes != "iid":
             continue
-        own = _bests(evidence, _one(environment, SEMISYNC, epochs=3.0))
+        own = _bests(evidence, lookup.one(environment, SEMISYNC, epochs=3.0))
         for cell in environment.cells:
             if slowest_learner_epochs(cell) != 3.0:
                 mean, half, seeds = _difference(_bests(evidence, cell), own)
@@ -478,14 +400,14 @@ def brainage_error(evidence: Evidence, source: Source) -> Finding:
                 parts.append(Part(outcome, f"{cell.label} minus λ=3: {mean:+.2f} ± {half:.2f} years ({seeds} seeds)"))
         for cell in environment.centralized:
             mean, half, seeds = _difference(own, _bests(evidence, cell))
-            parts.append(Part(_outcome(mean < 0.25), f"λ=3 minus centralized: {mean:+.2f} ± {half:.2f}"))
+            parts.append(Part(lookup.outcome(mean < 0.25), f"λ=3 minus centralized: {mean:+.2f} ± {half:.2f}"))
     return Finding(parts, "least error in years; close to the centralized model is within a quarter of a year")
 
 
 def federation_beats_silos(evidence: Evidence, source: Source) -> Finding:
-    _ours_only(source)
+    lookup.ours_only(source)
     parts = []
-    for environment in _environments(evidence, "figure12"):
+    for environment in lookup.environments(evidence, "figure12"):
         alone = [_bests(evidence, cell) for cell in environment.alone]
         federation = [_bests(evidence, cell) for cell in environment.cells]
         for seed in sorted(federation[0]):
@@ -496,31 +418,31 @@ def federation_beats_silos(evidence: Evidence, source: Source) -> Finding:
             beaten = sum(min(together) < value for value in silos)
             parts.append(
                 Part(
-                    _outcome(beaten == len(silos)),
+                    lookup.outcome(beaten == len(silos)),
                     f"{environment.paper.distribution}: {min(together):.2f} together, {min(silos):.2f} to "
                     f"{max(silos):.2f} alone",
                 )
             )
     if not parts:
-        raise NoEvidence("its runs have not been made")
+        raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "least error in years, for each seed")
 
 
 def head_of_power_law(evidence: Evidence, source: Source) -> Finding:
     """The best accuracy of SemiSync with Momentum on Power Law & Non-IID(5), minus that on Skewed & Non-IID(5)."""
-    _ours_only(source)
+    lookup.ours_only(source)
     parts = []
     for cluster in ("homogeneous", "heterogeneous"):
         found = {
-            environment.paper.distribution: _bests(evidence, _one(environment, SEMISYNC, "momentum", 2))
-            for environment in _environments(evidence, "figure7", "figure8")
+            environment.paper.distribution: _bests(evidence, lookup.one(environment, SEMISYNC, "momentum", 2))
+            for environment in lookup.environments(evidence, "figure7", "figure8")
             if environment.paper.cluster == cluster
         }
         power, skewed = found.get("Power Law & Non-IID(5)", {}), found.get("Skewed & Non-IID(5)", {})
         if power and skewed:
             mean, half, seeds = _difference(power, skewed)
-            outcome: Outcome = "open" if abs(mean) < 0.02 else _outcome(mean > 0)
+            outcome: Outcome = "open" if abs(mean) < 0.02 else lookup.outcome(mean > 0)
             parts.append(Part(outcome, f"{cluster}: {mean:+.3f} ({seeds} seeds, ± {half:.3f})"))
     if not parts:
-        raise NoEvidence("its runs have not been made")
+        raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "at least 0.02 apart, when their time is over")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metis.reproduction import checks
-from metis.reproduction.checks import Check, NoEvidence
+from metis.reproduction.lookup import Check, NoEvidence
 from metis.reproduction.tables import Evidence
 from metis.reproduction.verdicts import Finding, Outcome, Part, Source, ours, published
 
