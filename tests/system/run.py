@@ -60,6 +60,7 @@ def _batch(first: int, last: int, folder: str, needs: str | None, only: str) -> 
             continue
         federation, problem = play(seed, folder)
         reached.update(federation.reached)
+        reached["seeds"] += 1
         reached["steps"] += federation.loop.steps
         digests[seed] = federation.digest
         if problem is not None:
@@ -223,7 +224,7 @@ def main() -> int:
         found, reached, digest = farm(first, last, options.jobs, folder, only=options.only)
     from system.federation import signature
 
-    count, minutes = last - first, (time.monotonic() - began) / 60
+    count, minutes = reached["seeds"], (time.monotonic() - began) / 60
     for what, times in sorted(reached.items()) if options.reached else ():
         print(f"{times:10,d}  {what}")
     for kind, times in Counter(signature(Exception(text)) for text in found.values()).most_common():
