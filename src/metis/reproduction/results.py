@@ -63,6 +63,10 @@ class Request:
         return self.out / self.scale
 
     @property
+    def curves_folder(self) -> Path:
+        return results_folder() if self.curves is None else self.curves
+
+    @property
     def command_line(self) -> str:
         """What to type to continue or to repeat it."""
         words = ["metis", "reproduce", *self.results, "--scale", self.scale, "--out", str(self.out)]
@@ -87,7 +91,7 @@ def usual_workers(cells: int) -> int:
 
 def _run_queue(request: Request, results: Sequence[str], environments: dict[str, Environment], stderr: Console) -> bool:
     """Go on with the queue of scale `decisive`; whether it is empty now."""
-    folder = results_folder() if request.curves is None else request.curves
+    folder = request.curves_folder
     entries = queue(environments.values(), results)
     if request.policies:
         entries = [entry for entry in entries if entry.cell.label in request.policies]
@@ -127,17 +131,17 @@ def reproduce(
     started = time.perf_counter()
     if request.scale == "decisive":
         complete = _run_queue(request, results, environments, stderr)
-        folder = results_folder() if request.curves is None else request.curves
         seeded = [found for environment in environments.values() for found in environment.seeded()]
         cells = [cell for environment in seeded for cell in environment.needed_for(results)]
-        evidence = Evidence(request.scale, environments, load_runs(cells, folder))
+        evidence = Evidence(request.scale, environments, load_runs(cells, request.curves_folder))
     else:
         cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
         complete = _run(request, cells, stderr)
         results, environments, cells = _with_earlier_results(request, results, environments)
         evidence = Evidence(request.scale, environments, load_finished(cells, request.out))
-    if (request.folder / MIXING).exists() or ("figure4" in results and complete):
-        evidence.mixing_times = _mixing_times(request.folder, stderr)
+    measured = request.curves_folder if request.scale == "decisive" else request.folder
+    if (measured / MIXING).exists() or ("figure4" in results and complete and request.train):
+        evidence.mixing_times = _mixing_times(measured, stderr)
     if not evidence.runs and cells:
         return Reproduced({"scale": request.scale, "complete": False, "results": {}, "claims": []}, complete=False)
     figures = request.folder / "figures"
