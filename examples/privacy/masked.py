@@ -3,8 +3,9 @@
     METIS_DATA=FOLDER python examples/privacy/masked.py [RESULTS.jsonl]
 
 Ten sites of unequal size, half of them four times as fast; MNIST with classes by Dirichlet(1), and the records of four
-hospitals over ten sites. Rounds and periods differ from plain ones by the rounding of a ring of 32 bits; in windows
-(asynchronous policies) a learner that has handed in waits until enough others have, which is another course of events.
+hospitals over ten sites. Rounds and periods differ from plain ones by the rounding of a ring of 32 bits and by the
+batches that tasks draw. In windows (asynchronous policies) a learner that has handed in waits until enough others have,
+which is another course of events.
 Every finished run is a line of the file, so that the same command continues after a break.
 """
 
