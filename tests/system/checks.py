@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from metis.core.controller import Controller
 from metis.core.events import Action, Event, LearnerLeft, LearnerSetAside, UpdateCommitted, UpdateRefused
@@ -125,6 +127,13 @@ class WatchedState(State):
     violated: Violated
     sound = True  # no file of it was damaged
     masked = False  # local models go when their round is over
+    written: dict[int, tuple[int, dict[str, bytes]]]  # snapshots, by entry: community model, and what is being mixed
+
+    def write_snapshot(
+        self, seq: int, arrays: Mapping[str, NDArray[Any]], facts: dict[str, Any], blobs: Collection[str] = ()
+    ) -> None:
+        super().write_snapshot(seq, arrays, facts, blobs)
+        self.written[seq] = max(map(int, facts["versions"])), {name: arrays[name].tobytes() for name in arrays}
 
     def collect(self, keep: Collection[str]) -> int:
         deleted = super().collect(keep)

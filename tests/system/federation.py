@@ -340,6 +340,7 @@ class Federation(World):
         self._epochs: dict[int, int] = {}  # of which start
         self._highest_epoch = 0
         self._entries: list[Any] = []
+        self._snapshots: dict[int, tuple[int, dict[str, bytes]]] = {}
         self._uploads: dict[Call, tuple[int, str, float]] = {}  # task, SHA-256, when it began
         self._calls, self._leases = Calls(self.violated), Leases(SETTINGS.lease, self.violated)
         self.abandoned: set[tuple[str, int]] = set()
@@ -557,7 +558,7 @@ class Federation(World):
         state.__class__ = WatchedState
         assert isinstance(state, WatchedState)
         state.initial, state.violated, state.sound = self._versions[0], self.violated, self._rotten is None
-        state.masked = self.masked
+        state.masked, state.written = self.masked, self._snapshots
         if state.facts() is None:
             state.begin({"policy": self.policy_name})
         self._check_journal(state)
@@ -784,7 +785,10 @@ class Federation(World):
         members = Members(self.learners, twin.refusals_allowed, self._released, self.violated)
         current, counted = 0, set[str]()
         communities = {payload_sha256(self.initial): self.initial}
+        seq = 0
         for entry in self._entries:
+            self._check_snapshot(seq, twin)
+            seq = entry.seq
             if "published" in entry.record:
                 self._is_version(entry.record["published"], entry.record["sha256"])
                 continue
@@ -834,6 +838,15 @@ class Federation(World):
             answered = task in self.acknowledged or (name, task) in self.rotted or self._is_through(name)
             if where == "kept" and not answered and name != NEWCOMER:  # it may come too late
                 self.violated(f"L3: task {task} was kept by {name} and never answered")
+
+    def _check_snapshot(self, seq: int, twin: Controller) -> None:
+        """I32: a snapshot after an entry is what the journal leads to up to there."""
+        if seq not in self._snapshots or self.masked:
+            return
+        version, mixed = self._snapshots[seq]
+        arrays = twin.community.arrays(local_models=False)
+        if version != twin.community.stamp.version or mixed != {name: arrays[name].tobytes() for name in arrays}:
+            self.violated(f"I32: the snapshot after entry {seq} is not what the journal leads to")
 
     def _model(self, sha256: str) -> Model:
         """A local model, of a learner or of the liar, who sends the same number everywhere."""
