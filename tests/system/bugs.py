@@ -424,6 +424,55 @@ BUGS: dict[str, Bug] = {
         "            self._out = []\n            return True\n",
         needs="masked",
     ),
+    "what is left of a masked round outlives its opening": Bug(
+        f"{_CONTROLLER}.sums",
+        'key=lambda path: path.name == "opening"',
+        'key=lambda path: path.name != "opening"',
+        needs="masked",
+    ),
+    "a task of a masked round that is over is kept": Bug(
+        f"{_CONTROLLER}.requests",
+        "    return controller.secure is not None and task",
+        "    return False and task",
+        needs="masked",
+    ),
+    "keys of another version are kept": Bug(
+        f"{_CONTROLLER}.sums",
+        'self._version, self._keys, self._posted = round_.version, {}, ""',
+        "self._version = round_.version",
+        needs="masked",
+    ),
+    "a damaged masked model is summed": Bug(
+        f"{_CONTROLLER}.sums",
+        "        if hashlib.sha256(content).hexdigest() != blob:",
+        "        if False:",
+        needs="masked",
+    ),
+    "what a masked round has come to is lost on a full disk": Bug(
+        f"{_CONTROLLER}.masked",
+        "call_later(_DISK_FULL_PAUSE, self._post_sum, event, content)",
+        "call_later(1e9, self._post_sum, event, content)",
+        needs="masked",
+    ),
+    "a sum of two learners is opened": Bug(
+        "metis.core.secure_sum",
+        "    return colluders + max(FEWEST, extra_vectors + 2)\n",
+        "    return colluders + max(FEWEST, extra_vectors + 2) - 1\n",
+        needs="masked",
+    ),
+    "the training process undoes what the learner has signed": Bug(
+        "metis.deployment.trainer.masking",
+        "        return Member(self._identity, Peers(), pins, self._run, self._store)\n",
+        "        made = Member(self._identity, Peers(), pins, self._run, self._store)\n"
+        "        return self.__dict__.setdefault('_made', made)  # type: ignore[no-any-return]\n",
+        needs="masked",
+    ),
+    "masks stay in the sum": Bug(
+        "metis.privacy.opener",
+        "                (minus if k >= dealer else plus).append(seed)\n",
+        "                (minus if k >= dealer else minus).append(seed)\n",
+        needs="masked",
+    ),
     "a reservation is not synced": Bug(
         "metis.privacy.ledger",
         "            file.truncate()\n            sync_file(file)\n",
