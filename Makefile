@@ -81,7 +81,7 @@ test-flower: $(STAMP)  ## the tests with the newest Flower that is allowed; skip
 
 test-libraries: $(STAMP)  ## engines, NVFlare and libraries of the field with the real packages; installs them
 	@$(PIP) install -c constraints.txt -e '.[jax,sklearn,nvflare,export,mlflow,peft,libraries]'
-	$(BIN)/python -m pytest -n 2 tests/learning/test_engines.py tests/nvflare tests/test_libraries.py tests/cli/test_export.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 tests/learning/test_engines.py tests/bridges/test_nvflare.py tests/test_libraries.py tests/cli/test_export.py $(ARGS)
 
 simulate-system: $(STAMP)  ## the deployed code under simulated network, disk and clock (SEEDS=1000; ARGS='--seed 7 --trace')
 	$(BIN)/python tests/system/run.py $(if $(findstring --,$(ARGS)),,--seeds 0:$(SEEDS)) $(ARGS)

@@ -503,7 +503,7 @@ def test_a_run_that_has_not_ended_can_be_replayed(workplace: Path) -> None:
         (
             ("run", "--policy", "fedrec", "lambda=2"),
             "lambda: unknown key; choose one of local_epochs, rebuild_every, name, label, training, schedule, "
-            "adaptive, cap, compression, differences, nova, late, messages, pace, probe, proximal, rate, robust, "
+            "adaptive, cap, ckks, compression, differences, nova, late, messages, pace, probe, proximal, rate, robust, "
             "sample, secure_sum, server, share, shortest_period",
         ),
         (("run", "--policy", "none.toml"), "there is no file none.toml; write an example with: metis init none.toml"),

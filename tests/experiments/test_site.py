@@ -195,7 +195,7 @@ def test_data_that_cannot_be_used_is_told_with_the_function_that_gave_it(
         ({"network": {"name": "mlp"}}, "network: is given together with [site], whose file says it all; keep one of "
          "them"),
         ({"site": {"file": "nowhere.py"}}, "site.file: there is no file FOLDER/nowhere.py"),
-        ({"site": {}}, "site.file: missing; it must be given, or flower in its place"),
+        ({"site": {}}, "site.file: missing; it must be given, or flower or nvflare in its place"),
         ({"learners": [{**FEDERATION["learners"][0], "count": 3}]}, "learners.0.count: is 3, but names has 2; leave "
          "it out"),
         ({"learners": [{**FEDERATION["learners"][0], "names": ["a", "a"]}]}, "learners.0.names: has 'a', which another "
