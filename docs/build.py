@@ -35,6 +35,7 @@ RESULTS = "benchmarks/RESULTS.md"
 ELSEWHERE = {  # files of the repository that are pages of the site
     "experiments/README.md": "paper.md",
     "experiments/adaptive/README.md": "adaptive.md",
+    "experiments/no-tuning/README.md": "no-tuning-study.md",
     "benchmarks/README.md": "benchmarks.md",
     RESULTS: "results.md",
     "examples/plugin/README.md": "plugin.md",
