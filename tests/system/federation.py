@@ -598,6 +598,8 @@ class Federation(World):
                 self.mask_checks.uploaded(event.learner, content)
             if isinstance(event, UpdateRequest):
                 task = durable.open_task(event.learner)
+                if task is not None:  # one that was not sent yet, and whose number was guessed
+                    self._tasks.setdefault(task.number, (event.learner, task.based_on.version))
                 if task is None or task.number != event.task or durable.controller.finished:
                     self.violated(f"I27: the update of {event.learner} to task {event.task} counts, which is closed")
                 if blob is None:

@@ -104,6 +104,7 @@ class Administration:
         self._audit, self._identify, self._refuse, self._report = audit, identify, refuse, report
         self._turn = asyncio.Lock()
         self._under_way: set[asyncio.Task[Document]] = set()
+        self.ended = False  # the controller takes no more commands
         self._allowance: dict[str, tuple[float, float]] = {}  # by name: calls that are left, and as of when
         self._looked: set[tuple[str, str]] = set()  # who has read what since the start
         self._commands = {
@@ -137,6 +138,8 @@ class Administration:
             if command is None:
                 raise Refused(_CODE.UNIMPLEMENTED, f"{name[:40]!r} is not a command; use {listed([*self._commands])}")
             self._check_role(caller, command.role, name)
+            if self.ended:
+                raise Refused(_CODE.UNAVAILABLE, "the federation has ended, and its controller stops")
             if len(self._under_way) > _MAX_WAITING:
                 raise Refused(_CODE.RESOURCE_EXHAUSTED, "too many commands are waiting for their turn; try again")
             # It runs to its end though its caller is gone: what is half done must not meet the next command.
@@ -148,6 +151,11 @@ class Administration:
         except Refused as refused:
             await self._refuse(context, refused)
         raise AssertionError("abort raises")
+
+    async def settle(self) -> None:
+        """Let the commands end that are under way."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
 
     async def close(self) -> None:
         """Let the commands end that are under way, or give them up."""

@@ -333,6 +333,8 @@ class DurableController:
                 entries = self.state.entries()
             else:
                 self._replay_without_weights(snapshot, trace)
+                if not self.state.verify_blob(self.hashes[0]):  # every snapshot names it, and a rollback may need it
+                    self.state.put_blob(model_parts(self._initial_model))
                 entries = self.state.entries(snapshot.seq)
             for entry in entries:
                 if "published" in entry.record:

@@ -192,7 +192,11 @@ class ControllerProcess(MaskedService):
                     await self._drain()
                     return False
                 await self._end()
+                if self._administration is not None:
+                    await self._administration.settle()  # one of its commands may extend it
                 if not self._extended:
+                    if self._administration is not None:
+                        self._administration.ended = True
                     return True
         finally:
             for task in self._background:
