@@ -212,26 +212,7 @@ class Administration:
         if left < 1:
             raise Refused(_CODE.RESOURCE_EXHAUSTED, f"{caller} calls too often; at most {_PER_SECOND:g} times a second")
         self._allowance[caller.name] = (left - 1, now)
-        try:
-            request = pb.AdminRequest.FromString(content)
-        except DecodeError:
-            raise Refused(_CODE.INVALID_ARGUMENT, "the request could not be decoded") from None
-        if request.protocol != PROTOCOL:
-            raise Refused(
-                _CODE.FAILED_PRECONDITION,
-                f"version {request.protocol} of the protocol was used, this controller has version {PROTOCOL}: install "
-                "the same version of Metis at both ends",
-            )
-        try:
-            arguments = json.loads(request.arguments or "{}") if len(request.arguments) <= _MAX_ARGUMENTS else None
-            json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair cannot be written anywhere
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise Refused(
-                _CODE.INVALID_ARGUMENT, f"arguments must be a JSON object of at most {_MAX_ARGUMENTS} letters"
-            )
-        return caller, request.command, arguments
+        return caller, *_decoded(content)
 
     def _check_role(self, caller: Administrator, role: str, name: str) -> None:
         if role == "admin" and caller.role != "admin":
@@ -464,6 +445,28 @@ def rule_in_words(rule: StopRule) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _decoded(content: bytes) -> tuple[str, Document]:
+    """The command of a request and its arguments."""
+    try:
+        request = pb.AdminRequest.FromString(content)
+    except DecodeError:
+        raise Refused(_CODE.INVALID_ARGUMENT, "the request could not be decoded") from None
+    if request.protocol != PROTOCOL:
+        raise Refused(
+            _CODE.FAILED_PRECONDITION,
+            f"version {request.protocol} of the protocol was used, this controller has version {PROTOCOL}: install "
+            "the same version of Metis at both ends",
+        )
+    try:
+        arguments = json.loads(request.arguments or "{}") if len(request.arguments) <= _MAX_ARGUMENTS else None
+        json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair cannot be written anywhere
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise Refused(_CODE.INVALID_ARGUMENT, f"arguments must be a JSON object of at most {_MAX_ARGUMENTS} letters")
+    return request.command, arguments
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

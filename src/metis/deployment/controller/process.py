@@ -27,6 +27,7 @@ from metis.core.events import (
     UpdateCommitted,
     UpdateRefused,
 )
+from metis.core.stop import StopRule
 from metis.deployment.controller.administration import KEPT_LINES, Administration, rule_in_words
 from metis.deployment.controller.alerts import Certificates
 from metis.deployment.controller.audit import AUDIT, AuditLog
@@ -47,7 +48,7 @@ from metis.deployment.controller.steps import StepGuard
 from metis.deployment.controller.surroundings import Surroundings
 from metis.deployment.controller.timekeeper import Timekeeper
 from metis.deployment.controller.view import View
-from metis.deployment.controller.writer import Outcome, Writer
+from metis.deployment.controller.writer import Outcome, Recovered, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
 from metis.deployment.wire.chunks import read_part
@@ -90,14 +91,7 @@ class ControllerProcess(MaskedService):
         self._writer = Writer(state, folder / EVENTS)
         recovered = self._writer.recover(plan)
         self._view = View(plan.setting, recovered)
-        self._began_with = next(
-            (
-                item.rule
-                for _, item in reversed(recovered.recorded)
-                if isinstance(item, StopRuleChanged) and not item.by
-            ),
-            plan.began_with,
-        )
+        self._began_with = _rule_of_file(recovered) or plan.began_with
         present = [learner for learner, is_present in recovered.learners.items() if is_present]
         joined = [learner for learner in recovered.learners if recovered.member_changes.get(learner) is not False]
         self._presence = Presence(present, joined, recovered.standing.started, self._settings.lease)
@@ -427,6 +421,12 @@ def _keeping(recent: deque[tuple[float, str, str]], report: Report) -> Report:
         report(kind, text)
 
     return keep
+
+
+def _rule_of_file(recovered: Recovered) -> StopRule | None:
+    """The [stop] that the file had at the latest start which changed it."""
+    changes = (item for _, item in reversed(recovered.recorded) if isinstance(item, StopRuleChanged))
+    return next((change.rule for change in changes if not change.by), None)
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
