@@ -77,6 +77,8 @@ _DESELECTED = pytest.StashKey[int]()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    if not items:  # --last-failed deselects nothing where the collection found only what had failed
+        return
     config, slow = items[0].config, [item for item in items if item.get_closest_marker("slow")]
     config.stash[_DESELECTED] = config.stash.get(_DESELECTED, 0) + len(slow)
 
