@@ -17,7 +17,7 @@ from metis.errors import ConfigError, DataError
 from metis.experiments.build import build_federation
 from metis.experiments.config.load import load_config
 from metis.learning import Learner
-from metis.nvflare.engine import NVFlareEngine, NVFlareExamples, client_of
+from metis.nvflare.engine import NVFlareEngine, client_of, examples_of_script
 from metis.nvflare.source import NVFlareSource
 
 pytest.importorskip("nvflare")
@@ -50,7 +50,7 @@ def engine_of(spec: str) -> NVFlareEngine:
 
 
 def learner_of(spec: str, name: str = "site-1") -> Learner:
-    examples = NVFlareExamples(spec, name)
+    examples = examples_of_script(spec, name)
     return Learner(name, 0, examples, np.arange(len(examples)), examples.batch_size, metis.VanillaSGD(0.1))
 
 
@@ -136,7 +136,7 @@ def test_a_script_without_torch_is_called_as_a_whole(tmp_path: Path) -> None:
 def test_a_script_that_fails_is_one_sentence(tmp_path: Path, body: str, sentence: str) -> None:
     spec = script(tmp_path, body + "\n")
     with pytest.raises(DataError, match=sentence) as problem:
-        NVFlareExamples(spec, "site-1")
+        examples_of_script(spec, "site-1")
     assert "\n" not in str(problem.value)
 
 
@@ -146,7 +146,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
 
     spec = script(tmp_path, "    break\n")
     with pytest.raises(ConfigError, match=r"there is no file .* with a script of NVFlare"):
-        NVFlareExamples(NVFlareSource(str(tmp_path / "no.py"), network="start.py:start").spec, "site-1")
+        examples_of_script(NVFlareSource(str(tmp_path / "no.py"), network="start.py:start").spec, "site-1")
     source = NVFlareSource.of(spec)
     for network, sentence in (
         (None, "does not say what model it starts with"),
@@ -287,11 +287,11 @@ def test_nvflares_own_integrations_are_bounded_too(
 import numpy as np, metis
 from metis.learning import Learner
 from metis.learning.engine import EngineJob
-from metis.nvflare.engine import NVFlareEngine, NVFlareExamples, client_of
+from metis.nvflare.engine import NVFlareEngine, examples_of_script, client_of
 from metis.nvflare.source import NVFlareSource
 
 spec = NVFlareSource({str(tmp_path / "train.py")!r}, network="net.py:{name}", learners=("site-1",)).spec
-engine, examples = NVFlareEngine(EngineJob(network=lambda: client_of(spec))), NVFlareExamples(spec, "site-1")
+engine, examples = NVFlareEngine(EngineJob(network=lambda: client_of(spec))), examples_of_script(spec, "site-1")
 learner = Learner("site-1", 0, examples, np.arange(len(examples)), examples.batch_size, metis.VanillaSGD(0.1))
 assert (len(examples), examples.batch_size) == (96, 8), (len(examples), examples.batch_size)
 start = engine.initial_model(0)

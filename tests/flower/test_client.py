@@ -21,7 +21,7 @@ from metis.experiments.bridges import flower_path, site_path
 from metis.experiments.build import build_federation, build_policies
 from metis.experiments.config.load import ExperimentConfig, resolve_config
 from metis.experiments.silo import build_silo
-from metis.flower.engine import FlowerClient, FlowerEngine, FlowerExamples, client_of
+from metis.flower.engine import FlowerClient, FlowerEngine, client_of, examples_of_client
 from metis.flower.project import FlowerSource, load_project, parse_node_config
 from metis.learning.engine import Allotted, EngineJob
 from metis.learning.torch.foreign import bounded, seeded
@@ -56,7 +56,7 @@ def engine_of(app: str, **settings: Any) -> tuple[FlowerEngine, str]:
 
 
 def trained(engine: FlowerEngine, spec: str, steps: int, memory: Any = None) -> Any:
-    examples = FlowerExamples(spec, "a")
+    examples = examples_of_client(spec, "a")
     turns = Allotted(iter([examples.batch(np.arange(1))] * steps), Budget(steps))
     return engine.train(engine.initial_model(0), turns, VanillaSGD(0.1), memory, seed=5)
 
@@ -180,7 +180,7 @@ def test_what_is_raised_at_a_boundary_comes_out() -> None:
         pass
 
     def turns() -> Any:
-        yield FlowerExamples(spec, "a").batch(np.arange(1))
+        yield examples_of_client(spec, "a").batch(np.arange(1))
         raise Enough
 
     with pytest.raises(Enough):
@@ -194,7 +194,7 @@ def test_by_the_call_where_there_is_no_loop_to_bound(tmp_path: Path) -> None:
     save_file({"w": np.zeros(3, np.float32)}, weights)
     others = str(PROJECT / "tiny" / "others.py")
     engine, spec = engine_of(f"{others}:plain", start=str(weights))
-    examples = FlowerExamples(spec, "a")
+    examples = examples_of_client(spec, "a")
     assert (len(examples), examples.batch_size) == (7, 7)  # a call is a batch and an epoch
     result = trained(engine, spec, 3)
     assert result.model.vector.tolist() == [3, 3, 3] and result.steps == 3 and not result.evenly
@@ -272,7 +272,7 @@ def test_one_sentence_each(name: str, sentence: str, tmp_path: Path) -> None:
     save_file({"w": np.zeros(3, np.float32)}, tmp_path / "start.safetensors")
     source = f"{PROJECT / 'tiny' / 'others.py'}:{name}"
     with pytest.raises((ClientFailed, ConfigError), match=sentence) as raised:
-        FlowerExamples(FlowerSource(source, ("a",), start=str(tmp_path / "start.safetensors")).spec, "a")
+        examples_of_client(FlowerSource(source, ("a",), start=str(tmp_path / "start.safetensors")).spec, "a")
     assert "\n" not in str(raised.value)
 
 
@@ -284,7 +284,7 @@ def test_one_sentence_each(name: str, sentence: str, tmp_path: Path) -> None:
         ({"site": {"flower": TINY, "run_config": {"lr": 1}}}, "run_config has 'lr', which"),
         ({"evaluation": {"metric": "auc"}}, "metric is 'auc', but the Flower app project measures eval_loss"),
         ({"policy": {"name": "sync_fedavg", "proximal": {"term": 0.1}}}, "proximal changes the steps of a learner"),
-        ({"training": {"clip_norm": 1.0}}, "the Flower client's own business"),
+        ({"training": {"clip_norm": 1.0}}, "up to the Flower client"),
     ],
 )
 def test_files_that_cannot_be(changes: dict[str, Any], sentence: str) -> None:
@@ -397,4 +397,4 @@ def test_an_app_without_a_server_takes_its_start_from_a_file(tmp_path: Path) -> 
     (tmp_path / "broken").write_text("no weights")
     engine, spec = engine_of(f"{PROJECT / 'tiny' / 'others.py'}:plain", start=str(tmp_path / "broken"))
     with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-        FlowerExamples(spec, "a")
+        examples_of_client(spec, "a")

@@ -99,18 +99,18 @@ def bridged_site(path: Path) -> Site:
     if NVFlareSource.is_spec(path):
         return _nvflare_site(path)
     from metis.experiments.site import Site
-    from metis.flower.engine import FlowerEngine, FlowerExamples, client_of
+    from metis.flower.engine import FlowerEngine, client_of, examples_of_client
 
     spec = str(path)
 
     def evaluation_data(site: str) -> Any:
-        examples = FlowerExamples(spec, site, evaluation=True)
+        examples = examples_of_client(spec, site, evaluation=True)
         return examples if len(examples) else None
 
     return Site(
         path=path,
         network=lambda: client_of(spec),
-        training_data=lambda site: FlowerExamples(spec, site),
+        training_data=lambda site: examples_of_client(spec, site),
         evaluation_data=evaluation_data,
         engine=FlowerEngine,
         measure=lambda site: tuple(client_of(spec).measured(site)[0]),
@@ -119,17 +119,17 @@ def bridged_site(path: Path) -> Site:
 
 def _nvflare_site(path: Path) -> Site:
     from metis.experiments.site import Site
-    from metis.nvflare.engine import NVFlareEngine, NVFlareExamples, client_of, measured
+    from metis.nvflare.engine import NVFlareEngine, client_of, examples_of_script, measured
 
     spec = str(path)
 
     def evaluation_data(site: str) -> Any:
-        return NVFlareExamples(spec, site) if measured(spec, site) else None
+        return examples_of_script(spec, site) if measured(spec, site) else None
 
     return Site(
         path=path,
         network=lambda: client_of(spec),
-        training_data=lambda site: NVFlareExamples(spec, site),
+        training_data=lambda site: examples_of_script(spec, site),
         evaluation_data=evaluation_data,
         engine=NVFlareEngine,
         measure=lambda site: measured(spec, site),

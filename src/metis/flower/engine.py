@@ -22,6 +22,7 @@ from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ClientFailed, ConfigError, MetisError, described
 from metis.flower.project import FlowerProject, FlowerSource, load_project
+from metis.learning.clients import ClientExamples, Turn, check_left_to_client, layout_of, measured_by_clients
 from metis.learning.engine import EngineJob, Examples, Trained
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 _STATE, _CALLS = "flower_state", "flower_calls"  # what a learner remembers of its client
 Unit = Literal["step", "call", "own"]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a learner hands out instead of a batch: whose turn it is, and how much of the data it stands for."""
-
-    learner: str
-    examples: int
 
 
 @dataclass(frozen=True)
@@ -182,30 +175,19 @@ def client_of(spec: str) -> FlowerClient:
     return FlowerClient(FlowerSource.of(spec))
 
 
-class FlowerExamples:
-    """The data of one client as far as anybody else may know: how many examples it has."""
-
-    def __init__(self, spec: str, learner: str, evaluation: bool = False) -> None:
-        self._learner = learner
-        client = client_of(spec)
-        if evaluation:
-            self._count = self.batch_size = client.measured(learner)[1]
-        else:
-            facts = client.facts(learner, _layout(client))
-            self._count, self.batch_size = facts.examples, facts.batch_size
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batch(self, indices: NDArray[np.int64]) -> Turn:
-        return Turn(self._learner, self._count)
+def examples_of_client(spec: str, learner: str, evaluation: bool = False) -> ClientExamples:
+    """What this learner's client trains on, or what it measures on."""
+    client = client_of(spec)
+    if evaluation:
+        count = client.measured(learner)[1]
+        return ClientExamples(learner, count, count)
+    facts = client.facts(learner, _layout(client))
+    return ClientExamples(learner, facts.examples, facts.batch_size)
 
 
 @lru_cache(maxsize=8)
 def _layout(client: FlowerClient) -> Layout:
-    from metis.flower.records import layout_of
-
-    return layout_of(client.arrays())
+    return layout_of(client.arrays(), client.source.title)
 
 
 class FlowerEngine:
@@ -216,12 +198,7 @@ class FlowerEngine:
         made = job.network()
         assert isinstance(made, FlowerClient)
         self._client = made
-        if job.clip_norm is not None or job.accumulate != 1 or job.parameters is not None:
-            raise ConfigError(
-                "clip_norm, accumulate and parameters are the Flower client's own business; leave them out"
-            )
-        if job.dtype != "float32" or job.precision != "float32":
-            raise ConfigError("the precision of a Flower client is its own business; leave dtype and precision out")
+        check_left_to_client(job, "the Flower client")
 
     @cached_property
     def layout(self) -> Layout:
@@ -273,20 +250,12 @@ class FlowerEngine:
         return Trained(model, steps, loss, remembered, evenly=unit == "own")
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
-        """Each client measures on its own data; means over all examples."""
-        sums: dict[str, float] = {}
-        weights: dict[str, int] = {}
-        start = 0
-        while start < len(examples):
-            turn: Turn = examples.batch(np.array([start]))
+        def measure(turn: Turn) -> tuple[dict[str, float], int]:
             found = self._client.evaluate(turn.learner, model, memory)
             assert found is not None, "it has examples to evaluate on"
-            metrics, count = found
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + count * value
-                weights[name] = weights.get(name, 0) + count
-            start += turn.examples
-        return {name: total / weights[name] for name, total in sums.items()}
+            return found
+
+        return measured_by_clients(examples, measure)
 
 
 class _Count:

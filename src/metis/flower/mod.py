@@ -23,9 +23,9 @@ from metis.flower.records import (
     TIME_PER_BATCH,
     arrays_of,
     content_with,
-    layout_of,
     model_of,
 )
+from metis.learning.clients import layout_of
 from metis.learning.torch.foreign import bounded
 
 
@@ -36,7 +36,7 @@ def budget_mod(message: Message, context: Context, call_next: Callable[[Message,
         return call_next(message, context)
     steps, seconds = budget
     times: list[float] = []
-    template, layout = message.content, layout_of(arrays_of(message.content))
+    template, layout = message.content, layout_of(arrays_of(message.content), "the Flower app")
     with bounded(_turns(steps, seconds, times)) as bound:
         reply = call_next(message, context)
         done = 0

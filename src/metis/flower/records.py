@@ -12,8 +12,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
-from metis.core.model import Layout, Model, TensorSpec
-from metis.errors import ClientFailed, ConfigError
+from metis.core.model import Layout, Model
+from metis.errors import ClientFailed
 
 # The budget of a task in the config of a message of type train, and what a client may answer.
 STEPS = "metis-steps"  # how many steps to make; what was really made, in the metrics of the reply
@@ -22,22 +22,6 @@ TIME_PER_BATCH = "metis-time-per-batch"  # seconds, in the metrics of a reply
 BATCH_SIZE = "metis-batch-size"
 ROUND = "server-round"
 EXAMPLES = ("num-examples", "num_examples")
-
-_FLOATS = ("float16", "float32", "float64")
-_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
-
-
-def layout_of(arrays: Mapping[str, NDArray[Any]]) -> Layout:
-    """The layout of these arrays, under their own names; integers travel alongside and are not averaged."""
-    if not arrays:
-        raise ConfigError("a Flower app whose model has no arrays has nothing to mix")
-    specs = []
-    for name, array in arrays.items():
-        kind = str(array.dtype)
-        if kind not in _FLOATS and kind not in _INTEGERS:
-            raise ConfigError(f"array '{name}' of the Flower app is of {kind}; allowed: {', '.join(_FLOATS)}, integers")
-        specs.append(TensorSpec(name, array.shape, kind, "parameter" if kind in _FLOATS else "counter"))
-    return Layout(tuple(specs))
 
 
 def arrays_of(content: RecordDict) -> dict[str, NDArray[Any]]:

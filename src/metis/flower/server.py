@@ -55,12 +55,12 @@ from metis.flower.records import (
     arrays_of,
     content_with,
     examples_of,
-    layout_of,
     metrics_of,
     model_of,
     numbers_of,
     record_of,
 )
+from metis.learning.clients import layout_of
 from metis.runs.run import Run
 from metis.runs.setting import LearnerInfo, Setting
 from metis.runs.trace import EVENTS, to_line
@@ -196,7 +196,7 @@ class Runtime:
         self._grid, self._policy, self._ttl = grid, policy, ttl
         self._clock, self._sleep = clock, sleep
         arrays = arrays_of(RecordDict({names[0]: initial_arrays}))
-        self._initial = Model.from_tensors(arrays, layout_of(arrays))
+        self._initial = Model.from_tensors(arrays, layout_of(arrays, "the Flower app"))
         self._train = RecordDict({names[0]: initial_arrays, names[1]: ConfigRecord(train_config or {})})
         self._evaluation = RecordDict({names[0]: initial_arrays, names[1]: ConfigRecord(evaluate_config or {})})
         self._evaluate, self._evaluates = evaluate, evaluates

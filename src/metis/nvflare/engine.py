@@ -21,26 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.layers import Memory
-from metis.core.model import Layout, Model, TensorSpec
+from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ConfigError, DataError, described
+from metis.learning.clients import ClientExamples, check_left_to_client, layout_of, measured_by_clients
 from metis.learning.engine import EngineJob, Examples, Trained
 from metis.nvflare.source import NVFlareSource, require_nvflare
 
 _ROUNDS = "nvflare_rounds"  # what a learner remembers: how many models its script has received
-_FLOATS = ("float16", "float32", "float64")
-_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _PER_ROUND = "NUM_STEPS_CURRENT_ROUND"  # in the meta of what a script sends
 
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a learner hands out instead of a batch: whose turn it is, and how much of the data it stands for."""
-
-    learner: str
-    examples: int
 
 
 @dataclass(frozen=True)
@@ -239,32 +230,14 @@ def client_of(spec: str) -> NVFlareClient:
 
 @lru_cache(maxsize=8)
 def _layout(client: NVFlareClient) -> Layout:
-    arrays = client.arrays(0)
-    if not arrays:
-        raise ConfigError(f"the model of {client.source.title} has no arrays, so there is nothing to mix")
-    specs = []
-    for name, array in arrays.items():
-        kind = str(array.dtype)
-        if kind not in _FLOATS and kind not in _INTEGERS:
-            raise ConfigError(f"array '{name}' of {client.source.title} is of {kind}; allowed: floats and integers")
-        specs.append(TensorSpec(name, array.shape, kind, "parameter" if kind in _FLOATS else "counter"))
-    return Layout(tuple(specs))
+    return layout_of(client.arrays(0), client.source.title)
 
 
-class NVFlareExamples:
-    """The data of one script as far as anybody else may know: how many examples it has."""
-
-    def __init__(self, spec: str, learner: str) -> None:
-        client = client_of(spec)
-        self._learner = learner
-        facts = client.facts(learner, _layout(client))
-        self._count, self.batch_size = facts.examples, facts.batch_size
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batch(self, indices: NDArray[np.int64]) -> Turn:
-        return Turn(self._learner, self._count)
+def examples_of_script(spec: str, learner: str) -> ClientExamples:
+    """What this learner's script trains on."""
+    client = client_of(spec)
+    facts = client.facts(learner, _layout(client))
+    return ClientExamples(learner, facts.examples, facts.batch_size)
 
 
 def measured(spec: str, learner: str) -> tuple[str, ...]:
@@ -281,10 +254,7 @@ class NVFlareEngine:
         made = job.network()
         assert isinstance(made, NVFlareClient)
         self._client = made
-        if job.clip_norm is not None or job.accumulate != 1 or job.parameters is not None:
-            raise ConfigError("clip_norm, accumulate and parameters are the script's own business; leave them out")
-        if job.dtype != "float32" or job.precision != "float32":
-            raise ConfigError("the precision of a script is its own business; leave dtype and precision out")
+        check_left_to_client(job, "the script")
 
     @cached_property
     def layout(self) -> Layout:
@@ -312,17 +282,10 @@ class NVFlareEngine:
         return Trained(model, steps, loss, {_ROUNDS: np.array([number + 1], np.int64)})
 
     def evaluate(self, model: Model, examples: Examples, memory: Memory | None = None) -> dict[str, float]:
-        """Each script measures on its own data; means over all examples."""
-        sums: dict[str, float] = {}
-        weights: dict[str, int] = {}
-        start = 0
-        while start < len(examples):
-            turn: Turn = examples.batch(np.array([start]))
-            for name, value in self._client.evaluate(turn.learner, model, _rounds(memory)).items():
-                sums[name] = sums.get(name, 0.0) + turn.examples * value
-                weights[name] = weights.get(name, 0) + turn.examples
-            start += turn.examples
-        return {name: total / weights[name] for name, total in sums.items()}
+        number = _rounds(memory)
+        return measured_by_clients(
+            examples, lambda turn: (self._client.evaluate(turn.learner, model, number), turn.examples)
+        )
 
 
 def _rounds(memory: Memory | None) -> int:
