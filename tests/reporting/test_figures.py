@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from metis.errors import ConfigError
-from metis.reporting import figures
+from metis.reporting import figures, marks, style, summaries
 from metis.runs.folds import Span
 from metis.runs.run import Run
 
@@ -107,7 +107,7 @@ def test_a_thousand_learners_give_small_pictures(written_run: Callable[..., Run]
     run = written_run(learners=1000, rounds=2, values=[0.1, 0.2])
     paths = figures.save_run_figures(run, tmp_path)
     check_files(paths)
-    assert not figures.rows_drawn(run, math.inf)
+    assert not summaries.rows_drawn(run, math.inf)
     assert all(path.stat().st_size < 500_000 for path in paths)
 
 
@@ -138,7 +138,7 @@ def test_a_run_with_many_evaluations_shows_their_running_median(written_run: Cal
     values = [0.5] * 100
     values[50], values[0], values[-1] = 0.0, 0.1, 0.9
     run = written_run(2, 100, values)
-    assert figures.smoothed([run])
+    assert summaries.smoothed([run])
     thin, thick, *_ = figures.draw([run]).axes[0].get_lines()
     assert list(thin.get_ydata()) == values
     assert list(thick.get_ydata()) == [0.1, *[0.5] * 98, 0.9]
@@ -155,14 +155,14 @@ def test_no_two_of_28_policies_look_alike(written_run: Callable[..., Run]) -> No
 def test_runs_of_the_same_policy_are_told_apart(written_run: Callable[..., Run]) -> None:
     """By their seeds if those differ, else by counting; a policy that is alone keeps its name."""
     alone, one, two = written_run(label="FedRec"), written_run(seed=1), written_run(seed=2)
-    assert figures.labels([alone, one, two]) == ["FedRec", "Sync, seed 1", "Sync, seed 2"]
-    assert figures.labels([one, one]) == ["Sync (1)", "Sync (2)"]
+    assert summaries.labels([alone, one, two]) == ["FedRec", "Sync, seed 1", "Sync, seed 2"]
+    assert summaries.labels([one, one]) == ["Sync (1)", "Sync (2)"]
 
 
 def test_shares_add_up_and_agree_with_the_timeline(runs: list[Run]) -> None:
     """Bars and timeline tell the same story: the ledger's shares are those of the spans."""
     for run in runs:
-        shares = figures.shares(run.costs)
+        shares = summaries.shares(run.costs)
         assert sum(shares.values()) == pytest.approx(1)
         total = len(run.setting.learners) * run.costs.parallel_time
         for kind, share in shares.items():
@@ -176,7 +176,7 @@ def test_shares_over_time_are_those_of_the_spans() -> None:
 
     spans = [Span("a", "training", 0, 10), Span("b", "training", 0, 5), Span("b", "idle", 5, 10)]
     axes = Figure().add_subplot()
-    figures._draw_shares_over_time(axes, spans, 10.0, 2, bins=4)
+    marks.draw_shares_over_time(axes, spans, 10.0, 2, bins=4)
     tops = [np.round(patch.get_data().values).tolist() for patch in axes.patches]  # type: ignore[attr-defined]
     assert tops[0] == [100, 100, 50, 50]
     assert tops[2] == [100, 100, 100, 100]
@@ -184,8 +184,8 @@ def test_shares_over_time_are_those_of_the_spans() -> None:
 
 def test_the_timeline_shows_a_few_turns_of_the_slowest_policy(written_run: Callable[..., Run]) -> None:
     """A long run is cut to its beginning, a short one is shown whole."""
-    assert figures.timeline_window([written_run(3, 4)]) == 12
-    window = figures.timeline_window([written_run(3, 100)])
+    assert summaries.timeline_window([written_run(3, 4)]) == 12
+    window = summaries.timeline_window([written_run(3, 100)])
     assert 3 * 3 <= window <= 5 * 3
 
 
@@ -196,7 +196,7 @@ def test_svg_for_a_page_has_ids_of_its_own_and_colours_that_the_page_may_change(
     ids = [{node.attrib["id"] for node in root.iter() if "id" in node.attrib} for root in roots]
     assert ids[0] and not ids[0] & ids[1]
     assert "http" not in one and "xlink" not in one
-    for colour, variable in figures.CSS_VARIABLES.items():
+    for colour, variable in style.CSS_VARIABLES.items():
         assert one.count(colour) == one.count(f"var({variable}, {colour})")
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from metis.errors import ConfigError
-from metis.reporting import figures
+from metis.reporting import summaries
 from metis.reporting.findings import comparable
 from metis.reporting.markdown import write_markdown
 from metis.reporting.report import write_report
 from metis.runs.run import Run
-from metis.text import number
+from metis.text import number, percent
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -92,7 +92,7 @@ def test_a_comparison_tells_every_policys_numbers(runs: list[Run], tmp_path: Pat
         ]
         expected = [f"{number(a)} ×{b / a:.2f}" if index else number(a) for a, b in pairs]
         assert row[1:8] == expected
-        assert row[8] == figures.percent(figures.shares(costs)["idle"])
+        assert row[8] == percent(summaries.shares(costs)["idle"])
         assert run.community_model.sha256() in text
         for learner, spent in run.costs.by_learner.items():
             assert any(

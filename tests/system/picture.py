@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import shorten
 
-from metis.reporting.figures import blank_figure, house_style
+from metis.reporting.style import blank_figure, house_style
 from system.federation import CONTROLLER, LEARNERS, Federation
 
 _LIFE, _TASK, _MESSAGE, _FAULT, _MODEL, _COMMAND = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metis.reporting import cost_tables, figures
+from metis.reporting import cost_tables, figures, summaries
 from metis.runs.folds import Span
 from metis.runs.run import Run
 from metis.text import listed, metric, number, percent, plural
@@ -30,7 +30,7 @@ def titled(name: str) -> str:
 def curves(runs: list[Run], names: list[str]) -> list[Chart]:
     setting = runs[0].setting
     better = "higher" if setting.higher_is_better else "lower"
-    smooth = " Thin lines are single evaluations, thick ones their running median." if figures.smoothed(runs) else ""
+    smooth = " Thin lines are single evaluations, thick ones their running median." if summaries.smoothed(runs) else ""
     values = []
     for run, name in zip(runs, names, strict=True):
         values.append(f"{name} {metric(run.final_metric)} at the end, {metric(run.best_metric)} at best")
@@ -61,7 +61,7 @@ def curves(runs: list[Run], names: list[str]) -> list[Chart]:
 
 def _shares_in_words(run: Run) -> str:
     return ", ".join(
-        f"{kind} {percent(share)}" for kind, share in figures.shares(run.costs).items() if share > figures.NOTHING
+        f"{kind} {percent(share)}" for kind, share in summaries.shares(run.costs).items() if share > summaries.NOTHING
     )
 
 
@@ -94,7 +94,7 @@ def bars(runs: list[Run], names: list[str]) -> list[Chart]:
         Chart(
             figures.active_idle_svg(run, until, f"bars-{index}"),
             f"Bar chart of how each learner spent its time under {name}. Together: {_shares_in_words(run)}.",
-            title=f"{name}: {percent(figures.shares(run.costs)['idle'])} idle",
+            title=f"{name}: {percent(summaries.shares(run.costs)['idle'])} idle",
             colour=colour,
         )
         for index, (run, name, colour) in enumerate(_alike(runs, names))
@@ -105,15 +105,15 @@ def timelines(runs: list[Run], names: list[str], until: float) -> list[Chart]:
     charts = []
     for index, (run, name, colour) in enumerate(_alike(runs, names)):
         remarks = []
-        if not figures.rows_drawn(run, until):
+        if not summaries.rows_drawn(run, until):
             remarks.append("There are too many learners for a row each: this is the share of learners in each state.")
-        if figures.versions_drawn(run, until):
+        if summaries.versions_drawn(run, until):
             remarks.append("Each vertical line is a new community model.")
         elif run.rounds:
             remarks.append(
                 "New community models are too frequent to draw a line for each; "
                 "a gap in a bar is where a learner handed in its model and got the next one."
-                if figures.rows_drawn(run, until)
+                if summaries.rows_drawn(run, until)
                 else "New community models are too frequent to draw a line for each."
             )
         charts.append(
@@ -152,5 +152,5 @@ def distribution(run: Run) -> Chart:
             if classes
             else "."
         ),
-        size="full" if figures.wide(run) else "medium",
+        size="full" if summaries.wide(run) else "medium",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metis.core.costs import Costs
-from metis.reporting import figures
+from metis.reporting import style, summaries
 from metis.reporting.spending import spending_row
 from metis.runs.run import Run
 from metis.text import factor, metric, number, percent, seconds
@@ -50,7 +50,7 @@ class Section:
 
 def colour(index: int) -> int:
     """Which of the policies' colours a run has, as in the figures."""
-    return index % len(figures.POLICY_COLOURS) + 1
+    return index % len(style.POLICY_COLOURS) + 1
 
 
 _COSTS: tuple[Callable[[Costs], float], ...] = (
@@ -91,7 +91,7 @@ def _cost_table(runs: list[Run], names: list[str], costs_of: Sequence[Costs | No
             if first is not None and index > 0 and value > 0 and cost(first) > 0:
                 times = factor(cost(first) / value)
             cells.append(Cell(number(value), times, best=len(runs) > 1 and value == least))
-        cells.append(Cell(percent(figures.shares(costs)["idle"])))
+        cells.append(Cell(percent(summaries.shares(costs)["idle"])))
         rows.append(Row(name, colour(index), [*cells, *results]))
     return {"caption": caption, "rows": rows, "first": None if first is None or len(runs) == 1 else names[0]}
 

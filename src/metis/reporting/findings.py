@@ -9,7 +9,7 @@ from typing import Any
 
 from metis.core.costs import Costs, Energy
 from metis.errors import ConfigError
-from metis.reporting import figures
+from metis.reporting import summaries
 from metis.runs.run import Run
 from metis.text import listed, metric, number, percent, plural, seconds, size
 
@@ -105,7 +105,7 @@ def findings(runs: list[Run], names: list[str]) -> list[str]:
         if len(runs) == 1:
             sentences.append(_ending(runs[0], names[0]))
     sentences += [_at_learners(run, name) for run, name in zip(runs, names, strict=True) if run.at_learners is not None]
-    waiting = [(figures.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
+    waiting = [(summaries.shares(run.costs)["idle"], name) for run, name in zip(runs, names, strict=True)]
     most, least = max(waiting)[0], min(waiting)[0]
     if len(runs) > 1 and most - least > 0.01:
         sharing = {share: [name for other, name in waiting if percent(other) == percent(share)]
@@ -127,7 +127,7 @@ def _faults(run: Run, name: str) -> str:
     if faults["cuts"]:
         again = f", so that {size(faults['resent_bytes'])} travelled again" if faults["resent_bytes"] else ""
         parts.append(f"transfers were cut {plural(faults['cuts'], 'time')}{again}")
-    share = percent(figures.shares(run.costs)["transfer"])
+    share = percent(summaries.shares(run.costs)["transfer"])
     return f"Under {name} {' and '.join(parts)}; transfers took {share} of the time."
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from metis.errors import ConfigError
 from metis.files import write_text
-from metis.reporting import figures
+from metis.reporting import summaries
 from metis.reporting.cost_tables import Row, cost_tables
 from metis.reporting.findings import energy_unit, findings, lead
 from metis.reporting.provenance import configuration_file, facts, provenance, repeating, versions
@@ -32,7 +32,7 @@ def write_markdown(
     if not runs:
         raise ConfigError("a report needs at least one run")
     runs = list(runs)
-    names = figures.labels(runs)
+    names = summaries.labels(runs)
     files = [configuration_file(run, folder) for run in runs]
     command = repeating(runs, files, folder) if command is None else command
     lines = [f"# {_plain(title)}", "", _plain(lead(runs)), ""]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from metis.errors import ConfigError
 from metis.files import write_text
-from metis.reporting import figures, paper
+from metis.reporting import figures, paper, style, summaries
 from metis.reporting.cost_tables import Row, cost_tables
 from metis.reporting.findings import comparable, energy_unit, findings
 from metis.reporting.markdown import MARKDOWN
@@ -130,7 +130,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         if self.several:
             return _seeds_html(self.runs)
-        names = figures.labels(self.runs)
+        names = summaries.labels(self.runs)
         table = cost_tables(self.runs, names)[0]
         items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(self.runs, names))
         rows = [(row.label, row) for row in table["rows"]]
@@ -237,7 +237,7 @@ def _row(name: str, row: Row, columns: int) -> str:
 def _picture(figure: Figure, words: str) -> str:
     """As PNG: several SVGs on one page would share their ids, and some viewers of notebooks drop them."""
     buffer = io.BytesIO()
-    with figures.house_style(), figures.any_alphabet():
+    with style.house_style(), style.any_alphabet():
         figure.savefig(buffer, format="png", dpi=_PIXELS_PER_INCH)
     return (
         f'<img alt="{escape(words)}" style="max-width: 100%; background: white" '

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.files import write_text
-from metis.reporting import figures
+from metis.reporting import marks, style, summaries
 from metis.reporting.findings import energy_unit
 from metis.reporting.tables import Row, write_csv
 from metis.runs import seeds
@@ -264,56 +264,54 @@ def findings(runs: Sequence[Run]) -> list[str]:
 
 def save_column_figures(runs: Sequence[Run], folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Write the metric over parallel time and over update requests, each as a figure for one column."""
-    from matplotlib import style
-
-    axes: dict[str, figures.Over] = {"curves-time": "parallel_time", "curves-requests": "update_requests"}
-    with figures.house_style(), style.context(_PAPER_STYLE):
+    axes: dict[str, style.Over] = {"curves-time": "parallel_time", "curves-requests": "update_requests"}
+    with style.house_style(_PAPER_STYLE):
         return [
             path
             for name, over in axes.items()
-            for path in figures.save_both(_column_figure(runs, over), folder, name, suffixes)
+            for path in style.save_both(_column_figure(runs, over), folder, name, suffixes)
         ]
 
 
-def _column_figure(runs: Sequence[Run], over: figures.Over) -> Figure:
+def _column_figure(runs: Sequence[Run], over: style.Over) -> Figure:
     columns = 2
     rows = math.ceil(len(seeds.grouped(runs)) / columns)
-    figure = figures.blank_figure(COLUMN_INCHES, 2.1 + 0.15 * rows)
+    figure = style.blank_figure(COLUMN_INCHES, 2.1 + 0.15 * rows)
     axes = figure.add_subplot()
     draw_bands(axes, runs, over)
-    figures.legend_below(figure, axes, columns)
+    style.legend_below(figure, axes, columns)
     return figure
 
 
 def seed_curves(runs: Sequence[Run]) -> Figure:
     """The metric over parallel time and over update requests: the mean over the seeds and a band of one deviation."""
-    with figures.house_style():
+    with style.house_style():
         groups = seeds.grouped(runs)
         columns = min(5, len(groups))
-        figure = figures.blank_figure(9.2, 3.7 + 0.24 * math.ceil(len(groups) / columns))
+        figure = style.blank_figure(9.2, 3.7 + 0.24 * math.ceil(len(groups) / columns))
         time_axes, request_axes = figure.subplots(1, 2, sharey=True)
         draw_bands(time_axes, runs, "parallel_time")
         draw_bands(request_axes, runs, "update_requests")
         request_axes.set_ylabel("")
         request_axes.tick_params(labelleft=False)
-        figures.legend_below(figure, time_axes, columns)
+        style.legend_below(figure, time_axes, columns)
     return figure
 
 
-def draw_bands(axes: Axes, runs: Sequence[Run], over: figures.Over) -> None:
+def draw_bands(axes: Axes, runs: Sequence[Run], over: style.Over) -> None:
     """One curve per policy: the mean over its seeds, and a band of one standard deviation around it."""
     drawn: list[float] = []
     for index, group in enumerate(seeds.grouped(runs)):
         x, mean, deviation = band(group, over)
         drawn += mean.tolist()
-        colour = figures.POLICY_COLOURS[index % len(figures.POLICY_COLOURS)]
-        axes.plot(x, mean, label=group.label, markevery=max(1, len(x) // 8), **figures.line_look(index))
+        colour = style.POLICY_COLOURS[index % len(style.POLICY_COLOURS)]
+        axes.plot(x, mean, label=group.label, markevery=max(1, len(x) // 8), **style.line_look(index))
         if len(group.runs) > 1 and len(x):
             axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.18, linewidth=0)
-    figures.curve_axes(axes, runs, over, drawn)
+    marks.curve_axes(axes, runs, over, drawn)
 
 
-def band(group: seeds.Group, over: figures.Over) -> tuple[NDArray[np.float64], ...]:
+def band(group: seeds.Group, over: style.Over) -> tuple[NDArray[np.float64], ...]:
     """Where the curves of all seeds overlap: the axis, the mean and the standard deviation of the metric there."""
     curves = []
     for run in group.runs:
@@ -329,7 +327,11 @@ def band(group: seeds.Group, over: figures.Over) -> tuple[NDArray[np.float64], .
         return nothing, nothing, nothing
     if len(curves) == 1:
         x, y = curves[0]
-        return x, np.array(figures.running_median(y.tolist())) if len(y) > figures.SMOOTH_FROM else y, np.zeros(len(y))
+        return (
+            x,
+            np.array(summaries.running_median(y.tolist())) if len(y) > summaries.SMOOTH_FROM else y,
+            np.zeros(len(y)),
+        )
     start, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
     x = np.linspace(start, max(start, end), min(_GRID, max(2, *(len(curve[0]) for curve in curves))))
     values = np.stack([np.interp(x, *curve) for curve in curves])
@@ -354,5 +356,5 @@ def write_paper(runs: Sequence[Run], folder: Path, formats: Sequence[str]) -> li
         elif name == "csv":
             write_csv(summary_rows(runs), folder / "summary.csv")
             written.append(folder / "summary.csv")
-    suffixes = [name for name in formats if name in figures.FORMATS]
+    suffixes = [name for name in formats if name in style.FORMATS]
     return [*written, *(save_column_figures(runs, folder, suffixes) if suffixes else ())]

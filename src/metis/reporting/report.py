@@ -8,7 +8,7 @@ from typing import Any
 
 from metis.errors import ConfigError
 from metis.files import write_text
-from metis.reporting import charts, figures, spending
+from metis.reporting import charts, spending, style, summaries
 from metis.reporting.cost_tables import cost_tables, learner_sections, privacy_sections, refusal_sections
 from metis.reporting.findings import energy_unit, findings, lead
 from metis.reporting.provenance import configuration_file, configurations, facts, provenance, repeating, versions
@@ -39,8 +39,8 @@ def write_report(runs: Sequence[Run], folder: Path, title: str, command: str | N
 
 
 def _contents(runs: list[Run], folder: Path, title: str, command: str | None) -> dict[str, Any]:
-    names = figures.labels(runs)
-    window = figures.timeline_window(runs)
+    names = summaries.labels(runs)
+    window = summaries.timeline_window(runs)
     files = [configuration_file(run, folder) for run in runs]
     return {
         "title": title,
@@ -57,12 +57,12 @@ def _contents(runs: list[Run], folder: Path, title: str, command: str | None) ->
         "bars": charts.bars(runs, names),
         "timelines": charts.timelines(runs, names, window),
         "window": charts.window(runs, window),
-        "hatched": len(runs[0].setting.learners) <= figures.MAX_ROWS,
-        "rows": all(figures.rows_drawn(run, window) for run in runs),
+        "hatched": len(runs[0].setting.learners) <= summaries.MAX_ROWS,
+        "rows": all(summaries.rows_drawn(run, window) for run in runs),
         "kinds": [
             kind
-            for kind in figures.KIND_COLOURS
-            if any(figures.shares(run.costs)[kind] > figures.NOTHING for run in runs)
+            for kind in style.KIND_COLOURS
+            if any(summaries.shares(run.costs)[kind] > summaries.NOTHING for run in runs)
         ],
         "distribution": charts.distribution(runs[0]),
         "learners": learner_sections(runs, names),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from metis.errors import ConfigError, needs_package
 from metis.files import replacing
-from metis.reporting.figures import labels
+from metis.reporting.summaries import labels
 from metis.runs.run import Run
 
 Row: TypeAlias = dict[str, Any]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metis.reporting import figures
+from metis.reporting import style
 from metis.reporting.charts import Chart
 from metis.runs.periods import PeriodChange, periods_in_short, periods_of
 from metis.runs.run import Run
@@ -64,13 +64,13 @@ def tradeoff_figure(runs: Sequence[Run]) -> Figure | None:
     found = points(runs)
     if len(found) < 2:
         return None
-    figure = figures.blank_figure(9.2, 4.0)
+    figure = style.blank_figure(9.2, 4.0)
     panels = figure.subplots(1, 2, sharey=True)
     for which, panel in enumerate(panels):
         _draw(panel, found, which)
     panels[0].set_ylabel("time to the target (s)")
     panels[1].tick_params(labelleft=False)
-    figures.legend_below(figure, panels[0], columns=min(4, len(found)))
+    style.legend_below(figure, panels[0], columns=min(4, len(found)))
     return figure
 
 
@@ -79,16 +79,16 @@ def _draw(axes: Axes, found: Sequence[Point], which: int) -> None:
     corners = [(best[0].costs[which], best[0].time)]
     for earlier, point in itertools.pairwise(best):
         corners += [(earlier.costs[which], point.time), (point.costs[which], point.time)]
-    axes.plot(*zip(*corners, strict=True), color=figures.MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    axes.plot(*zip(*corners, strict=True), color=style.MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     for point in found:
-        look = {**figures.line_look(point.index), "linestyle": "none", "markersize": 8}
+        look = {**style.line_look(point.index), "linestyle": "none", "markersize": 8}
         axes.plot([point.costs[which]], [point.time], label=point.label, **look)
     axes.set_xlabel(list(_AGAINST.values())[which])
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(figures.thousands)
-        axis.set_minor_formatter(figures.thousands if _narrow(found, which, axis is axes.yaxis) else "")
+        axis.set_major_formatter(style.thousands)
+        axis.set_minor_formatter(style.thousands if _narrow(found, which, axis is axes.yaxis) else "")
 
 
 def _narrow(found: Sequence[Point], which: int, time: bool) -> bool:
@@ -99,9 +99,9 @@ def _narrow(found: Sequence[Point], which: int, time: bool) -> bool:
 
 def save_tradeoff(runs: Sequence[Run], folder: Path, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `tradeoff.*`, if there is anything to choose between."""
-    with figures.house_style():
+    with style.house_style():
         figure = tradeoff_figure(runs)
-        return [] if figure is None else figures.save_both(figure, folder, "tradeoff", suffixes)
+        return [] if figure is None else style.save_both(figure, folder, "tradeoff", suffixes)
 
 
 def words(runs: Sequence[Run]) -> str:
@@ -121,11 +121,11 @@ def words(runs: Sequence[Run]) -> str:
 
 
 def tradeoff_chart(runs: Sequence[Run]) -> Chart | None:
-    with figures.house_style():
+    with style.house_style():
         figure = tradeoff_figure(runs)
         if figure is None:
             return None
-        svg = figures.inline_svg(figure, "tradeoff")
+        svg = style.inline_svg(figure, "tradeoff")
     caption = (
         "Further down is sooner, further left is cheaper; the dotted line joins the policies that no other one beats "
         f"in both. {words(runs)}"
@@ -165,25 +165,23 @@ def period_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Periods]:
 def _periods_svg(
     index: int, lengths: Sequence[tuple[float, float]], changes: Sequence[PeriodChange], end: float
 ) -> str:
-    with figures.house_style():
-        figure = figures.blank_figure(11.0, 2.4)
+    with style.house_style():
+        figure = style.blank_figure(11.0, 2.4)
         axes = figure.add_subplot()
         when = [at for at, _ in lengths] + [end]
         length = [value for _, value in lengths] + [lengths[-1][1]]
-        axes.plot(
-            when, length, drawstyle="steps-post", color=figures.POLICY_COLOURS[index % len(figures.POLICY_COLOURS)]
-        )
+        axes.plot(when, length, drawstyle="steps-post", color=style.POLICY_COLOURS[index % len(style.POLICY_COLOURS)])
         for change in changes:
             if change.number > 1:
-                axes.axvline(change.at, color=figures.MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
+                axes.axvline(change.at, color=style.MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
         axes.set_xlabel("parallel time (s)")
         axes.set_ylabel("period (s)")
         axes.set_xlim(0, max(end, when[-1]))
         axes.set_ylim(bottom=0)
         if max(length) > 20 * min(length):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(figures.thousands)
-        return figures.inline_svg(figure, f"periods-{index}")
+            axes.yaxis.set_major_formatter(style.thousands)
+        return style.inline_svg(figure, f"periods-{index}")
 
 
 def change_lines(run: Run) -> list[str]:

@@ -17,25 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.reporting.figures import (
+from metis.reporting.marks import draw_learner_bars, kinds_below, label_columns, stack_classes
+from metis.reporting.style import (
     CLASS_COLOURS,
     INK,
     MUTED,
     PAPER,
     POLICY_COLOURS,
-    SMOOTH_FROM,
     blank_figure,
-    distribution_of,
-    draw_learner_bars,
     house_style,
     inline_svg,
-    kinds_below,
-    label_columns,
-    running_median,
     save_both,
-    stack_classes,
     thousands,
 )
+from metis.reporting.summaries import SMOOTH_FROM, distribution_of, running_median
 from metis.runs.run import Run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metis.reporting.figures import INK, MUTED, POLICY_COLOURS, blank_figure, house_style, save_both, thousands
+from metis.reporting.style import INK, MUTED, POLICY_COLOURS, blank_figure, house_style, save_both, thousands
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
