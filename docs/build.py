@@ -190,7 +190,7 @@ class Page(html.parser.HTMLParser):
             self._paragraph = False
 
     def handle_data(self, data: str) -> None:
-        """Find lists and tables that became running text for want of an empty line before them."""
+        """Find lists and tables that became running text because there is no empty line before them."""
         if self._paragraph:
             self.clumsy += re.findall(r"(?:^|\n)((?:[-*] |\d+\. |\||#+ |```).{0,40})", data)
 

@@ -382,7 +382,7 @@ class Controller(MaskedRounds):
         limited = self.policy.limit(budgets, self.roster, moment)
         limited = within_privacy(limited, self.roster, self._rounds_left(limited, now))
         if (secure := self.secure) is not None:
-            # What a task draws at random comes from its number: by names, whoever has joined first.
+            # What a task draws at random comes from its number: by names, not by who joined first.
             limited = dict(sorted(limited.items()))
             examples = {learner: float(self.roster[learner].examples) for learner in limited}
             secure.begin(examples, {k: min(budget.steps or MOST_STEPS, MOST_STEPS) for k, budget in limited.items()})

@@ -88,7 +88,7 @@ def _child(work: Work, connection: Connection, inherited: Sequence[Connection], 
         other.close()
 
     def alive() -> None:
-        if os.getppid() != parent:  # killed: whoever starts again must find the directories free
+        if os.getppid() != parent:  # killed: the next start must find the directories free
             raise KeyboardInterrupt
 
     outcome = None  # or what ended it: as text, because some exceptions cannot cross the boundary

@@ -2,7 +2,7 @@
 
     app = metis.flower.ServerApp(app, metis.semisync_fedavg(slowest_learner_epochs=1))
 
-The ServerApp that is given runs as it is; only the loop of its strategy is another one: whoever starts a strategy in it
+The ServerApp that is given runs as it is; only the loop of its strategy is another one: starting a strategy in it
 starts the policy. The first call of each node says how many examples it has and how long a call takes, and is its
 first contribution at the same time. A node whose ClientApp has `budget_mod` is sent one message a task, any other one
 is called again with its own model until its budget is used up.

@@ -45,7 +45,7 @@ class PeriodsFold:
     changes: list[PeriodChange] = field(default_factory=list)
     latest: PeriodBegun | None = None
     count: int = 0  # of periods so far, without probes
-    _told: PeriodBegun | None = None  # the one of the latest change
+    _latest_said: PeriodBegun | None = None  # the one of the latest change
     _meanwhile: dict[str, str] = field(default_factory=dict)  # since the latest period: what happened, by learner
 
     def record(self, now: float, item: Event | Action) -> PeriodBegun | None:
@@ -68,35 +68,37 @@ class PeriodsFold:
         return None
 
     def _begin(self, now: float, begun: PeriodBegun) -> None:
-        told, self.latest = self._told, begun
+        before, self.latest = self._latest_said, begun
         probe = math.isinf(begun.seconds)
         self.count += not probe
-        if told is None or self._differs(told, begun):
-            self.changes.append(PeriodChange(now, 0 if probe else self.count, begun.seconds, self._words(told, begun)))
+        if before is None or self._differs(before, begun):
+            self.changes.append(
+                PeriodChange(now, 0 if probe else self.count, begun.seconds, self._words(before, begun))
+            )
             del self.changes[:-MAX_CHANGES]
-            self._told = begun
+            self._latest_said = begun
         self._meanwhile.clear()
 
-    def _differs(self, told: PeriodBegun, begun: PeriodBegun) -> bool:
-        if (told.reason, told.not_awaited) != (begun.reason, begun.not_awaited):
+    def _differs(self, before: PeriodBegun, begun: PeriodBegun) -> bool:
+        if (before.reason, before.not_awaited) != (begun.reason, begun.not_awaited):
             return True
-        if math.isinf(begun.seconds) or math.isinf(told.seconds):
+        if math.isinf(begun.seconds) or math.isinf(before.seconds):
             return False
-        return not 1 / _WORTH_SAYING < begun.seconds / told.seconds < _WORTH_SAYING
+        return not 1 / _WORTH_SAYING < begun.seconds / before.seconds < _WORTH_SAYING
 
-    def _words(self, told: PeriodBegun | None, begun: PeriodBegun) -> str:
+    def _words(self, before: PeriodBegun | None, begun: PeriodBegun) -> str:
         if math.isinf(begun.seconds):
             return f"A probe: {begun.reason}."
         text = f"Periods of {seconds(begun.seconds)}"
-        if told is not None and math.isfinite(told.seconds):
-            ratio = begun.seconds / told.seconds
+        if before is not None and math.isfinite(before.seconds):
+            ratio = begun.seconds / before.seconds
             if not 0.95 < ratio < 1 / 0.95:
-                text += f" instead of {seconds(told.seconds)}"
+                text += f" instead of {seconds(before.seconds)}"
         text += f": {begun.reason}."
-        before = set() if told is None else set(told.not_awaited)
+        left_out = set() if before is None else set(before.not_awaited)
         for learners, what in (
-            (set(begun.not_awaited) - before, "not waited for from now on, because one batch takes too long"),
-            (before - set(begun.not_awaited), "waited for again"),
+            (set(begun.not_awaited) - left_out, "not waited for from now on, because one batch takes too long"),
+            (left_out - set(begun.not_awaited), "waited for again"),
         ):
             if learners:
                 names = listed([f"'{printable(name)}'" for name in sorted(learners)], _MAX_NAMES)

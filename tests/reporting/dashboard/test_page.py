@@ -314,11 +314,11 @@ def test_everything_can_be_done_with_the_keyboard(visit: Visit) -> None:
     page.keyboard.press("Home")
     visit.settled(lambda start, end: (start, end) == (0.0, 12.0))
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#told")).to_have_text(
+    expect(page.locator("#news")).to_have_text(
         "fast-1: idle since 10 s; training 33 %, idle 67 %, transfer 0 %, away 0 % of its time"
     )
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#told")).to_contain_text("fast-2: idle since")
+    expect(page.locator("#news")).to_contain_text("fast-2: idle since")
     tab_to("find")
     page.keyboard.type("fast")
     expect(page.locator("#shown")).to_have_text("2 of 3 learners")
@@ -370,7 +370,7 @@ def test_a_thousand_learners(browser: Any, tmp_path: Path) -> None:
         plot = page.locator(".lane .plot")
         plot.focus()
         page.keyboard.press("PageDown")
-        expect(page.locator("#told")).to_contain_text("site-0001")
+        expect(page.locator("#news")).to_contain_text("site-0001")
         page.keyboard.press("End")
         page.keyboard.press("ArrowUp")
         visit.context.close()

@@ -145,7 +145,7 @@ class SiteReports:
         return bool(self.fresh) and not self.waiting(connected, now)
 
     def collect(self, connected: Collection[LearnerId]) -> Collected:
-        """The federated values, after `due`; whoever was waited for in vain is slow."""
+        """The federated values, after `due`; those that were waited for in vain are slow."""
         self.slow |= self._awaited(connected)
         self.fresh.clear()
         self.since = math.inf

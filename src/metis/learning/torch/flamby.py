@@ -30,7 +30,7 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def concordance(outputs: Tensor, targets: Tensor) -> float:
     """The C-index: of all pairs in which one is known to have died first, the share whose risk says so; ties half."""
     risk, events, times = outputs[:, 0].double(), targets[:, 0] > 0.5, targets[:, 1]
-    # Who died at this time died before whoever was still alive then.
+    # Who died at this time died before those who were still alive then.
     earlier = (times[:, None] < times[None, :]) | ((times[:, None] == times[None, :]) & ~events[None, :])
     known = earlier & events[:, None]
     known.fill_diagonal_(False)

@@ -296,7 +296,7 @@ class RunView:
                 news[name] = points
         if self._changes.changes and self._changes.changes[-1].at > self._changes_sent:
             self._changes_sent = self._changes.changes[-1].at
-            news["changes"] = self._told_changes()
+            news["changes"] = self._changes_of_periods()
         news["totals"] = self._totals(costs)
         wrong = problems(self)
         if wrong != self._problems_sent:
@@ -317,7 +317,7 @@ class RunView:
             "history": [0, *self.history.points],
             "costs": [0, *self.costs.points],
             "periods": [0, *self.periods.points],
-            **({"changes": changes} if (changes := self._told_changes()) else {}),
+            **({"changes": changes} if (changes := self._changes_of_periods()) else {}),
             "totals": self._totals(costs),
             "problems": problems(self),
         }
@@ -336,7 +336,7 @@ class RunView:
         if part:
             yield {"now": short(now), "spans": part}
 
-    def _told_changes(self) -> list[list[Any]]:
+    def _changes_of_periods(self) -> list[list[Any]]:
         """Why periods changed: when and what, the latest ones."""
         return [[short(change.at), change.text] for change in self._changes.changes[-_CHANGES:]]
 

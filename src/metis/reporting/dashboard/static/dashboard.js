@@ -114,37 +114,37 @@ class Run {
     this.spansHeld = 0;
   }
 
-  add(told) {
-    if (told.reset) { this.clear(); this.place = told.place; this.real = told.real; }
-    this.now = told.now ?? this.now;
-    this.age = told.age;
+  add(news) {
+    if (news.reset) { this.clear(); this.place = news.place; this.real = news.real; }
+    this.now = news.now ?? this.now;
+    this.age = news.age;
     this.heard = performance.now();
-    if (told.head) this.head = { ...told.head, unit: told.head.unit.replace(" ", "\u00a0") };
-    if (told.names) {
-      const [start, ...names] = told.names;
+    if (news.head) this.head = { ...news.head, unit: news.head.unit.replace(" ", "\u00a0") };
+    if (news.names) {
+      const [start, ...names] = news.names;
       names.forEach((name, at) => { this.names[start + at] = name; this.tracks[start + at] ??= new Track(); });
     }
-    for (const row of told.rows ?? []) this.rows[row[0]] = row;
-    if (told.spans) {
+    for (const row of news.rows ?? []) this.rows[row[0]] = row;
+    if (news.spans) {
       const room = Math.min(MOST_OF_ONE, Math.max(LEAST_OF_ONE, Math.floor(MOST_SPANS / this.names.length)));
-      for (const flat of told.spans) this.tracks[flat[0]].add(flat, room);
+      for (const flat of news.spans) this.tracks[flat[0]].add(flat, room);
     }
-    if (told.versions) {
-      for (const value of told.versions) this.versions.push(value);
+    if (news.versions) {
+      for (const value of news.versions) this.versions.push(value);
       if (this.versions.length > 2 * MOST_VERSIONS) {
         this.versions = this.versions.filter((_, at) => at >= MOST_VERSIONS || (at >> 1) % 2 === 0);
       }
     }
     for (const name of ["history", "costs", "periods"]) {
-      if (told[name]) {
-        const [start, ...points] = told[name];
+      if (news[name]) {
+        const [start, ...points] = news[name];
         this[name].length = start;
         this[name].push(...points);
       }
     }
-    if (told.changes) this.changes = told.changes;
-    if (told.totals) this.totals = told.totals;
-    if (told.problems) this.problems = told.problems;
+    if (news.changes) this.changes = news.changes;
+    if (news.totals) this.totals = news.totals;
+    if (news.problems) this.problems = news.problems;
   }
 
   get label() { return this.head.label; }
@@ -201,11 +201,11 @@ function listen() {
     refresh("all");
   });
   source.addEventListener("news", (event) => {
-    for (const told of JSON.parse(event.data).runs) {
-      if (!runs.has(told.id)) runs.set(told.id, new Run(told.id, told.place ?? runs.size));
-      const run = runs.get(told.id);
-      run.add(told);
-      for (const row of told.rows ?? []) row.now = run.now;
+    for (const news of JSON.parse(event.data).runs) {
+      if (!runs.has(news.id)) runs.set(news.id, new Run(news.id, news.place ?? runs.size));
+      const run = runs.get(news.id);
+      run.add(news);
+      for (const row of news.rows ?? []) row.now = run.now;
     }
     refresh("news");
   });
@@ -787,7 +787,7 @@ function choose(run, step) {
   });
   Object.assign(span, saved);
   const all = time.reduce((a, b) => a + b, 0) || 1;
-  put($("told"), `${run.names[chosen.index]}: ${now}training ${percent(time[0] / all)}, idle ${percent(time[2] / all)}, transfer ${percent(time[1] / all)}, away ${percent(time[3] / all)} of its time`);
+  put($("news"), `${run.names[chosen.index]}: ${now}training ${percent(time[0] / all)}, idle ${percent(time[2] / all)}, transfer ${percent(time[1] / all)}, away ${percent(time[3] / all)} of its time`);
   soon("lanes", drawLanes);
 }
 
@@ -863,7 +863,7 @@ function listenToLane(view) {
     const keys = {
       "+": ACTIONS.in, "=": ACTIONS.in, "-": ACTIONS.out, _: ACTIONS.out, ArrowLeft: ACTIONS.earlier, ArrowRight: ACTIONS.later,
       ArrowUp: () => choose(run, -1), ArrowDown: () => choose(run, 1), PageUp: () => choose(run, -page), PageDown: () => choose(run, page),
-      Home: ACTIONS.whole, 0: ACTIONS.whole, End: () => show("follow"), Escape: () => { chosen = null; put($("told"), ""); soon("lanes", drawLanes); },
+      Home: ACTIONS.whole, 0: ACTIONS.whole, End: () => show("follow"), Escape: () => { chosen = null; put($("news"), ""); soon("lanes", drawLanes); },
     };
     if (!keys[event.key]) return;
     event.preventDefault();
