@@ -107,7 +107,7 @@ def largest(row: Row | NDArray[np.float64], size: int) -> float:
     return max((max(float(part.max()), -float(part.min())) for part in parts), default=0.0)
 
 
-def squared_distance(to: Row, start: Row | None, size: int) -> float:
+def squared_distance(to: Row | NDArray[np.float64], start: Row | None, size: int) -> float:
     """||to - start||^2 in float64, or ||to||^2; the same bits on every processor, which a dot product does not have."""
     total = 0.0
     for begin in range(0, size, BLOCK):

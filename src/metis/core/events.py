@@ -36,6 +36,8 @@ class RoundMeasure:
     # Of masked rounds, where only their sums are known:
     loss: float = math.nan  # weighted mean of the local losses
     clamped: float = math.nan  # weighted mean share of the numbers that lay beyond the clip
+    # Of mixed differences: (sum p_k^2 ||Delta_k||^2)^(1/2), the progress of as long ones in unrelated directions
+    unrelated: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,8 @@ _ACTIONS: dict[str, type[Any]] = {
 _NAMES = {kind: ("event", name) for name, kind in _EVENTS.items()}
 _NAMES |= {kind: ("action", name) for name, kind in _ACTIONS.items()}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _NAMES}
-_OF_MASKED = ("loss", "clamped")  # recorded where it is known
-_FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure) if f.name not in _OF_MASKED)
+_WHERE_KNOWN = ("loss", "clamped", "unrelated")
+_FIELDS_OF_MEASURE = tuple(f.name for f in fields(RoundMeasure) if f.name not in _WHERE_KNOWN)
 _MODELS = ("local_model", "community_model", "total")
 _END_OF_TIME = 1e15  # seconds; sums of later times would overflow
 
@@ -213,16 +213,16 @@ def _metrics(record: dict[str, Any]) -> dict[str, float]:
 
 def measure_record(measure: RoundMeasure) -> dict[str, float | None]:
     """What was measured in a round, as part of a record."""
-    masked = {name: value for name in _OF_MASKED if math.isfinite(value := getattr(measure, name))}
-    return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE} | masked
+    known = {name: value for name in _WHERE_KNOWN if math.isfinite(value := getattr(measure, name))}
+    return {name: _number(getattr(measure, name)) for name in _FIELDS_OF_MEASURE} | known
 
 
 def recorded_measure(record: dict[str, Any]) -> RoundMeasure | None:
     """What `measure_record` put into a record; None if the round was not measured."""
     if "progress" not in record:
         return None
-    masked = {name: record[name] for name in _OF_MASKED if name in record}
-    return RoundMeasure(*(math.nan if record[name] is None else record[name] for name in _FIELDS_OF_MEASURE), **masked)
+    known = {name: record[name] for name in _WHERE_KNOWN if name in record}
+    return RoundMeasure(*(math.nan if record[name] is None else record[name] for name in _FIELDS_OF_MEASURE), **known)
 
 
 def measures_of(events: Iterable[tuple[float, Event | Action]]) -> dict[int, RoundMeasure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,18 +13,20 @@ from metis.core.controller import Controller
 from metis.core.events import (
     Budget,
     CommunityPublished,
+    Event,
     LearnerJoined,
+    LocalTask,
     RoundMeasure,
     SendTask,
     SpeedChanged,
     UpdateRequest,
 )
-from metis.core.layers import FedNova, Sample, ScheduledRate, ShortestPeriod
+from metis.core.layers import FedNova, MeasuredPace, Sample, ScheduledRate, ShortestPeriod
 from metis.core.layers.adaptive_period import AdaptivePeriod
 from metis.core.layers.scheduled_lambda import ScheduledLambda
 from metis.core.layers.server_optimizers import FedAvgM
 from metis.core.model import Model
-from metis.core.policies import fedrec, semisync_fedavg, sync_fedavg
+from metis.core.policies import fedrec, semisync, semisync_fedavg, sync_fedavg
 from metis.core.protocols.pacing import Pace, TimedLearner
 from metis.core.schedules import Moment, Schedule
 from metis.core.solvers import MomentumSGD, SolverFacts
@@ -186,10 +189,27 @@ def test_rounds_are_measured_only_where_somebody_asks():
         assert 0 < item.measure.progress <= item.measure.divergence * (1 + 1e-6)
 
 
-def test_a_replay_without_weights_paces_as_it_was_measured():
+class _Wavering(Actor):
+    """Goes where others go, or the other way."""
+
+    def train(self, task: LocalTask, community_model: Model) -> Event | None:
+        done = super().train(task, community_model)
+        assert isinstance(done, UpdateRequest)
+        went = done.local_model.vector - community_model.vector
+        sign = -1 if task.based_on.version % 3 else 1
+        return replace(done, local_model=community_model.with_vector(community_model.vector + sign * went))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        semisync_fedavg().with_layers(AdaptivePeriod(batches=8, gain=3.0)),
+        semisync().with_layers(MeasuredPace(batches=100, apart=0.01)),
+    ],
+)
+def test_a_replay_without_weights_paces_as_it_was_measured(policy):
     """The measures of the record count, not those of empty models."""
-    policy = semisync_fedavg().with_layers(AdaptivePeriod(batches=8, gain=3.0))
-    play = Play(policy, Actor("gpu", 0.03), Actor("cpu", 0.3, transfer=0.2)).run_until(community_version=8)
+    play = Play(policy, Actor("gpu", 0.03), _Wavering("cpu", 0.3, transfer=0.2)).run_until(community_version=8)
     periods = {item.task.budget.seconds for item in play.items(SendTask)}
     assert len(periods) > 3, "otherwise this would show nothing"
 

@@ -9,7 +9,7 @@ import pytest
 
 from core.play import LAYOUT, Actor, Play, model
 from metis.core.arithmetic import accumulated_steps
-from metis.core.events import Budget, CommunityPublished, PeriodBegun, SendTask, UpdateRequest
+from metis.core.events import Budget, CommunityPublished, PeriodBegun, RoundMeasure, SendTask, UpdateRequest
 from metis.core.layers import (
     AcceptLate,
     Compression,
@@ -117,6 +117,46 @@ def test_a_period_is_the_longest_of_three_times(there: list[TimedLearner], secon
     assert pace.period(there, Moment(), None) == pytest.approx(seconds)
     assert pace.reason.startswith(reason)  # type: ignore[attr-defined]
     assert pace.period([], Moment(), None) is None
+
+
+def test_models_that_lead_apart_are_mixed_more_often() -> None:
+    """Down to half of the batches, smoothed over rounds; masked rounds, whose lengths nobody knows, change nothing."""
+    pace, there = MeasuredPace().start(), timed((100, 1.0, 0.0), (100, 1.0, 0.0))
+
+    def after(agreement: float) -> float | None:
+        return pace.period(there, Moment(), RoundMeasure(math.sqrt(agreement), 1.0, unrelated=1.0))
+
+    assert after(3.0) == pytest.approx(8.0)
+    assert after(0.0) == pytest.approx(8.0)  # 1.5 on average
+    assert after(0.0) == pytest.approx(6.0)
+    assert pace.reason == "fewer than 8 batches on average take that long, and local models lead apart"  # type: ignore[attr-defined]
+    assert after(0.0) == pytest.approx(4.0) == after(0.0)
+    assert pace.period(there, Moment(), RoundMeasure(1.0, 1.0)) == pytest.approx(4.0)
+    assert pace.period(there, Moment(), None) == pytest.approx(4.0)
+    assert after(4.0) == pytest.approx(8.0)
+    assert pace.reason == "8 batches on average take that long"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("models", "progress", "spread", "unrelated"),
+    [
+        ((model(2, 0, 0), model(2, 0, 0)), 4.0, 4.0, 2.0),
+        ((model(2, 0, 0), model(0, 2, 0)), 2.0, 4.0, 2.0),
+        ((model(2, 0, 0), model(-2, 0, 0)), 0.0, 4.0, 2.0),
+    ],
+)
+def test_differences_measure_how_far_they_lead_apart(
+    models: tuple[Model, Model], progress: float, spread: float, unrelated: float
+) -> None:
+    """Squares: of the mean, the mean square, and what that of the mean would be in unrelated directions."""
+    community = DifferenceAverage(model(0, 0, 0), MemoryStore())
+    for learner, local in zip("ab", models, strict=True):
+        community.commit(learner, local, 1.0, 1, community.model)
+    assert community.publish() and community.measure is not None
+    found = community.measure
+    assert (found.progress**2, found.divergence**2, found.unrelated**2) == pytest.approx((progress, spread, unrelated))
+    community.commit("a", community.model, 1.0, 1, community.model)
+    assert community.publish() and community.measure is None  # nobody went anywhere
 
 
 def test_everybody_fills_the_period() -> None:

@@ -31,11 +31,18 @@ class MeasuredPace(
     A period is the longest of three times: two batches of most learners; a few batches on average, so that a solver's
     momentum, which restarts in each task, builds up; and twice the exchange of most learners, so that at most a third
     of the time is spent on the line, unless that is many epochs, after which local models learn little by training on.
+    Where local models lead apart and cancel each other out, the few batches are fewer: drift then costs more than
+    momentum gains. The measure is the squared length of the mean difference over that of unrelated differences of the
+    same lengths, smoothed; if it is below 1, that share of the batches is left, at least `apart`.
+
     "Most" are the quickest that hold `share` of the examples, and the average is that of batches a second, weighted by
     examples: one learner that is, or becomes, ten times slower changes little.
     """
 
     batches: Annotated[float, Setting("batches of a learner in a period, on average over the examples", ge=1)] = 8.0
+    apart: Annotated[
+        float, Setting("share of these batches that is left where local models cancel each other out", gt=0, le=1)
+    ] = 0.5
     share: Annotated[
         float, Setting("share of all examples whose holders, the quickest, are the measure of the rest", gt=0, le=1)
     ] = 0.8
@@ -55,19 +62,29 @@ class MeasuredPace(
         return _Measured(self)
 
 
+_FEWER = 0.8  # of the batches: a difference that is worth a word
+
+
 @dataclass
 class _Measured:
     settings: MeasuredPace
     reason: str = ""
+    agreement: float = 1.0  # of local models, over that of unrelated ones; smoothed over rounds
+    _measured: bool = False
 
     def period(self, learners: Sequence[TimedLearner], moment: Moment, measure: RoundMeasure | None) -> float | None:
+        self._follow(measure)
         if not learners:
             return None
         share, most = self.settings.share, f"learners with {self.settings.share:.0%} of the examples"
         examples = sum(learner.examples for learner in learners)
         a_second = math.fsum(learner.examples / examples / learner.time_per_batch for learner in learners)
+        batches = self.settings.batches * min(1.0, max(self.settings.apart, self.agreement))
+        average = f"{self.settings.batches:g} batches on average take that long"
+        if batches <= _FEWER * self.settings.batches:
+            average = f"fewer than {average}, and local models lead apart"
         times = {
-            f"{self.settings.batches:g} batches on average take that long": self.settings.batches / a_second,
+            average: batches / a_second,
             f"{most} need that long for {self.settings.fewest:g} batches": self.settings.fewest
             * of_most(learners, lambda one: one.time_per_batch, share),
         }
@@ -79,3 +96,10 @@ class _Measured:
             times[f"{self.settings.epochs:g} epochs of {most} take that long, and their exchange even longer"] = epochs
         self.reason = max(times, key=lambda reason: times[reason])
         return times[self.reason] + of_most(learners, lambda one: one.inside, share)
+
+    def _follow(self, measure: RoundMeasure | None) -> None:
+        if measure is None or not measure.unrelated > 0:  # nothing to measure, or a masked round
+            return
+        now = (measure.progress / measure.unrelated) ** 2
+        self.agreement = (self.agreement + now) / 2 if self._measured else now
+        self._measured = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.arithmetic import accumulated_steps, add_scaled, squared_distance
-from metis.core.events import LearnerId
+from metis.core.events import LearnerId, RoundMeasure
 from metis.core.mixing.full_pass import FullPass
 from metis.core.mixing.store import ModelStore, weighted_sum
 from metis.core.model import Layout, Model, Vector
@@ -88,7 +88,14 @@ class DifferenceAverage(FullPass):
         shares = {k: weights[k] / total for k in sorted(weights)}
         factors = self._factors(shares)
         mean = self._mean({k: share * factors[k] for k, share in shares.items()})
-        eta = self._eta(shares, factors, mean)
+        squares = {k: factors[k] ** 2 * self._squares[k] for k in shares}
+        spread = math.fsum(share * squares[k] for k, share in shares.items())
+        length = math.fsum(share * math.sqrt(squares[k]) for k, share in shares.items())
+        progress = squared_length(mean, layout)
+        unrelated = math.fsum(share**2 * squares[k] for k, share in shares.items())
+        sizes = (math.sqrt(progress), math.sqrt(spread))
+        self.measure = RoundMeasure(*sizes, unrelated=math.sqrt(unrelated)) if unrelated else None
+        eta = extrapolated(self._extrapolation, spread, length, progress, self._largest)
         parameters = parameter_parts(layout)
         for part in parameters if eta != 1 else ():
             mean[part] *= eta
@@ -113,14 +120,6 @@ class DifferenceAverage(FullPass):
 
     def _factors(self, shares: Mapping[LearnerId, float]) -> dict[LearnerId, float]:
         return equalizing(shares, self._reaches, self._equalize, self._largest)
-
-    def _eta(
-        self, shares: Mapping[LearnerId, float], factors: Mapping[LearnerId, float], mean: NDArray[np.float64]
-    ) -> float:
-        squares = {k: factors[k] ** 2 * self._squares[k] for k in shares}
-        spread = math.fsum(share * squares[k] for k, share in shares.items())
-        length = math.fsum(share * math.sqrt(squares[k]) for k, share in shares.items())
-        return extrapolated(self._extrapolation, spread, length, mean, self.model.layout, self._largest)
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         squares = np.array([self._squares[learner] for learner in sorted(self._squares)], np.float64)
@@ -158,16 +157,20 @@ def equalizing_steps(
     return equalizing({k: values[k] / total for k in sorted(values)}, reaches, equalize, largest)
 
 
-def extrapolated(
-    kind: Extrapolation, spread: float, length: float, mean: NDArray[np.float64], layout: Layout, largest: float
-) -> float:
-    """eta, from sum p ||Delta||^2, sum p ||Delta|| and sum p Delta."""
+def extrapolated(kind: Extrapolation, spread: float, length: float, progress: float, largest: float) -> float:
+    """eta, from sum p ||Delta||^2, sum p ||Delta|| and ||sum p Delta||^2."""
     if kind == "none" or not spread:
         return 1.0
     if kind == "lengths":
         return min(largest, spread / length**2)
-    progress = math.fsum(float(np.add.reduce(np.square(mean[part]))) for part in parameter_parts(layout))
     return min(largest, max(1.0, spread / (2 * progress))) if progress else 1.0
+
+
+def squared_length(difference: NDArray[np.float64], layout: Layout) -> float:
+    """That of the parameters."""
+    return math.fsum(
+        squared_distance(difference[part], None, part.stop - part.start) for part in parameter_parts(layout)
+    )
 
 
 def _vector(array: NDArray[Any]) -> Vector:

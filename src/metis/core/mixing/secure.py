@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from metis.core.arithmetic import squared_distance
 from metis.core.events import LearnerId, RoundMeasure
 from metis.core.mixing.community import Published
-from metis.core.mixing.differences import Extrapolation, equalizing_steps, extrapolated, parameter_parts
+from metis.core.mixing.differences import (
+    Extrapolation,
+    equalizing_steps,
+    extrapolated,
+    parameter_parts,
+    squared_length,
+)
 from metis.core.mixing.store import ModelStore, stored_models
 from metis.core.model import Layout, Model, Vector
 from metis.core.ring import Body, Opened, Ring
@@ -295,7 +301,7 @@ class SecureDifferences(SecureAverage):
         before, layout = self.model.vector, self.model.layout
         difference = opened.vector.astype(np.float64) - before
         _, spread, length = opened.scalars
-        eta = extrapolated(self._extrapolation, spread, length, difference, layout, self._largest)
+        eta = extrapolated(self._extrapolation, spread, length, squared_length(difference, layout), self._largest)
         for part in parameter_parts(layout):
             mixed[part] = before[part] + eta * difference[part]
         return mixed
