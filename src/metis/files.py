@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def sync(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it that are missing, so that their names survive a loss of power."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
         sync(made.parent)

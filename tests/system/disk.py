@@ -104,7 +104,7 @@ class Machine:
     """The disk of one machine; it outlives the processes."""
 
     def __init__(self, world: World, root: str) -> None:
-        self.world, self.root, self._top = world, root, _Folder()
+        self.world, self.root, self.below, self._top = world, root, f"{root}/", _Folder()
         os.makedirs(root)
         _DISKS[root] = self
         self.calls = 0
@@ -160,8 +160,8 @@ class Machine:
     def item(self, path: str) -> Any:
         """The file or folder of this path; None if there is nothing."""
         found: Any = self._top
-        for name in path[len(self.root) + 1 :].split("/") if len(path) > len(self.root) else ():
-            if not isinstance(found, _Folder):
+        for name in path[len(self.below) :].split("/") if len(path) > len(self.root) else ():
+            if type(found) is not _Folder:
                 return None
             found = found.names.get(name)
         return found
@@ -235,7 +235,10 @@ class Machine:
 
 
 def _machine(path: object) -> Machine:
-    text = str(path)
+    text, boot = str(path), BOOT.get()
+    if boot is not None and (own := boot.machine) is not None and text.startswith(own.below):
+        machine: Machine = own
+        return machine
     for root, machine in _DISKS.items():
         if text.startswith(root) and text[len(root) : len(root) + 1] in ("", "/"):
             return machine
@@ -424,6 +427,7 @@ class VirtualDisk(Disk):
 
     def __init__(self, boot: Boot, machine: Machine) -> None:
         self._boot, self._machine = boot, machine
+        boot.machine = machine
 
     def _of(self, descriptor: int) -> tuple[Any, str]:
         if self._boot.dead or self._boot.world.over:

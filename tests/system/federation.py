@@ -76,10 +76,12 @@ from system.masks import (
     peers,
     write_kits,
 )
+from system.memory import remember
 from system.network import Call, Network
 from system.reference import Reference
 from system.trainer import spawner
 
+remember()
 _GRAVEYARD: list[Any] = []  # what collecting the garbage of a dead process would do must never happen
 COUNTER = TensorSpec("n", (1,), "int64", "counter")
 SMALL = Layout((TensorSpec("w", (30,)), TensorSpec("b", (2,)), COUNTER))

@@ -49,6 +49,7 @@ class Boot:
         self.wall_offset = 0.0
         self.at_death: list[Callable[[bool], object]] = []  # with whether its machine lost its power
         self.exit_code: int | None = None
+        self.machine: Any = None  # whose disk it has
         self._text = f"{name}.{number}"
         self.context = world.context.copy()
         self.context.run(BOOT.set, self)
@@ -81,8 +82,11 @@ class _Handle:
 
     def __init__(self, when: float, callback: Any, arguments: tuple[Any, ...], context: Any) -> None:
         self._when, self._callback, self._arguments, self._cancelled = when, callback, arguments, False
-        self.context: contextvars.Context = contextvars.copy_context() if context is None else context
-        self.boot = self.context.get(BOOT)
+        if context is None:
+            self.context: contextvars.Context = contextvars.copy_context()
+            self.boot = BOOT.get()
+        else:
+            self.context, self.boot = context, context.get(BOOT)
 
     def cancel(self) -> None:
         self._cancelled, self._callback, self._arguments = True, None, ()
@@ -148,7 +152,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> _Handle:  # type: ignore[override]
         handle = _Handle(0.0, callback, arguments, context)
-        self._push(handle)
+        boot = handle.boot
+        queue = self._queues.get(boot)
+        if queue is None:
+            queue = self._queues[boot] = deque()
+        if not queue:
+            self._ready_boots.append(boot)
+        queue.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -160,7 +170,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> _Handle:  # type: ignore[override]
         # A clock that stands still must not be waited for: less than this is lost in the sum.
-        return self.call_at(self.now + max(delay, 1e-6), callback, *arguments, context=context)
+        when = self.now + (delay if delay > 1e-6 else 1e-6)
+        handle = _Handle(when, callback, arguments, context)
+        heapq.heappush(self._timers, (when, next(self._count), handle))
+        return handle
 
     def run_in_executor(self, executor: Any, work: Any, *arguments: Any) -> Any:
         if executor is not None and not isinstance(executor, Workers):

@@ -7,18 +7,19 @@ from anybody and accepts only what `encode` writes: whatever else is refused in 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+import struct
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from metis.errors import Refused
 
 LARGEST = 1 << 26  # bytes of a message
 DEEPEST = 8
 HASH = 32  # bytes of every hash, key and share
+_BYTES, _TEXT, _TUPLE, _INTEGER, _REAL = b"bstif"
+_FLOAT = struct.Struct(">d")
 
 Kind = TypeVar("Kind", bound="Message")
 Value = Any  # int, float, str, bytes, or a tuple of these
@@ -26,19 +27,19 @@ Value = Any  # int, float, str, bytes, or a tuple of these
 
 def encode(value: Value) -> bytes:
     """The one encoding of numbers, texts, bytes and tuples of them."""
-    match value:
+    match value:  # what is most frequent comes first
+        case bytes():
+            letter, data = b"b", value
+        case str():
+            letter, data = b"s", value.encode()
+        case tuple():
+            letter, data = b"t", b"".join([encode(item) for item in value])
         case bool():
             raise TypeError("a message has no truth values")
         case int():
             letter, data = b"i", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
         case float():
-            letter, data = b"f", np.array(value, ">f8").tobytes()
-        case str():
-            letter, data = b"s", value.encode()
-        case bytes():
-            letter, data = b"b", value
-        case tuple():
-            letter, data = b"t", b"".join(map(encode, value))
+            letter, data = b"f", _FLOAT.pack(value)
         case _:
             raise TypeError(f"a message cannot carry a {type(value).__name__}")
     return letter + len(data).to_bytes(4, "big") + data
@@ -48,47 +49,46 @@ def decode(data: bytes) -> Value:
     """What `encode` made these bytes of; Refused if it cannot have made them."""
     if len(data) > LARGEST:
         raise Refused(f"a message of {len(data)} bytes is longer than the {LARGEST} that are allowed")
-    values = tuple(_values(data, 0))
+    values = _values(data, 0)
     if len(values) != 1:
         raise Refused(f"a message holds one value, not {len(values)}")
     return values[0]
 
 
-def _values(data: bytes, depth: int) -> Iterator[Value]:
+def _values(data: bytes, depth: int) -> tuple[Value, ...]:
     if depth > DEEPEST:
         raise Refused(f"a message is nested more than {DEEPEST} deep")
-    start = 0
-    while start < len(data):
+    values, start, last = [], 0, len(data)
+    while start < last:
         end = start + 5 + int.from_bytes(data[start + 1 : start + 5], "big")
-        if start + 5 > len(data) or end > len(data):
-            raise Refused(f"a message ends in the middle of a value, at byte {len(data)}")
-        yield _value(data[start : start + 1], data[start + 5 : end], depth)
+        if start + 5 > last or end > last:
+            raise Refused(f"a message ends in the middle of a value, at byte {last}")
+        values.append(_value(data[start], data[start + 5 : end], depth))
         start = end
+    return tuple(values)
 
 
-def _value(letter: bytes, data: bytes, depth: int) -> Value:
-    match letter:
-        case b"i":
-            number = int.from_bytes(data, "big", signed=True)
-            if len(data) > 9 or encode(number)[5:] != data:
-                raise Refused("an integer of a message is too long, or not in its shortest form")
-            return number
-        case b"f":
-            real = float(np.frombuffer(data, ">f8")[0]) if len(data) == 8 else np.inf
-            if not np.isfinite(real):
-                raise Refused("a number of a message is not finite")
-            return real
-        case b"s":
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                raise Refused("a text of a message is not UTF-8") from None
-        case b"b":
-            return data
-        case b"t":
-            return tuple(_values(data, depth + 1))
-        case _:
-            raise Refused(f"a message has a value of the unknown type {letter!r}")
+def _value(letter: int, data: bytes, depth: int) -> Value:
+    if letter == _BYTES:
+        return data
+    if letter == _TEXT:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise Refused("a text of a message is not UTF-8") from None
+    if letter == _TUPLE:
+        return _values(data, depth + 1)
+    if letter == _INTEGER:
+        number = int.from_bytes(data, "big", signed=True)
+        if len(data) > 9 or len(data) != number.bit_length() // 8 + 1:
+            raise Refused("an integer of a message is too long, or not in its shortest form")
+        return number
+    if letter == _REAL:
+        real = _FLOAT.unpack(data)[0] if len(data) == 8 else math.inf
+        if not math.isfinite(real):
+            raise Refused("a number of a message is not finite")
+        return real
+    raise Refused(f"a message has a value of the unknown type {bytes((letter,))!r}")
 
 
 def digest(purpose: str, *values: Value) -> bytes:
@@ -102,7 +102,8 @@ class Message:
 
     def plain(self) -> Value:
         """As a tuple that `encode` takes."""
-        return (type(self).__name__, *(_plain(getattr(self, field.name)) for field in fields(self)))
+        kind: Any = type(self)  # which mypy does not take for hashable
+        return (kind.__name__, *[_plain(getattr(self, name)) for name in _types(kind)])
 
     def encode(self) -> bytes:
         return encode(self.plain())
@@ -115,9 +116,9 @@ class Message:
 
 
 def _plain(value: Value) -> Value:
-    if isinstance(value, Message):
-        return value.plain()
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.plain() if isinstance(value, Message) else value
 
 
 @cache
@@ -126,22 +127,28 @@ def _types(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
+@cache
+def _item(kind: Any) -> Any:
+    """Of what a tuple of this type is; None if it is not one."""
+    return get_args(kind)[0] if get_origin(kind) is tuple else None
+
+
 def _typed(value: Value, kind: Any, where: str) -> Value:
     """The value, if it has this type; messages inside are made of their tuples."""
-    if get_origin(kind) is tuple:
+    if type(value) is kind:
+        return value
+    item_kind = _item(kind)
+    if item_kind is not None:
         if not isinstance(value, tuple):
             raise Refused(f"{where} is not a list")
-        return tuple(_typed(item, get_args(kind)[0], where) for item in value)
-    if isinstance(kind, type) and issubclass(kind, Message):
-        known: Any = kind  # a class of messages, which mypy does not take for hashable
-        types = _types(known)
+        return tuple([_typed(item, item_kind, where) for item in value])
+    if issubclass(kind, Message):
+        types = _types(kind)
         if not isinstance(value, tuple) or not value or value[0] != kind.__name__ or len(value) != len(types) + 1:
             raise Refused(f"{where} is not a {kind.__name__} with {len(types)} fields")
         values = zip(types.items(), value[1:], strict=True)
         return kind(**{name: _typed(item, hint, f"{where}.{name}") for (name, hint), item in values})
-    if type(value) is not kind:
-        raise Refused(f"{where} is a {type(value).__name__}, not a {kind.__name__}")
-    return value
+    raise Refused(f"{where} is a {type(value).__name__}, not a {kind.__name__}")
 
 
 def check_hash(where: str, *values: bytes) -> None:
