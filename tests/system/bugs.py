@@ -230,6 +230,13 @@ BUGS: dict[str, Bug] = {
     "a lease ends while the learner is heard": Bug(
         f"{_CONTROLLER}.service", "                session.last_heard = monotonic()\n", ""
     ),
+    "the beginning of an upload is not a sign of life": Bug(
+        f"{_CONTROLLER}.service",
+        "            first = await first_message(requests)\n            self._streams.alive(learner)\n",
+        "            first = await first_message(requests)\n",
+        (("            self._streams.alive(learner)\n            request = _read", "            request = _read"),),
+        needs="kill learner|power learner|strike learner",
+    ),
     "after a restart nobody has time to come back": Bug(
         f"{_CONTROLLER}.sessions",
         "self.heard = dict.fromkeys(present, self._began)",
@@ -365,7 +372,10 @@ BUGS: dict[str, Bug] = {
         needs="command remove",
     ),
     "a command is answered before it is in the audit log": Bug(
-        f"{_CONTROLLER}.administration", "                await self._audit.flushed()\n", "", needs="command"
+        f"{_CONTROLLER}.administration", "noted = await self._audit.flushed()\n", "pass\n", needs="command"
+    ),
+    "a command is answered though the audit log has no room": Bug(
+        f"{_CONTROLLER}.administration", "        if not noted:", "        if False:", needs="command.*full disk"
     ),
     "the audit log builds on what was never written": Bug(
         f"{_CONTROLLER}.audit",
@@ -453,6 +463,12 @@ BUGS: dict[str, Bug] = {
         "call_later(_DISK_FULL_PAUSE, self._post_sum, event, content)",
         "call_later(1e9, self._post_sum, event, content)",
         needs="masked",
+    ),
+    "a damaged file of a masked round is used": Bug(
+        f"{_CONTROLLER}.sums",
+        "        if hashlib.sha256(content).digest() != stored[:HASH]:\n",
+        "        if False:\n",
+        needs="rot controller.*masked",
     ),
     "a sum of two learners is opened": Bug(
         "metis.core.secure_sum",

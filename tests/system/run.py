@@ -115,7 +115,9 @@ def farm(
             running[pid] = read
         pid, status = os.wait()
         answer = _answer(running.pop(pid), status)
-        found.update({int(seed): problem for seed, problem in answer["found"].items()})
+        for seed, problem in answer["found"].items():
+            found[int(seed)] = problem
+            print(f"seed {seed}: {problem}", file=sys.stderr, flush=True)
         digests.update({int(seed): digest for seed, digest in answer["digests"].items()})
         reached.update(answer["reached"])
         if needs is not None and found:

@@ -59,6 +59,7 @@ _CLOSE_SECONDS = 5.0  # that commands under way have to end when the process end
 _BURST, _PER_SECOND = 60.0, 10.0  # calls of one administrator
 _PIECE = 1 << 18  # bytes of a file sent at once
 _MAX_READ = 64 << 20  # bytes in one call; what is left is asked for again
+_UNLISTED = "its audit log does not list this yet, so give the command again when there is room"
 KEPT_LINES = 1000  # of the log
 
 
@@ -223,7 +224,7 @@ class Administration:
     ) -> Document:
         if not command.changes:
             self._note_read(caller, name, address)
-        result = "failed"
+        result, noted = "failed", True
         try:
             document = await command.run(caller, arguments)
             result = str(document.get("text", "done"))
@@ -241,7 +242,9 @@ class Administration:
         finally:
             if command.changes:
                 self._note(caller, name, address, arguments=arguments, result=result)
-                await self._audit.flushed()
+                noted = await self._audit.flushed()
+        if not noted:  # what is answered is in the audit log, also after a loss of power
+            raise Refused(_CODE.RESOURCE_EXHAUSTED, f"the disk of the controller is full, and {_UNLISTED}: {result}")
         if command.changes:
             self._report("info", f"{caller}: {result}")
         return document

@@ -45,7 +45,7 @@ class AuditLog:
         self._waiting: list[bytes] = []
         self._left_out = 0
         self._latest: dict[str, object] = {}
-        self._flushing: Future[None] | None = None
+        self._flushing: Future[bool] | None = None
         self._file = disk().open(path, os.O_RDWR | os.O_CREAT, 0o600)
         torn = self._recover()
         if durable:
@@ -112,13 +112,13 @@ class AuditLog:
         self.head = line_hash(line)
         self._waiting.append(line)
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
         """In the thread: write all that waits; what finds no room on the disk stays and is tried at the next line."""
         while True:
             with self._lock:
                 lines = list(_first_lines(self._waiting))
                 if not lines:
-                    return
+                    return not self._left_out
             data = b"".join(line + b"\n" for line in lines)
             try:
                 with writing(self._path):
@@ -126,7 +126,7 @@ class AuditLog:
             except DiskFull:
                 with suppress(OSError):
                     disk().truncate(self._file, self._end)
-                return
+                return False
             self._end += len(data)
             with self._lock:
                 del self._waiting[: len(lines)]
@@ -138,9 +138,9 @@ class AuditLog:
         if self._durable:
             disk().fsync(self._file)
 
-    async def flushed(self) -> None:
-        """Until every line noted so far is on the disk, or the disk is full."""
-        await asyncio.wrap_future(self._thread.submit(self._flush))
+    async def flushed(self) -> bool:
+        """Wait until every line noted so far is on the disk; False if it is full and some are not."""
+        return await asyncio.wrap_future(self._thread.submit(self._flush))
 
     def close(self) -> None:
         self._thread.submit(self._flush)

@@ -150,6 +150,7 @@ class Service:
             learner = self._identify(context)
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
             first = await first_message(requests)
+            self._streams.alive(learner)
             if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER:
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
             if self._uploading[learner] >= _MAX_CALLS:
@@ -167,6 +168,7 @@ class Service:
     async def download(self, content: bytes, context: Context) -> AsyncIterator[Piece]:
         try:
             learner = self._identify(context)
+            self._streams.alive(learner)
             request = _read_request(content)
             if request.run != self._state.run:
                 raise Refused(

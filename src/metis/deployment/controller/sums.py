@@ -8,12 +8,14 @@ of it is in the trace. All of it goes, with the masked models, when the next com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from metis.core.canonical import HASH
 from metis.core.controller import Controller
 from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed, RoundFailed, SumOpened
 from metis.core.model import Layout
@@ -83,11 +85,20 @@ def masked_round(controller: Controller, sha256: str, blobs: Mapping[LearnerId, 
 
 
 class _Files(FolderStore):
-    """What a round needs, on the disk of the state folder."""
+    """What a round needs, on the disk of the state folder: each file begins with the SHA-256 of its content."""
+
+    def read(self, name: str) -> bytes | None:
+        stored = super().read(name)
+        if stored is None:
+            return None
+        content = stored[HASH:]
+        if hashlib.sha256(content).digest() != stored[:HASH]:
+            raise DataError(f"the file sums/{name} of the state folder is damaged")
+        return content
 
     def write(self, name: str, data: bytes) -> None:
         with writing(self.path(name)):
-            super().write(name, data)
+            super().write(name, hashlib.sha256(data).digest() + data)
 
     def delete(self, name: str) -> None:
         with writing(self.path(name)):
@@ -140,7 +151,7 @@ class Sums:
     async def _done(self, job: Callable[[], None]) -> bool:
         """Do it; False if the disk is full and the same is to be tried again before anything else."""
         try:
-            await asyncio.to_thread(job)
+            await asyncio.to_thread(self._do, job)
         except Refused as problem:
             self._report("warning", f"masked round: {problem}")
         except DiskFull as problem:
@@ -177,6 +188,15 @@ class Sums:
 
     # --- in the thread --------------------------------------------------------------------------
 
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except DataError as problem:  # members may have signed what is in the file: only another round can be opened
+            self._forget()
+            if self._round is not None:
+                self._report("warning", str(problem))
+                self._take(self._round)
+
     def _take(self, round_: MaskedRound) -> None:
         if self._opening is not None and (self._opening.version != round_.version or not round_.values):
             self._forget()
@@ -191,7 +211,9 @@ class Sums:
                 self._opening = found
             elif found is not None:
                 self._forget()
-        if self._opening is None:
+        if self._opening is None and round_.fixed:
+            self._post_once("failed", RoundFailed(round_.version, "what its members agreed on is damaged or lost"))
+        elif self._opening is None:
             for learner in round_.tasks:
                 self._ask(learner)
             self._try_opening(round_, late=False)
@@ -206,7 +228,8 @@ class Sums:
         """The round is over: delete what it needed, and the masked models."""
         for path in list(self._store.folder.iterdir()):
             if path.name.startswith("upload."):
-                self._state.blobs.discard((self._store.read(path.name) or b"").decode())
+                with contextlib.suppress(DataError):  # the blob stays until the next collection
+                    self._state.blobs.discard((self._store.read(path.name) or b"").decode())
         # The opening last: as long as it is there, a restart knows whose the others are.
         for path in sorted(self._store.folder.iterdir(), key=lambda path: path.name == "opening"):
             self._store.delete(path.name)
