@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from metis.errors import Refused
 
@@ -19,7 +20,7 @@ LARGEST = 1 << 26  # bytes of a message
 DEEPEST = 8
 HASH = 32  # bytes of every hash, key and share
 _BYTES, _TEXT, _TUPLE, _INTEGER, _REAL = b"bstif"
-_FLOAT = struct.Struct(">d")
+_FLOAT = ">f8"
 
 Kind = TypeVar("Kind", bound="Message")
 Value = Any  # int, float, str, bytes, or a tuple of these
@@ -39,7 +40,7 @@ def encode(value: Value) -> bytes:
         case int():
             letter, data = b"i", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
         case float():
-            letter, data = b"f", _FLOAT.pack(value)
+            letter, data = b"f", np.array(value, _FLOAT).tobytes()
         case _:
             raise TypeError(f"a message cannot carry a {type(value).__name__}")
     return letter + len(data).to_bytes(4, "big") + data
@@ -84,7 +85,7 @@ def _value(letter: int, data: bytes, depth: int) -> Value:
             raise Refused("an integer of a message is too long, or not in its shortest form")
         return number
     if letter == _REAL:
-        real = _FLOAT.unpack(data)[0] if len(data) == 8 else math.inf
+        real = float(np.frombuffer(data, _FLOAT)[0]) if len(data) == 8 else math.inf
         if not math.isfinite(real):
             raise Refused("a number of a message is not finite")
         return real
