@@ -26,7 +26,7 @@ from _peers import NAMES, version_of
 BENCHMARKS = (
     "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
     "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak", "private_step",
-    "dashboard", "precision", "secure_sum", "sealed",
+    "dashboard", "precision", "secure_sum", "masked_round", "sealed",
 )  # fmt: skip
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 

@@ -26,6 +26,7 @@ import grpc
 import numpy as np
 
 from metis.core import policies
+from metis.core.layers import SecureSum
 from metis.core.model import Layout, TensorSpec
 from metis.core.stop import StopRule
 from metis.deployment.controller.callers import identify_by_certificate, identify_by_name
@@ -46,6 +47,7 @@ from metis.deployment.wire.chunks import CHUNK, Piece
 from metis.deployment.wire.models import model_bytes, read_model
 from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, FederationStub
 from metis.kernels import use_all_processors
+from metis.privacy.keys import Peers
 from metis.runs.setting import Setting
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
@@ -74,6 +76,7 @@ class Spec:
     durability: str = "process"
     kit: str | None = None  # with mTLS if there is one
     port: int = 0
+    masked: bool = False  # with secure sums, which need the kit
 
     @property
     def layout(self) -> Layout:
@@ -106,10 +109,13 @@ async def _serve(spec: Spec) -> None:
             state.begin(facts)
         initial = read_model(state.blob_path(facts["initial"]), layout)
         policy = getattr(policies, spec.policy)(**spec.settings)
+        if spec.masked:
+            policy = policy.with_layers(SecureSum())
         settings = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
         setting = Setting.of(policy, initial, (), seed=1, metric="accuracy")
         make = make_core(policy, StopRule(rounds=spec.rounds), settings, 3)
-        plan = FederationPlan(make, initial, "{}", setting, None, settings)
+        shared = '{"experiment": {}}'
+        plan = FederationPlan(make, initial, shared, setting, None, settings, secure_sum=policy.secure_sum)
         kit = None if spec.kit is None else load_kit(spec.kit)
         process = ControllerProcess(
             plan,
@@ -118,6 +124,7 @@ async def _serve(spec: Spec) -> None:
             evaluator=None,
             identify=identify_by_name if kit is None else identify_by_certificate(Revocations(kit)),
             report=lambda kind, text: print(text, file=sys.stderr) if kind == "warning" else None,
+            peers=None if kit is None else Peers(kit.authority),
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.drain, "the benchmark is over")
         credentials = None if kit is None else server_credentials(kit)

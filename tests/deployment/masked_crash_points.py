@@ -3,6 +3,7 @@
     python tests/deployment/masked_crash_points.py             # 10 points of each
     python tests/deployment/masked_crash_points.py --all       # every point; hours
     python tests/deployment/masked_crash_points.py --most 100 --only controller
+    python tests/deployment/masked_crash_points.py --all --keep FILE   # continues where it was interrupted
 
 A dry run under strace lists the calls; then a federation a point is run whose victim gets a SIGKILL there and is
 started again. It must end with the bits of the simulated ring, no learner may have signed two statements, answered for
@@ -22,7 +23,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from metis.core.canonical import Message
 from metis.core.secure_sum import Answer, Upload, Vote
 from metis.deployment.controller.state import State
 from metis.deployment.storage import read_file
+from metis.deployment.trainer import process as trainer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
+from metis.system import REAL, SYSTEM
 
 VICTIM = "cyd"
 HANG = 300.0  # seconds
@@ -93,8 +96,51 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class _Trainer:
+    """The training of a learner that is not the victim: a thread that looks like a process, and begins at once."""
+
+    pid, returncode = 0, None
+
+    async def start(self, limit: int) -> _Trainer:
+        commands, theirs = os.pipe()
+        mine, answers = os.pipe()
+        self.stdin = _Pipe(theirs)
+        loop, self.stdout = asyncio.get_running_loop(), asyncio.StreamReader(limit)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self.stdout), os.fdopen(mine, "rb"))
+        self._ended = asyncio.ensure_future(asyncio.to_thread(self._serve, commands, answers))
+        return self
+
+    @staticmethod
+    def _serve(commands: int, answers: int) -> None:
+        with os.fdopen(commands, "rb") as stdin, os.fdopen(answers, "wb") as stdout:
+            trainer.serve(masked.build, stdin, stdout)
+
+    async def wait(self) -> int:
+        await asyncio.shield(self._ended)
+        return 0
+
+    def kill(self) -> None:
+        self.stdin.close()
+
+
+class _Pipe:
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb", 0)
+        self.close = self._file.close
+
+    def write(self, line: bytes) -> None:
+        self._file.write(line)
+
+    async def drain(self) -> None:
+        pass
+
+
+async def _thread(*_: str, limit: int, **__: Any) -> _Trainer:
+    return await _Trainer().start(limit)
+
+
 class Federation:
-    """Real processes: the victim under strace, the others in this one."""
+    """Real processes: the victim and its training process under strace, the others in this one."""
 
     def __init__(self, home: Path, point: Point | None, who: str, fresh: bool = False) -> None:
         self.home, self.point, self.who, self.fresh = home, point, who, fresh
@@ -126,6 +172,7 @@ class Federation:
         raise AssertionError(f"it does not end: {(self.home / f'{self.who}.out').read_text()[-2000:]}")
 
     async def _learner(self, name: str, address: str) -> None:
+        SYSTEM.set(replace(REAL, spawn=_thread))
         process = masked.learner_process(self.home, name, address, [])
         send = process.connection.send
 
@@ -243,14 +290,55 @@ def strike(workspace: Path, point: Point) -> Result:
     return Result(point, federation.struck, len(NAMES) * masked.ROUNDS, problem)
 
 
-def enumerate_points(workspace: Path, who: str, most: int | None) -> Iterator[Result]:
-    """Strike at every point, or at `most` that are spread evenly over all of them."""
-    points = all_points(workspace, who)
+class Kept:
+    """Points and results of both victims, in a file if one is named: one line a point, what failed in full."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.all: dict[str, dict[str, str | None]] = {}  # of each victim: "call number" -> problem; None: not tried yet
+        if path is not None and path.exists():
+            self.all = json.loads(path.read_text())
+
+    def points(self, workspace: Path, who: str) -> list[Point]:
+        if who not in self.all:
+            found = all_points(workspace, who)
+            self.all[who] = {f"{point.call} {point.number}": None for point in found}
+            self._save()
+        return [Point(who, *_call(key)) for key in self.all[who]]
+
+    def tried(self, point: Point) -> bool:
+        return self.all[point.who][f"{point.call} {point.number}"] is not None
+
+    def take(self, result: Result) -> None:
+        assert result.point is not None
+        problem = result.problem or ("killed" if result.struck else "not reached")
+        self.all[result.point.who][f"{result.point.call} {result.point.number}"] = problem
+        self._save()
+
+    def _save(self) -> None:
+        if self.path is not None:
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(self.all, indent=1) + "\n")
+            new.replace(self.path)
+
+
+def _call(key: str) -> tuple[str, int]:
+    call, number = key.split()
+    return call, int(number)
+
+
+def enumerate_points(workspace: Path, who: str, most: int | None, kept: Kept | None = None) -> Iterator[Result]:
+    """Strike at every point that was not tried, or at `most` that are spread evenly over all of them."""
+    kept = kept or Kept(None)
+    points = kept.points(workspace, who)
     print(f"{len(points)} points of the {who}", file=sys.stderr)
     if most is not None and most < len(points):
         points = [points[i * len(points) // most] for i in range(most)]
     for point in points:
-        yield strike(workspace, point)
+        if not kept.tried(point):
+            result = strike(workspace, point)
+            kept.take(result)
+            yield result
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -258,15 +346,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--most", type=int, default=10)
     parser.add_argument("--only", choices=("controller", "learner"))
+    parser.add_argument("--keep", type=Path, help="a JSON file with what came out; its points are not tried again")
     options = parser.parse_args(arguments)
     if problem := strace_problem():
         print(f"nothing was tried: {problem}")
         return 2
-    failed = 0
+    failed, kept = 0, Kept(options.keep)
     with tempfile.TemporaryDirectory() as name:
         for who in [options.only] if options.only else ["controller", "learner"]:
             results = []
-            for result in enumerate_points(Path(name), who, None if options.all else options.most):
+            for result in enumerate_points(Path(name), who, None if options.all else options.most, kept):
                 results.append(result)
                 failed += bool(result.problem)
                 print(
