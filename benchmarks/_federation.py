@@ -77,6 +77,7 @@ class Spec:
     kit: str | None = None  # with mTLS if there is one
     port: int = 0
     masked: bool = False  # with secure sums, which need the kit
+    linger: float = 2.0  # seconds at the end in which learners may fetch the final model
 
     @property
     def layout(self) -> Layout:
@@ -111,7 +112,7 @@ async def _serve(spec: Spec) -> None:
         policy = getattr(policies, spec.policy)(**spec.settings)
         if spec.masked:
             policy = policy.with_layers(SecureSum())
-        settings = DeploymentSettings(expected=spec.learners, minimum=1, linger=2.0)
+        settings = DeploymentSettings(expected=spec.learners, minimum=1, linger=spec.linger)
         setting = Setting.of(policy, initial, (), seed=1, metric="accuracy")
         make = make_core(policy, StopRule(rounds=spec.rounds), settings, 3)
         shared = '{"experiment": {}}'

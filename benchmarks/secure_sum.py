@@ -56,7 +56,7 @@ class TimedStore(FolderStore):
 
     spent = 0.0
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         began = time.process_time()
         super().write(name, data)
         self.spent += time.process_time() - began

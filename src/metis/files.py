@@ -68,7 +68,7 @@ def durable_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
-def write_durable(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_durable(path: Path, content: bytes | memoryview, *, private: bool = False) -> None:
     """Replace a file so that it survives a loss of power."""
     with durable_file(path, private=private) as file:
         file.write(content)

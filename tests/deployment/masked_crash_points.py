@@ -148,9 +148,9 @@ class Federation:
 
     def _strace(self) -> list[str]:
         if self.point is None:
-            return ["strace", "-f", "-y", "-o", str(self.log), "-e", f"trace={','.join(CALLS)}"]
+            return ["strace", "--seccomp-bpf", "-f", "-y", "-o", str(self.log), "-e", f"trace={','.join(CALLS)}"]
         rule = f"inject={self.point.call}:signal=SIGKILL:when={self.point.number}"
-        return ["strace", "-f", "-o", str(self.log), "-e", f"trace={self.point.call}", "-e", rule]
+        return ["strace", "--seccomp-bpf", "-f", "-o", str(self.log), "-e", f"trace={self.point.call}", "-e", rule]
 
     async def _victim(self, *arguments: str) -> None:
         """To its end; once killed, it is started again, without strace."""
@@ -327,14 +327,19 @@ def _call(key: str) -> tuple[str, int]:
     return call, int(number)
 
 
-def enumerate_points(workspace: Path, who: str, most: int | None, kept: Kept | None = None) -> Iterator[Result]:
-    """Strike at every point that was not tried, or at `most` that are spread evenly over all of them."""
-    kept = kept or Kept(None)
-    points = kept.points(workspace, who)
-    print(f"{len(points)} points of the {who}", file=sys.stderr)
-    if most is not None and most < len(points):
-        points = [points[i * len(points) // most] for i in range(most)]
-    for point in points:
+def enumerate_points(
+    workspace: Path, victims: Sequence[str], most: int | None, kept: Kept | None = None
+) -> Iterator[Result]:
+    """Strike at every point that was not tried, or at `most` of each victim that are spread evenly over all of them."""
+    kept, points = kept or Kept(None), []
+    for who in victims:
+        found = kept.points(workspace, who)
+        print(f"{len(found)} points of the {who}", file=sys.stderr)
+        if most is not None and most < len(found):
+            found = [found[i * len(found) // most] for i in range(most)]
+        points += found
+    # What only opens a file leaves the same disk as what comes next.
+    for point in sorted(points, key=lambda point: point.call == "openat"):
         if not kept.tried(point):
             result = strike(workspace, point)
             kept.take(result)
@@ -351,20 +356,18 @@ def main(arguments: Sequence[str]) -> int:
     if problem := strace_problem():
         print(f"nothing was tried: {problem}")
         return 2
-    failed, kept = 0, Kept(options.keep)
+    results, victims = [], [options.only] if options.only else ["controller", "learner"]
     with tempfile.TemporaryDirectory() as name:
-        for who in [options.only] if options.only else ["controller", "learner"]:
-            results = []
-            for result in enumerate_points(Path(name), who, None if options.all else options.most, kept):
-                results.append(result)
-                failed += bool(result.problem)
-                print(
-                    json.dumps({"point": str(result.point), "struck": result.struck, "problem": result.problem}),
-                    flush=True,
-                )
-            struck = sum(result.struck for result in results)
-            print(f"{who}: {len(results)} points, {struck} kills, {sum(bool(r.problem) for r in results)} failed")
-    return int(bool(failed))
+        most = None if options.all else options.most
+        for result in enumerate_points(Path(name), victims, most, Kept(options.keep)):
+            results.append(result)
+            line = {"point": str(result.point), "struck": result.struck, "problem": result.problem}
+            print(json.dumps(line), flush=True)
+    for who in victims:
+        found = [result for result in results if result.point is not None and result.point.who == who]
+        struck, failed = sum(result.struck for result in found), sum(bool(result.problem) for result in found)
+        print(f"{who}: {len(found)} points, {struck} kills, {failed} failed")
+    return int(any(result.problem for result in results))
 
 
 if __name__ == "__main__":

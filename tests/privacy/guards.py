@@ -107,7 +107,7 @@ GUARDS: dict[str, Bug] = {
         "        changed = replace(round_, upload=upload.encode(), own_shares=b''.join(dealt[me]))\n"
         "        self._state = replace(self._state, rounds=(*self._state.rounds[:-1], changed))\n",
     ),
-    "the body is durable first": Bug(_MEMBER, "        self._store.write(self._body_name, body.tobytes())\n", ""),
+    "the body is durable first": Bug(_MEMBER, "        self._store.write(self._body_name, body.data)\n", ""),
     "a body of another context is not sent": Bug(
         _MEMBER, " if hashlib.sha256(body).digest() == upload.body else None", ""
     ),

@@ -36,7 +36,7 @@ class CrashingStore(MemoryStore):
         super().__init__()
         self.chance, self.rate = chance, rate
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         self._crash()
         super().write(name, data)
         self._crash()

@@ -257,7 +257,7 @@ class DyingStore(MemoryStore):
     dies_at: tuple[int, bool] | None = None
     writes = 0
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         before = self.dies_at == (self.writes, True)
         after = self.dies_at == (self.writes, False)
         self.writes += 1

@@ -212,9 +212,13 @@ class Member:
         )
         upload = replace(unsealed, boxes=boxes, signature=self._identity.sign(unsealed.digest))
         # The body first: without the record nothing leaves, and a body without a record is overwritten.
-        self._store.write(self._body_name, body.tobytes())
+        self._store.write(self._body_name, body.data)
         self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])))
         return upload
+
+    def masked(self, context: bytes) -> bool:
+        """Whether a body was masked for this context, which happens once."""
+        return bool(self._round(context).upload)
 
     def upload(self, context: bytes) -> tuple[Upload, Body] | None:
         """What was masked, to be sent (again); None if this context was not masked yet."""

@@ -16,7 +16,7 @@ class Store(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
-    def write(self, name: str, data: bytes) -> None: ...
+    def write(self, name: str, data: bytes | memoryview) -> None: ...
 
     def delete(self, name: str) -> None: ...
 
@@ -30,7 +30,7 @@ class MemoryStore:
     def read(self, name: str) -> bytes | None:
         return self.values.get(name)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         self.values[name] = bytes(data)
 
     def delete(self, name: str) -> None:
@@ -57,7 +57,7 @@ class FolderStore:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         write_durable(self.path(name), data, private=True)
 
     def delete(self, name: str) -> None:

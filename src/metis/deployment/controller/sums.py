@@ -35,7 +35,7 @@ from metis.core.secure_sum import (
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
-from metis.deployment.storage import read_file
+from metis.deployment.storage import file_sha256, read_file
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
 from metis.errors import DataError, DiskFull, Refused
@@ -96,7 +96,7 @@ class _Files(FolderStore):
             raise DataError(f"the file sums/{name} of the state folder is damaged")
         return content
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         with writing(self.path(name)):
             super().write(name, hashlib.sha256(data).digest() + data)
 
@@ -131,6 +131,7 @@ class Sums:
         self._opener: Opener | None = None
         self._posted = ""  # what was journaled last of this version
         self._version = -1
+        self._tails: dict[LearnerId, bytes] = {}  # what came behind the numbers of the latest update of each
         self._out: list[Callable[[], object]] = []  # to be done in the event loop
         self.post: Callable[..., None]  # an event, and the bytes that go with it, to the journal
         self.disk_full: Callable[[str], None]
@@ -233,7 +234,7 @@ class Sums:
         # The opening last: as long as it is there, a restart knows whose the others are.
         for path in sorted(self._store.folder.iterdir(), key=lambda path: path.name == "opening"):
             self._store.delete(path.name)
-        self._keys, self._opening, self._opener, self._posted = {}, None, None, ""
+        self._keys, self._opening, self._opener, self._posted, self._tails = {}, None, None, "", {}
 
     def _post_once(self, what: str, event: object, content: bytes | None = None) -> None:
         if self._posted != what:
@@ -338,7 +339,7 @@ class Sums:
         for learner in round_.closed.learners:
             self._store.write(f"upload.{learner}", round_.uploads[learner].encode())
             try:
-                opener.take(self._upload(round_.uploads[learner], opening))
+                opener.take(self._upload(learner, round_.uploads[learner], opening))
             except (DataError, Refused) as problem:
                 self._report("warning", f"the masked model of '{learner}' on this disk is damaged: {problem}")
         try:
@@ -377,7 +378,9 @@ class Sums:
         size = opener.opening.ring.nbytes(self._layout)
         names = opener.closed.names
         try:
-            bodies = {name: np.frombuffer(self._content(round_.uploads[name]), np.uint8, size) for name in names}
+            # Only the numbers, whose digest is compared: what is behind them was read when the round was closed.
+            paths = {name: self._state.blob_path(round_.uploads[name]) for name in names}
+            bodies = {name: np.frombuffer(read_file(path, count=size), np.uint8) for name, path in paths.items()}
             total = opener.open(bodies, self._layout)
         except (DataError, Refused) as problem:
             self._post_once("failed", RoundFailed(round_.version, str(problem)))
@@ -386,14 +389,14 @@ class Sums:
             self._report("warning", f"learner '{liar}' lied in the secure sum: {how}")
         self._post_once("opened", SumOpened(round_.version, names), total.tobytes())
 
-    def _content(self, blob: str) -> bytes:
-        content = read_file(self._state.blob_path(blob))
-        if hashlib.sha256(content).hexdigest() != blob:  # boxes are neither signed nor part of a digest
+    def _upload(self, learner: LearnerId, blob: str, opening: Opening) -> Upload:
+        """What came behind the masked numbers, as it was received."""
+        path, size = self._state.blob_path(blob), opening.ring.nbytes(self._layout)
+        tail = read_file(path, size)
+        # Boxes are neither signed nor part of a digest. After a restart the whole file is read, to see if it changed.
+        if self._tails.get(learner) != tail and file_sha256(path) != blob:
             raise DataError(f"the file blobs/{blob} is not as it was received")
-        return content
-
-    def _upload(self, blob: str, opening: Opening) -> Upload:
-        return Upload.decode(unpacked(self._content(blob), opening.ring.nbytes(self._layout)))
+        return Upload.decode(unpacked(tail, 0))
 
     # --- what is received -----------------------------------------------------------------------
 
@@ -415,6 +418,7 @@ class Sums:
             Opener(opening, self._peers).take(upload)
             if hashlib.sha256(memoryview(content)[:size]).digest() != upload.body:
                 return "its masked numbers are not those that it signed"
+            self._tails[learner] = bytes(memoryview(content)[size:])
         except (Refused, DataError) as problem:
             return str(problem)
         return None
