@@ -1,6 +1,6 @@
 """The secure sum: what masking costs a learner, and opening the controller; homomorphic encryption beside it.
 
-    python benchmarks/secure_sum.py [--quick] [--out FOLDER]
+    python benchmarks/secure_sum.py [--quick] [--no-peers] [--out FOLDER]
 
 Ten learners with a ring of 32 bits; three are gone after all have masked against them. The protocol is the one that a
 deployment runs (`metis.privacy`), messages encoded and decoded, bodies on disk. Seconds are those of one core
@@ -150,7 +150,7 @@ def peers(told: Report, numbers: int) -> None:
     told.table(rows)
 
 
-def measure(told: Report, quick: bool) -> None:
+def measure(told: Report, quick: bool, no_peers: bool) -> None:
     large, small = (10**5, 10**4) if quick else (25 * 10**6, 10**6)
     with tempfile.TemporaryDirectory() as folder:
         seconds, plain, sent = secure(large, Path(folder))
@@ -174,9 +174,8 @@ def measure(told: Report, quick: bool) -> None:
         told.table(rows)
     except ConfigError as problem:
         told.say(f"CKKS was not measured: {problem}")
-    peers(told, small)
-    if not quick:
-        peers(told, large)
+    for numbers in () if no_peers else (small,) if quick else (small, large):
+        peers(told, numbers)
     mask, opened = seconds.least("mask, share and seal"), seconds.least("open the sum, with hashing")
     told.goal("mask a body", "at most 0.3 s", f"{mask:.2f} s", mask <= 0.3)
     told.goal("open a sum, with hashing", "at most 1 s", f"{opened:.2f} s", opened <= 1.0)
@@ -186,7 +185,7 @@ def measure(told: Report, quick: bool) -> None:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with report(options, __doc__) as told:
-        measure(told, options.quick)
+        measure(told, options.quick, options.no_peers)
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ import numpy as np
 from deployment.scripted_learner import LAYOUT
 from metis.core.controller import Controller
 from metis.core.events import CommunityPublished, LearnerJoined, RoundClosed, SendTask, SumOpened, UpdateRequest
-from metis.core.layers import SecureSum
+from metis.core.layers import ControlVariates, FedNova, SecureSum
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
-from metis.core.policies import sync_fedavg
+from metis.core.policies import semisync, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
@@ -49,17 +49,25 @@ NAMES = ("ann", "bob", "cyd", "dan")
 EXAMPLES = {"ann": 40, "bob": 25, "cyd": 61, "dan": 33}
 BATCH_SIZE = 10
 ROUNDS = 2
-FRESH, PACE = "METIS_TEST_FRESH", "METIS_TEST_PACE"
-KILLED = "METIS_TEST_KILLED"  # a learner that is so when its training process has masked, before anything is handed in
+FRESH, PACE, CHOSEN, FAILS = "METIS_TEST_FRESH", "METIS_TEST_PACE", "METIS_TEST_POLICY", "METIS_TEST_FAILS"
+# A learner is killed when its training process has masked, before anything is handed in; a controller when it has
+# written a file of the round whose name begins so.
+KILLED = "METIS_TEST_KILLED"
 SETTINGS = '{"experiment": {"policy": "by arithmetic"}}'
 POLICY = sync_fedavg(1).with_layers(SecureSum())
+POLICIES = {  # by METIS_TEST_POLICY of the training processes
+    "average": POLICY,
+    "nova": sync_fedavg(1).with_layers(SecureSum(), FedNova()),
+    "scaffold": sync_fedavg(1).with_layers(SecureSum(), ControlVariates()),
+    "semisync": semisync(longest_period=5.0).with_layers(SecureSum()),
+}
 TERMS = DeploymentSettings(expected=4, minimum=1, lease=60, heartbeat=0.5, linger=20, evaluate_at_learners=False)
 TRAINER = [sys.executable, __file__]
 
 
-def initial_model() -> Model:
-    vector = np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
-    return Model(LAYOUT, vector, np.full(LAYOUT.counters, 3))
+def initial_model(layout: Layout = LAYOUT) -> Model:
+    vector = np.linspace(-1, 1, layout.size, dtype=np.float32)
+    return Model(layout, vector, np.full(layout.counters, 3))
 
 
 def train(name: str, task: int, steps: int, base: Model) -> tuple[Model, float]:
@@ -96,23 +104,23 @@ def simulated(order: Sequence[str] = NAMES, rounds: int = ROUNDS) -> list[str]:
     return hashes
 
 
-def folded(home: Path, policy: Policy = POLICY, rounds: int = ROUNDS) -> list[str]:
+def folded(home: Path, policy: Policy = POLICY, rounds: int = ROUNDS, layout: Layout = LAYOUT) -> list[str]:
     """The same from the journal of a run: who answered which task with how many steps, and nothing of its models."""
     from metis.deployment.controller.settings import make_core
     from metis.deployment.controller.state import State
     from metis.errors import LearnerError
     from metis.runs.trace import from_record
 
-    controller = make_core(policy, StopRule(rounds=rounds), TERMS, 3)(initial_model(), MemoryStore())
-    models = [initial_model()]
+    controller = make_core(policy, StopRule(rounds=rounds), TERMS, 3)(initial_model(layout), MemoryStore())
+    models = [initial_model(layout)]
     with State.open(home / "state", "process") as state:
         for entry in state.entries():
             if "published" in entry.record:
                 continue
             event: Any = from_record(entry.record)[1]
             if isinstance(event, UpdateRequest):
-                base = controller.community.model
-                event = replace(event, local_model=train(event.learner, event.task, event.steps, base)[0])
+                local, loss = train(event.learner, event.task, event.steps, controller.community.model)
+                event = replace(event, local_model=local, loss=loss)
             elif isinstance(event, SumOpened):
                 secure = controller.secure
                 assert secure is not None and set(event.learners) == set(secure.learners)
@@ -140,6 +148,8 @@ class _Learner:
 
         started, steps, pace = clock(), 0, float(os.environ.get(PACE, "0.001"))
         at_boundary(0)
+        if os.environ.get(FAILS) == self.name:
+            raise RuntimeError("this site's code fails, as the test wants")
         while not steps or (steps != budget.steps and clock() - started < budget.seconds):
             time.sleep(pace)
             steps += 1
@@ -159,8 +169,8 @@ class _Learner:
 def build(command: Mapping[str, Any]) -> Any:
     """What `prepare` asks for."""
     return SimpleNamespace(
-        engine=SimpleNamespace(), policy=POLICY, layout=Layout.from_json(command["layout"]),
-        learner=_Learner(command["name"]),
+        engine=SimpleNamespace(), policy=POLICIES[os.environ.get(CHOSEN, "average")],
+        layout=Layout.from_json(command["layout"]), learner=_Learner(command["name"]),
         evaluation=None, metric="loss", higher_is_better=False, seed=1, validation=None,
     )  # fmt: skip
 
@@ -212,9 +222,10 @@ async def controller(
     from metis.privacy.keys import Peers
 
     peers = Peers(load_kit(home / "ca" / "main").authority)
+    initial = initial_model(options.pop("layout", LAYOUT))
     async with served(
         home / "state", policy, StopRule(rounds=rounds), terms=options.pop("terms", TERMS), listen=listen,
-        initial=initial_model(), settings=SETTINGS, peers=peers, durability="power", **options,
+        initial=initial, settings=SETTINGS, peers=peers, durability="power", **options,
     ) as here:  # fmt: skip
         yield here
 
@@ -224,6 +235,20 @@ async def _serve(home: Path, listen: str) -> None:
         await here.serving
         for kind, text in here.reports:
             print(kind, text, flush=True)
+
+
+def kill_after(beginning: str) -> None:
+    """End this controller when it has written a file of the round whose name begins so."""
+    from metis.deployment.controller.sums import _Files
+
+    write = _Files.write
+
+    def writing(self: Any, name: str, data: Any) -> None:
+        write(self, name, data)
+        if name.startswith(beginning):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _Files.write = writing  # type: ignore[method-assign]
 
 
 @dataclass
@@ -243,7 +268,7 @@ class Trained:
             self.files.append(path.stem)
 
 
-def published(home: Path) -> list[str]:
+def published(home: Path, layout: Layout = LAYOUT) -> list[str]:
     """The SHA-256 of every community model, by the journal."""
     from metis.deployment.controller.state import State
 
@@ -253,7 +278,7 @@ def published(home: Path) -> list[str]:
             for entry in state.entries()
             if "published" in entry.record
         }
-    return [payload_sha256(initial_model()), *(found[version] for version in sorted(found))]
+    return [payload_sha256(initial_model(layout)), *(found[version] for version in sorted(found))]
 
 
 if __name__ == "__main__":
@@ -264,6 +289,8 @@ if __name__ == "__main__":
                 WorkFolder.keep = lambda self, update: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
             sys.exit(asyncio.run(learner_process(Path(folder), who, where).run()))
         case ["controller", folder, where]:
+            if name := os.environ.pop(KILLED, ""):
+                kill_after(name)
             asyncio.run(_serve(Path(folder), where))
         case _:
             from metis.deployment.trainer import process as trainer

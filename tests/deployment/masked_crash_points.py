@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -142,8 +143,8 @@ async def _thread(*_: str, limit: int, **__: Any) -> _Trainer:
 class Federation:
     """Real processes: the victim and its training process under strace, the others in this one."""
 
-    def __init__(self, home: Path, point: Point | None, who: str, fresh: bool = False) -> None:
-        self.home, self.point, self.who, self.fresh = home, point, who, fresh
+    def __init__(self, home: Path, point: Point | None, who: str, killed: str = "") -> None:
+        self.home, self.point, self.who, self.killed = home, point, who, killed
         self.said, self.log, self.struck = Said(), home / "strace", False
 
     def _strace(self) -> list[str]:
@@ -154,8 +155,8 @@ class Federation:
 
     async def _victim(self, *arguments: str) -> None:
         """To its end; once killed, it is started again, without strace."""
-        command = [*([] if self.fresh else self._strace()), sys.executable, masked.__file__, *arguments]
-        environment = {**os.environ, **({masked.KILLED: "1"} if self.fresh else {})}
+        command = [*([] if self.killed else self._strace()), sys.executable, masked.__file__, *arguments]
+        environment = {**os.environ, **({masked.KILLED: self.killed} if self.killed else {})}
         for _ in range(4):
             with (self.home / f"{self.who}.out").open("ab") as out:
                 process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
@@ -237,13 +238,16 @@ def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
         yield f"the sums of {opened} were opened"
 
 
-def run(home: Path, point: Point | None, who: str, fresh: bool = False) -> tuple[Federation, str]:
-    """One federation to its end; `fresh`: the victim is killed when it has masked, and trains otherwise afterwards."""
+def run(home: Path, point: Point | None, who: str, *, fresh: bool = False, killed: str = "") -> tuple[Federation, str]:
+    """One federation to its end; the victim is killed at a point, or where `masked.KILLED` says.
+
+    `fresh`: it trains otherwise after its restart.
+    """
     os.environ["METIS_TEST_HOME"] = str(home)
     os.environ.pop(masked.FRESH, None)
     if fresh:
         os.environ[masked.FRESH] = "1"
-    federation, problem = Federation(home, point, who, fresh), ""
+    federation, problem = Federation(home, point, who, killed), ""
     try:
         asyncio.run(federation.play())
         problem = "; ".join(examine(home, federation.said, same_bits=not fresh))
@@ -338,6 +342,7 @@ def enumerate_points(
         if most is not None and most < len(found):
             found = [found[i * len(found) // most] for i in range(most)]
         points += found
+    random.Random(1).shuffle(points)  # so that the beginning of a long run is spread over all
     # What only opens a file leaves the same disk as what comes next.
     for point in sorted(points, key=lambda point: point.call == "openat"):
         if not kept.tried(point):

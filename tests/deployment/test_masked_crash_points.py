@@ -22,7 +22,7 @@ needs_strace = pytest.mark.skipif((_problem := strace_problem()) is not None, re
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["controller", "learner"])
 def test_killed_at_any_call_the_rounds_end_with_the_same_bits(who: str, tmp_path: Path) -> None:
-    """C1 row 3: also while the sum is being opened; nothing is lost, signed twice, answered twice or masked twice."""
+    """Also while the sum is being opened; nothing is lost, signed twice, answered twice or masked twice."""
     points = all_points(tmp_path, who)
     assert len(points) > 100
     chosen = [points[len(points) * share // 100] for share in (40, 70)]  # which thread makes the n-th call may differ
@@ -32,9 +32,9 @@ def test_killed_at_any_call_the_rounds_end_with_the_same_bits(who: str, tmp_path
 
 
 def test_a_learner_that_trains_otherwise_after_its_restart_still_sends_one_body(tmp_path: Path) -> None:
-    """C1 row 3: the crash comes between masking and handing in; the second training would have another model."""
+    """The crash comes between masking and handing in; the second training would have another model."""
     home = prepared(tmp_path, "home")
-    federation, problem = run(home, None, "learner", fresh=True)
+    federation, problem = run(home, None, "learner", fresh=True, killed="1")
     assert problem == "" and federation.struck
     mine = {key: digests for key, digests in federation.said.uploads.items() if key[1] == VICTIM}
     assert len(mine) == masked.ROUNDS and all(len(digests) == 1 for digests in mine.values())

@@ -57,6 +57,7 @@ ROWS = [
     Row("1a", kills.crash_points, 1000),  # all there are
     Row("1b", kills.power_losses, 40),  # all there are
     Row("2", wires.row_of(2), 5),
+    Row("3", wires.row_of(3), 1),
     Row("4", wires.row_of(4), 2),
     Row("5", learners.row_05, 4),
     Row("6", wires.row_of(6), 3),
@@ -84,6 +85,7 @@ ROWS = [
     Row("29", wires.row_of(29), 3),
     Row("30", crowds.row_30, 2),
     Row("31", wires.row_of(31), 2),
+    Row("32", wires.row_of(32), 1),
     Row("33", learners.row_33, 1),
     Row("34", learners.row_34, 3),
     Row("35", stops.row_35, 4),

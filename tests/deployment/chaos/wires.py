@@ -21,6 +21,11 @@ WIRE = {
         "the learner sends again and hears ALREADY; counted once, same final model as unharmed",
         "kills",
     ),
+    3: (
+        "controller: kill -9 while it opens the sum of a masked round",
+        "the same learners are in the sum; no member answers for two; the same bits",
+        "kills",
+    ),
     4: (
         "learner: kill -9, cancelled or cut in the middle of an upload",
         "what came of it is gone, nothing is mixed; the next whole upload counts",
@@ -61,6 +66,11 @@ WIRE = {
         "a learner lies about examples, steps, seconds, metrics, and sends poison",
         "what cannot be is refused, the rest bounded by what was seen; rounds go on",
         "lies",
+    ),
+    32: (
+        "a fifth of the sites poisons the model: sign flip, x 100",
+        "every robust rule stops x 100; those that compare directions also sign flips",
+        "attacks",
     ),
     41: (
         "uploads and downloads cut at every eighth, over restarts of both ends",
