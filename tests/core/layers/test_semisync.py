@@ -108,7 +108,8 @@ def timed(*learners: tuple[int, float, float]) -> list[TimedLearner]:
             18.0,
             "learners with 80% of the examples need that long for 2 batches",
         ),
-        (timed((100, 1.0, 20.0), (10, 1.0, 90.0)), 40.0, "2 times the exchange of learners with 80% of the examples"),
+        (timed((100, 1.0, 20.0), (10, 1.0, 90.0)), 40.0, "2 times the exchange of models"),
+        (timed((100, 1.0, 20.0), (10, 1.0, 30.0)), 60.0, "2 times the exchange of models"),
         (timed((100, 1.0, 900.0), (10, 1.0, 9.0)), 200.0, "4 epochs of learners with 80% of the examples take"),
     ],
 )

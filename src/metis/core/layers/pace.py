@@ -29,8 +29,10 @@ class MeasuredPace(
     """Periods from measured times alone; beyond the paper.
 
     A period is the longest of three times: two batches of most learners; a few batches on average, so that a solver's
-    momentum, which restarts in each task, builds up; and twice the exchange of most learners, so that at most a third
-    of the time is spent on the line, unless that is many epochs, after which local models learn little by training on.
+    momentum, which restarts in each task, builds up; and twice the exchange, so that at most a third of the time is
+    spent on the line, unless that is many epochs, after which local models learn little by training on. The exchange is
+    the longest, which a round waits for, of those that take at most twice as long as that of most learners.
+
     Where local models lead apart and cancel each other out, the few batches are fewer: drift then costs more than
     momentum gains. The measure is the squared length of the mean difference over that of unrelated differences of the
     same lengths, smoothed; if it is below 1, that share of the batches is left, at least `apart`.
@@ -63,6 +65,7 @@ class MeasuredPace(
 
 
 _FEWER = 0.8  # of the batches: a difference that is worth a word
+_ALIKE = 2.0  # times the exchange of most learners: what is longer is a matter of one line
 
 
 @dataclass
@@ -88,10 +91,13 @@ class _Measured:
             f"{most} need that long for {self.settings.fewest:g} batches": self.settings.fewest
             * of_most(learners, lambda one: one.time_per_batch, share),
         }
-        exchange = self.settings.exchanges * of_most(learners, lambda one: one.typical_exchange, share)
+        # A round waits for the longest of them, but one line that is much slower than the others is not their measure.
+        usual = _ALIKE * of_most(learners, lambda one: one.typical_exchange, share)
+        longest = max(one.typical_exchange for one in learners if one.typical_exchange <= usual)
+        exchange = self.settings.exchanges * longest
         epochs = self.settings.epochs * of_most(learners, lambda one: one.epoch_time, share)
         if exchange <= epochs:
-            times[f"{self.settings.exchanges:g} times the exchange of {most} takes that long"] = exchange
+            times[f"{self.settings.exchanges:g} times the exchange of models takes that long"] = exchange
         else:
             times[f"{self.settings.epochs:g} epochs of {most} take that long, and their exchange even longer"] = epochs
         self.reason = max(times, key=lambda reason: times[reason])
