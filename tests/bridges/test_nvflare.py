@@ -125,7 +125,7 @@ def test_a_script_without_torch_is_called_as_a_whole(tmp_path: Path) -> None:
         ("    break", "came to its end without sending a model"),
         (
             "    flare.send(flare.FLModel(params={'w': np.zeros(3)}))",
-            r"sent another model than it was given: tensor 'w' has shape \(3,\), the layout says \(2, 2\)",
+            r"sent another model than it was given: tensor 'w' has shape \(3,\), not \(2, 2\)",
         ),
         (
             "    flare.send(flare.FLModel(params={'v': np.zeros((2, 2))}))",

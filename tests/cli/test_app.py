@@ -183,7 +183,7 @@ def test_a_diverged_learner_is_named_and_the_run_goes_on() -> None:
         ),
         (
             ("compare", "one.toml", "--set", "partition.classes=non_iid", "--set", "partition.classes_per_learner=12"),
-            "error: partition: Non-IID(12) cannot be: there are 10 classes, and each learner needs at least 1",
+            "error: partition: Non-IID(12) cannot be: each learner has 1 to 10 classes, as there are 10 in all",
         ),
         (
             ("resume", "nowhere"),

@@ -20,7 +20,7 @@ from metis.core.events import (
     StopRuleChanged,
 )
 from metis.core.policies import sync_fedavg
-from metis.core.stop import Patience, Stagnation, StopRule
+from metis.core.stop import Patience, Stagnation, StopRule, Target
 from metis.errors import ArgumentError
 
 
@@ -29,6 +29,7 @@ from metis.errors import ArgumentError
     [
         ({"rounds": 0}, "rounds is 0; it must be greater than 0"),
         ({"seconds": math.nan}, "seconds is nan; it must be greater than 0"),
+        ({"rounds": "3"}, "rounds is '3'; it must be a number"),
         ({"rounds": 2.5}, "rounds is 2.5; it must be a whole number"),
         ({"update_requests": 1e3}, "update_requests is 1000.0; it must be a whole number"),
         ({"steps": math.inf}, "steps is inf; it must be a whole number"),
@@ -38,6 +39,12 @@ def test_impossible_limits_are_refused(limits: dict[str, Any], complaint: str) -
     with pytest.raises(ArgumentError, match=f"^{complaint}$") as refusal:
         StopRule(**limits)
     assert refusal.value.argument in limits
+
+
+@pytest.mark.parametrize("value", ["0.9", None, math.nan])
+def test_a_target_is_a_number(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^target is {value!r}; it must be a number$"):
+        Target("accuracy", value)
 
 
 def test_seconds_need_not_be_whole() -> None:

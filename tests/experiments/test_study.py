@@ -84,6 +84,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"policies": []}, "a comparison needs at least one policy"),
+        ({"policies": POLICIES[0]}, "policies must be a list, as in compare([metis.fedrec(), metis.semisync()])"),
         ({"policies": ["sync_fedavg"]}, "policies must be policies such as metis.fedrec(), not 'sync_fedavg'"),
         ({"policies": [POLICIES[0]] * 2}, "two policies are called 'Sync'; name them"),
         ({"seeds": 0}, "seeds is 0; it must be a number from 1 to 10,000"),

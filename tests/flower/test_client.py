@@ -285,6 +285,11 @@ def test_one_sentence_each(name: str, sentence: str, tmp_path: Path) -> None:
         ({"evaluation": {"metric": "auc"}}, "metric is 'auc', but the Flower app project measures eval_loss"),
         ({"policy": {"name": "sync_fedavg", "proximal": {"term": 0.1}}}, "proximal changes the steps of a learner"),
         ({"training": {"clip_norm": 1.0}}, "up to the Flower client"),
+        (
+            {"training": {"solver": "AdamW"}},
+            "training: solver, learning_rate and weight_decay are given, but the Flower",
+        ),
+        ({"training": {"learning_rate": 0.1}}, "makes its steps itself; leave them out and set its own options"),
     ],
 )
 def test_files_that_cannot_be(changes: dict[str, Any], sentence: str) -> None:
@@ -306,6 +311,11 @@ def test_wrong_versions_and_missing_packages(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ConfigError, match=r"needs the package flwr; .*\[flower\]"):
         load_project(FlowerSource(TINY))
+    for module in ("flwr.app", "flwr"):  # as if it were not there
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "metis.flower.opening", raising=False)
+    with pytest.raises(ConfigError, match=r"needs the package flwr; .*\[flower\]"):
+        simulated(federation_file())
 
 
 # --- at a site ------------------------------------------------------------------------------------------------
@@ -362,11 +372,25 @@ def test_a_federation_is_written_from_a_projects_own_configuration(tmp_path: Pat
     config = load_config(target)
     assert config.site is not None and config.site.flower == TINY
     assert config.stop.rounds == 3 and [policy.name for policy in config.policy] == ["sync_fedavg", "semisync_fedavg"]
+    # In all as many as the project has nodes: some divide their data for exactly that many.
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        (PROJECT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.flwr.federations")[0]
+        + "[tool.flwr.federations.local]\noptions.num-supernodes = 4\n",
+        encoding="utf-8",
+    )
+    four = tmp_path / "four.toml"
+    four.write_text(federation_file(project, four), encoding="utf-8")
+    assert [group.count for group in load_config(four).learners] == [3, 1]
+    project.unlink()
     assert '# "data.batch-size" = 10' in target.read_text(encoding="utf-8")
     run = simulated(config.model_copy(update={"policy": config.policy[:1]}))
     assert run.rounds == 3
     with pytest.raises(ConfigError, match=r"there is no .*pyproject.toml; a Flower project has a pyproject.toml"):
         federation_file(tmp_path, target)
+    (tmp_path / "client.py").write_text("import flwr\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"client.py is not the pyproject.toml of a Flower project"):
+        federation_file(tmp_path / "client.py", target)
 
 
 def test_paths_of_nodes_may_name_the_learner() -> None:

@@ -199,6 +199,10 @@ def test_equal_scores_share_their_ranks() -> None:
         ({"own": Largest}, r"the metric 'own' is the class Largest; give an object: Largest\(\.\.\.\)"),
         ({"own": lambda outputs: 1.0}, r"the metric 'own' takes outputs only; it must take \(outputs, targets\)"),
         ({"own": lambda outputs, targets: outputs}, r"the metric 'own' returned a Tensor of shape \(101, 2\); it must"),
+        (
+            {"own": lambda outputs, targets: outputs.nope},
+            "the metric 'own' failed: AttributeError: 'Tensor' object has no",
+        ),
         ({"own": lambda outputs, targets: None}, "the metric 'own' returned a NoneType; it must return one number"),
         ({"own": lambda outputs, targets: {"a": 1}}, "the metric 'own' returned a dict; it must return one number"),
         ({"own": BatchMean(lambda outputs, targets: targets)}, "the metric of a batch returned a Tensor of shape"),

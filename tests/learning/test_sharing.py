@@ -170,6 +170,10 @@ def test_scaffold_has_no_local_parameters() -> None:
         ),
         ({"lokal": ["head.*"]}, "parameters has the key 'lokal'; did you mean 'local'"),
         ({"local": 3}, "parameters.local is 3; it must be a list of patterns such as"),
+        (
+            ["head.*"],
+            r"parameters is \['head\.\*'\]; it must be a table such as .*, or a function that says for a name",
+        ),
         ({"local": ["*"]}, "parameters leaves nothing to federate"),
         (
             lambda name: "shared",

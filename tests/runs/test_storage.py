@@ -98,7 +98,7 @@ def test_foreign_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="but not one that Metis wrote"):
         load_model(path)
     save_file({"w": np.zeros(3, np.float32)}, path, {"metis_layout": '[["v", [3], "float32", "parameter"]]'})
-    with pytest.raises(DataError, match="is damaged: tensors do not fit the layout"):
+    with pytest.raises(DataError, match="is damaged: tensors missing: "):
         load_model(path)
     save_file({"w": np.zeros(3, np.float32)}, path, {"metis_layout": "[[["})
     with pytest.raises(DataError, match="is damaged"):

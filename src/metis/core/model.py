@@ -158,12 +158,13 @@ class Model:
         """Copy named arrays into one vector; every tensor of the layout must be there with its shape."""
         extra, missing = tensors.keys() - layout.slices.keys(), layout.slices.keys() - tensors.keys()
         if extra or missing:
-            raise ValueError(f"tensors do not fit the layout: missing {sorted(missing)}, unknown {sorted(extra)}")
+            wrong = (("missing", missing), ("unknown", extra))
+            raise ValueError("; ".join(f"tensors {what}: {', '.join(sorted(names))}" for what, names in wrong if names))
         vector, counters = np.empty(layout.size, np.float32), np.empty(layout.counters, np.int64)
         for spec in layout.tensors:
             array = np.asarray(tensors[spec.name])
             if array.shape != spec.shape:
-                raise ValueError(f"tensor '{spec.name}' has shape {array.shape}, the layout says {spec.shape}")
+                raise ValueError(f"tensor '{spec.name}' has shape {array.shape}, not {spec.shape}")
             target: NDArray[Any] = counters if spec.role == "counter" else vector
             target[layout.slices[spec.name]] = array.ravel()
         return Model(layout, vector, counters)

@@ -21,6 +21,10 @@ class Target:
     value: float
     higher_is_better: bool = True
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.value, "__float__") or math.isnan(self.value):
+            raise ArgumentError(f"target is {self.value!r}; it must be a number", "target")
+
     def reached_by(self, metrics: dict[str, float]) -> bool:
         measured = metrics.get(self.metric, math.nan)
         return measured >= self.value if self.higher_is_better else measured <= self.value
@@ -82,6 +86,8 @@ class StopRule:
     def __post_init__(self) -> None:
         for name in ("rounds", "seconds", "update_requests", "steps"):
             limit = getattr(self, name)
+            if limit is not None and not hasattr(limit, "__float__"):
+                raise ArgumentError(f"{name} is {limit!r}; it must be a number", name)
             if limit is not None and not limit > 0:
                 raise ArgumentError(f"{name} is {limit}; it must be greater than 0", name)
             if name != "seconds" and not isinstance(limit, (int, type(None))):

@@ -23,6 +23,7 @@ Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Labels: TypeAlias = Any  # one for each example: an array, a list, a column
+Chance: TypeAlias = np.random.Generator | int  # what draws, or the seed of it
 Sizes: TypeAlias = Sequence[int] | int  # of each learner, or how many learners share evenly
 
 # The largest of the paper's ten skewed learners holds 8,100 of 50,000 examples (81 batches of 100), which is
@@ -96,11 +97,12 @@ def _apportion(examples: int, weights: NDArray[np.float64]) -> list[int]:
 # --- classes --------------------------------------------------------------------------------------
 
 
-def iid(labels: Labels, sizes: Sizes, rng: np.random.Generator) -> list[Indices]:
+def iid(labels: Labels, sizes: Sizes, rng: Chance) -> list[Indices]:
     """Every learner holds every class in the proportions of the whole, as nearly as whole examples allow.
 
     Targets that are not whole numbers (regression) are divided at random.
     """
+    rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
     sizes = _sizes(sizes, len(labels))
     order = rng.permutation(len(labels))
@@ -120,13 +122,14 @@ def non_iid(
     labels: Labels,
     sizes: Sizes,
     classes_per_learner: int | Sequence[int],
-    rng: np.random.Generator,
+    rng: Chance,
 ) -> list[Indices]:
     """Non-IID(x): learner k holds examples of exactly its number of classes, about equally many of each.
 
     A single x is turned into one number for each learner by the rule of the function `classes_per_learner`; a
     list is taken as it is.
     """
+    rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
     sizes = _sizes(sizes, len(labels))
@@ -154,11 +157,12 @@ def classes_per_learner(sizes: Sequence[int], class_counts: Sequence[int], x: in
     return _numbers_of_classes(sizes, counts, x)
 
 
-def dirichlet(labels: Labels, sizes: Sizes, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def dirichlet(labels: Labels, sizes: Sizes, alpha: float, rng: Chance) -> list[Indices]:
     """Each learner's class proportions are drawn from Dirichlet(alpha), then fitted to sizes and labels.
 
     A small alpha gives each learner few classes, a large one approaches IID.
     """
+    rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
     sizes = _sizes(sizes, len(labels))
@@ -177,11 +181,12 @@ def dirichlet(labels: Labels, sizes: Sizes, alpha: float, rng: np.random.Generat
     return _deal(labels, classes, allotment[: len(sizes)], rng)
 
 
-def class_dirichlet(labels: Labels, learners: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def class_dirichlet(labels: Labels, learners: int, alpha: float, rng: Chance) -> list[Indices]:
     """Each class is divided over the learners in proportions drawn from Dirichlet(alpha); sizes follow from that.
 
     It is drawn again until everybody has an example (Yurochkin et al. 2019), at most a thousand times.
     """
+    rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
     classes, counts = _count_classes(labels)
     _positive(learners, "learners")
@@ -200,11 +205,12 @@ def class_dirichlet(labels: Labels, learners: int, alpha: float, rng: np.random.
     )
 
 
-def shards(labels: Labels, sizes: Sizes, shards_per_learner: int, rng: np.random.Generator) -> list[Indices]:
+def shards(labels: Labels, sizes: Sizes, shards_per_learner: int, rng: Chance) -> list[Indices]:
     """The examples in the order of their labels are cut into shards, of which each learner gets its number at random.
 
     This is the division of McMahan et al. 2017; a learner's shards have equal sizes, which add up to the learner's.
     """
+    rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
     _count_classes(labels)
     sizes = _sizes(sizes, len(labels))
@@ -231,13 +237,14 @@ def shards(labels: Labels, sizes: Sizes, shards_per_learner: int, rng: np.random
 def target_ranges(
     targets: NDArray[Any],
     sizes: Sizes,
-    rng: np.random.Generator,
+    rng: Chance,
     order: Sequence[int] | None = None,
 ) -> list[Indices]:
     """Non-IID for regression: each learner holds one contiguous range of the target (BrainAge: of the age).
 
     `order` lists the learners from the lowest range to the highest; without it the order is random.
     """
+    rng = np.random.default_rng(rng)
     targets = np.asarray(targets)
     if targets.ndim != 1 or not np.all(np.isfinite(targets)):
         raise DataError("ranges of a target need one finite number for each example")
@@ -358,7 +365,9 @@ def _deal(
 def _numbers_of_classes(sizes: Sequence[int], counts: Counts, x: int) -> list[int]:
     learners, classes, examples = len(sizes), len(counts), int(sum(sizes))
     if not 1 <= x <= classes:
-        raise DataError(f"Non-IID({x}) cannot be: there are {classes} classes, and each learner needs at least 1")
+        raise DataError(
+            f"Non-IID({x}) cannot be: each learner has 1 to {classes} classes, as there are {classes} in all"
+        )
     published = PUBLISHED_CLASSES.get((classes, x))
     if published and len(published) == learners and list(sizes) == power_law_sizes(examples, learners):
         return list(published)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from metis.errors import ConfigError
 from metis.experiments.config.load import ExperimentConfig
+from metis.experiments.config.schema import TrainingConfig
 from metis.flower.project import FlowerSource, parse_node_config, require_flower, with_settings
 from metis.nvflare.source import NVFlareSource, require_nvflare, with_settings as with_settings_of_script
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from metis.experiments.site import Site
 
 # Layers that change how a learner steps, which a client of another system does by itself.
+_UNUSED = {name: TrainingConfig.model_fields[name].default for name in ("solver", "learning_rate", "weight_decay")}
 _OF_THE_SOLVER = ("proximal", "control_variates", "rate", "nova")
 
 
@@ -77,6 +79,11 @@ def _check(config: ExperimentConfig, source: FlowerSource | NVFlareSource) -> No
                 raise ConfigError(
                     f"policy {policy.name}: {key} changes the steps of a learner, and {source.title} makes them itself"
                 )
+        if any(getattr(policy.training, name) not in (None, default) for name, default in _UNUSED.items()):
+            raise ConfigError(
+                f"training: solver, learning_rate and weight_decay are given, but {source.title} makes its steps "
+                "itself; leave them out and set its own options"
+            )
     if any(group.privacy is not None for group in config.learners):
         raise ConfigError(f"learners: privacy needs the gradients of each record, and {source.title} keeps them")
 

@@ -23,6 +23,7 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
+from metis.experiments.arguments import check_learners, check_solver, check_whole, stop_rule
 from metis.experiments.at_learners import at_learners, own_tests, setting_of
 from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
@@ -77,19 +78,6 @@ class SimulatedLearner:
     poison: Poison | None = None
 
 
-def _whole(name: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name} must be a whole number, 0 or more, not {value!r}")
-
-
-def _stop_rule(stop: StopRule | None, by_name: StopRule) -> StopRule:
-    if stop is not None and by_name != StopRule():
-        raise ConfigError("give either a StopRule or rounds, seconds, update_requests, steps by name, not both")
-    if (stop or by_name) == StopRule():
-        raise ConfigError("a run needs an end: give rounds, seconds, update_requests, steps or a StopRule")
-    return stop or by_name
-
-
 def _span(numbers: Sequence[float]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
@@ -140,7 +128,7 @@ def _test_of_each(federation: Federation) -> list[NDArray[np.int64]]:
     return [everything if one.test is None else np.asarray(one.test, np.int64) for one in federation.learners]
 
 
-def _check_solver(engine: Engine, policy: Policy, solver: Solver) -> None:
+def _check_fit(engine: Engine, policy: Policy, solver: Solver) -> None:
     """Refuse what does not fit the network, and steps whose length normalised averaging cannot know."""
     check = getattr(engine, "check_solver", None)
     if check is not None:
@@ -210,12 +198,12 @@ class Federation:
         initial_model: Start | None = None,
         faults: ControllerFaults | None = None,
     ) -> None:
+        check_learners(learners, SimulatedLearner)
+        check_solver(solver)
         names = [learner.name for learner in learners]
-        if not names:
-            raise ConfigError("a federation needs at least one learner")
         if len({learner.power.unit for learner in learners}) > 1:
             raise ConfigError("the power of all learners must be in one unit: epsilon or watt")
-        _whole("seed", seed)
+        check_whole("seed", seed)
         if len(set(names)) != len(names):
             raise ConfigError(f"learners need different names; given: {', '.join(names)}")
         own = {
@@ -353,7 +341,7 @@ class Federation:
         """A run that is checked but not started; the arguments are those of `simulate`."""
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy must be a Policy such as metis.fedrec(), not {policy!r}")
-        stop = _stop_rule(stop, StopRule(rounds, seconds, update_requests, steps=steps))
+        stop = stop_rule(stop, StopRule(rounds, seconds, update_requests, steps=steps))
         if store not in ("memory", "disk"):
             raise ConfigError(f"store is '{store}'; allowed: memory, disk")
         if not 0 <= evaluate_every < math.inf:
@@ -361,7 +349,7 @@ class Federation:
         if out is not None and Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"out is {out}, which is a file; give a directory")
         for name, value in (("workers", workers), ("batched", batched), ("refusals_allowed", refusals_allowed)):
-            _whole(name, value)
+            check_whole(name, value)
         pool_settings = PoolSettings(pool, workers, self.threads, ray_address, gpus_per_learner, batched)
         if store == "disk" and out is None:
             raise ConfigError("the disk store needs a directory: give out=...")
@@ -375,8 +363,9 @@ class Federation:
                 raise ConfigError("patience needs held-out examples to be measured on: give validation=... or test=...")
             judged = self.metric if self.validation is None else VALIDATION + self.metric
             stop = replace(stop, patience=Patience(judged, patience, self.higher_is_better))
-        policy, solver = policy.for_solver(solver or self.solver)
-        _check_solver(self.engine, policy, solver)
+        check_solver(solver := solver or self.solver)
+        policy, solver = policy.for_solver(solver)
+        _check_fit(self.engine, policy, solver)
         check_privacy(self.engine, self.learners, policy)
         who = self if policy.baseline is None else federation_of_one(self, policy.baseline)
         layout = policy.extend_layout(self.engine.layout, trainable_of(self.engine))
@@ -422,7 +411,7 @@ class Federation:
         classes: str = "iid",
         classes_per_learner: int | None = None,
         alpha: float | None = None,
-        speeds: Sequence[float] = (0.1,),
+        speeds: Sequence[float] | float = (0.1,),
         batch_size: int = 20,
         network: str | Callable[[], Any] = "mlp",
         network_options: Mapping[str, Any] | None = None,
@@ -441,7 +430,7 @@ class Federation:
         - `classes`: which examples: `"iid"`, `"non_iid"` with `classes_per_learner`, `"shards"` with
           `classes_per_learner` shards each, `"dirichlet"` with `alpha`, `"class_dirichlet"` with `alpha`, where
           the sizes follow from the classes, or `"target_ranges"` of a regression.
-        - `speeds`: seconds for a batch; the learners take them in turn, the largest share first.
+        - `speeds`: seconds for a batch; of several the learners take one in turn, the largest share first.
         - `batch_size`: examples in a batch of every learner.
         - `network`: a name with `network_options`, or a function that makes a torch module.
         - `solver`: how learners train; without it `metis.MomentumSGD(learning_rate=0.05, momentum=0.75)`.
@@ -466,7 +455,7 @@ class Federation:
 
     def with_seed(self, seed: int) -> Federation:
         """The same federation with another `seed`; one that was made `from_dataset` is also divided again."""
-        _whole("seed", seed)
+        check_whole("seed", seed)
         if self._again is not None:
             return self._again(seed)
         other = copy.copy(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from metis.core.solvers import MomentumSGD, Solver
@@ -21,7 +22,7 @@ def named_federation(
     *,
     learners: int | None,
     sizes: str | Sequence[int],
-    speeds: Sequence[float],
+    speeds: Sequence[float] | float,
     batch_size: int,
     network: str | Callable[[], Any],
     network_options: Mapping[str, Any] | None,
@@ -34,8 +35,9 @@ def named_federation(
     **partition: Any,
 ) -> Federation:
     """The federation; the arguments are those of `Federation.from_dataset`."""
-    if not speeds:
-        raise ArgumentError("speeds is empty; give the seconds that a batch takes, as in [0.03, 0.3]", "speeds")
+    speeds = [speeds] if isinstance(speeds, (int, float)) else speeds
+    if not speeds or not all(isinstance(seconds, Real) for seconds in speeds):
+        raise ArgumentError(f"speeds is {speeds!r}; give the seconds that a batch takes, as in [0.03, 0.3]", "speeds")
     listed = None if isinstance(sizes, str) else list(sizes)
     if learners is None:
         silos = set(load_dataset(dataset).silos) if sizes == "natural" else ()
@@ -70,7 +72,7 @@ def named_federation(
         config = resolve_config(_given(content), "from_dataset")
         federation = build_federation(config, solver=solver or MomentumSGD(learning_rate=0.05, momentum=0.75))
     except ConfigError as problem:
-        raise ConfigError(str(problem).removeprefix("from_dataset: ")) from None
+        raise ConfigError(str(problem).removeprefix("from_dataset: ").removeprefix(": ")) from None
     if not isinstance(network, str):
         federation.engine = TorchEngine(network, task_of(config))
         federation.facts["network"] = "the user's"

@@ -204,6 +204,8 @@ def _call(site: Site, name: str, *arguments: Any) -> Any:
 
 
 def _shown(path: Path, name: str, arguments: Sequence[str]) -> str:
+    if is_bridge(path):  # its functions are not the user's
+        return title_of(path)
     return f"{title_of(path)}: {name}({', '.join(map(repr, arguments))})"
 
 

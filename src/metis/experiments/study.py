@@ -59,6 +59,8 @@ def compare_policies(
 
 
 def _named(policies: Sequence[Policy] | Mapping[str, Policy]) -> list[Policy]:
+    if isinstance(policies, Policy):
+        raise ConfigError("policies must be a list, as in compare([metis.fedrec(), metis.semisync()])")
     given = list(policies.values()) if isinstance(policies, Mapping) else list(policies)
     for entry in given:
         if not isinstance(entry, Policy):

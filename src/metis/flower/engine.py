@@ -21,7 +21,7 @@ from metis.core.layers import Memory
 from metis.core.model import Layout, Model
 from metis.core.solvers import Solver
 from metis.errors import ClientFailed, ConfigError, MetisError, described
-from metis.flower.project import FlowerProject, FlowerSource, load_project
+from metis.flower.project import FlowerProject, FlowerSource, load_project, require_flower
 from metis.learning.clients import ClientExamples, Turn, check_left_to_client, layout_of, measured_by_clients
 from metis.learning.engine import EngineJob, Examples, Trained
 
@@ -58,6 +58,7 @@ class FlowerClient:
 
     def opening(self, seed: int = 0) -> Opening:
         """How the run begins; the ServerApp draws with this seed."""
+        require_flower()
         from metis.flower.opening import open_run
         from metis.learning.torch.foreign import seeded
 

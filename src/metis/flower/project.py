@@ -137,7 +137,11 @@ def read_pyproject(path: Path) -> dict[str, Any]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {file}; a Flower project has a pyproject.toml") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except tomllib.TOMLDecodeError as problem:
+        if file.name != "pyproject.toml":
+            raise ConfigError(f"{file} is not the pyproject.toml of a Flower project") from None
+        raise ConfigError(f"{file}: {problem}") from None
+    except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{file} cannot be read: {problem}") from None
     app = table.get("tool", {}).get("flwr", {}).get("app", {})
     components = app.get("components", {})
@@ -255,7 +259,7 @@ def federation_file(pyproject: Path, target: Path) -> str:
         file=target.name,
         app=json.dumps(where),
         settings=settings or "# the app has no settings",
-        count=max(2, table["nodes"]),
+        count=max(1, table["nodes"] - 1) if table["nodes"] else 2,
         rounds=rounds,
         epochs=epochs,
     )

@@ -17,7 +17,7 @@ from metis.errors import ConfigError, DataError
 from metis.learning.engine import Batch, EngineJob, Examples, batches_of, measured
 from metis.learning.sums import Sums
 from metis.learning.torch.batches import split
-from metis.learning.torch.metrics import measures_of, number, sums_of
+from metis.learning.torch.metrics import add_batch, measures_of, sums_of, values_of
 
 _EVALUATION_BATCH = 500
 
@@ -99,9 +99,9 @@ class ArrayEngine:
             outputs = np.asarray(predict(inputs))
             targets = self.fitted(targets, outputs.shape)
             total += self.loss_of(outputs, targets) * len(part)
-            for measure in measures:
-                measure.add(torch.from_numpy(np.array(outputs)), torch.from_numpy(np.array(targets)), len(part))
-        values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
+            tensors = torch.from_numpy(np.array(outputs)), torch.from_numpy(np.array(targets))
+            add_batch(self._measures, *tensors, len(part))
+        values = values_of(self._measures)
         sums = {"loss": Sums("mean", (total, float(count))), **sums_of(self._measures)}
         for measure in measures:
             measure.reset()

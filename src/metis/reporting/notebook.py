@@ -87,18 +87,18 @@ class Comparison:
         return Path(folder) / REPORT
 
     def save(
-        self, folder: str | Path, formats: Sequence[str] = ("html", "md", "csv", "latex", "pdf", "svg"),
+        self, folder: str | Path, formats: Sequence[str] | str = ("html", "md", "csv", "latex", "pdf", "svg"),
         title: str = "Comparison",
     ) -> list[Path]:  # fmt: skip
         """Write the results to `folder`; returns the paths.
 
-        - `formats`: of html, md, csv, parquet, latex, and pdf, svg or png figures.
+        - `formats`: a list, or with commas, of html, md, csv, parquet, latex, and pdf, svg or png figures.
         - `title`: of the page and of the Markdown.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Path] = []
-        for name in formats:
+        for name in formats.split(",") if isinstance(formats, str) else formats:
             if name == "html":
                 written.append(self.report(folder, title))
             elif name == "md":

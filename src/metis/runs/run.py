@@ -20,6 +20,7 @@ from metis.runs.setting import Setting
 from metis.runs.spending import SpendingFold
 from metis.runs.storage import load_model, save_model
 from metis.runs.trace import EVENTS, read_trace, write_json
+from metis.text import plural
 
 SUMMARY, COMMUNITY, CONFIG = "summary.json", "community.safetensors", "config.toml"
 BEST = "best.safetensors"
@@ -270,7 +271,9 @@ class Run:
         costs, metric = self.costs, self.setting.metric
         final = "not evaluated" if self.final_metric is None else f"{metric} {self.final_metric:.4f}"
         if self.rounds == 0:
-            why = f", {len(self.refused)} updates were refused" if self.refused else ""
+            why = ""
+            if self.refused:
+                why = f", {plural(len(self.refused), 'update')} refused, the first because {self.refused[0][1].reason}"
             initial = "" if self.final_metric is None else f"; the initial model has {final}"
             return f"<Run {self.policy}: nothing was mixed ({self.finish_reason}{why}){initial}>"
         if self.diverged:
@@ -278,8 +281,8 @@ class Run:
         elif self.undefined:
             final = f"{metric} is undefined on these test examples"
         return (
-            f"<Run {self.policy}: {final} after {self.rounds} rounds, {costs.parallel_time:g} s parallel time, "
-            f"{costs.update_requests} update requests, {costs.steps} steps>"
+            f"<Run {self.policy}: {final} after {plural(self.rounds, 'round')}, {costs.parallel_time:g} s "
+            f"parallel time, {plural(costs.update_requests, 'update request')}, {plural(costs.steps, 'step')}>"
         )
 
     # --- directories ----------------------------------------------------------------------------

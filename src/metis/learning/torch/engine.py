@@ -27,7 +27,7 @@ from metis.learning.sums import Sums
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import WithValues, make_network
-from metis.learning.torch.metrics import measures_of, number, sums_of
+from metis.learning.torch.metrics import add_batch, measures_of, sums_of, values_of
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
@@ -349,7 +349,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
             measure.reset()
         with torch.inference_mode():
             total = sum(self._evaluate_silo(model, examples, indices, memory) for indices, memory in silos)
-            values = {name: number(f"'{name}'", measure.value()) for name, measure in self._measures.items()}
+            values = values_of(self._measures)
             if sums is not None:
                 sums |= {"loss": Sums("mean", (total, float(count))), **sums_of(self._measures)}
         for measure in measures:
@@ -373,8 +373,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
             total += float(loss) * len(part)
             if self._measures and targets is None:
                 raise ConfigError(self._objective.without_targets)
-            for measure in self._measures.values():
-                measure.add(outputs, targets, len(part))
+            add_batch(self._measures, outputs, targets, len(part))
         return total
 
     def _build(self, seed: int) -> nn.Module:

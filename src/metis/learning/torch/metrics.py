@@ -6,9 +6,10 @@ A metric is a name (`auc`), a function of all outputs and targets, a function of
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, MetisError
 from metis.learning.sums import Sums, value_of
 from metis.learning.torch.flat import to_numpy
 from metis.registry import did_you_mean
@@ -167,6 +168,33 @@ def measures_of(metrics: Mapping[str, Any] | Iterable[str], regression: bool) ->
     """Each metric by name; a list of names is enough for those that Metis knows."""
     named = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics}
     return {name: measure_of(name, metric, regression) for name, metric in named.items()}
+
+
+def add_batch(measures: Mapping[str, Measure], outputs: Any, targets: Any, examples: int) -> None:
+    """Give every metric the outputs and targets of a batch."""
+    for name, measure in measures.items():
+        with _naming(name):
+            measure.add(outputs, targets, examples)
+
+
+def values_of(measures: Mapping[str, Measure]) -> dict[str, float]:
+    """What each metric is by now."""
+    values = {}
+    for name, measure in measures.items():
+        with _naming(name):
+            values[name] = number(f"'{name}'", measure.value())
+    return values
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What goes wrong in a metric is said of that metric."""
+    try:
+        yield
+    except MetisError:
+        raise
+    except Exception as problem:
+        raise ConfigError(f"the metric '{name}' failed: {type(problem).__name__}: {problem}") from problem
 
 
 def sums_of(measures: Mapping[str, Measure]) -> dict[str, Sums]:

@@ -24,7 +24,17 @@ _NO_TARGETS = (
     "a batch has no targets: items must be pairs (input, target) or have one of the names "
     f"{', '.join(TARGETS)}; else give loss(outputs, batch) or step(module, batch)"
 )
-_NO_OUTPUTS = "metrics need what step(module, batch) hides: return (loss, outputs, targets), or give metrics={}"
+_NO_OUTPUTS = (
+    "step(module, batch) returned a loss only, but metrics need outputs and targets: return (loss, outputs, targets), "
+    "or give metrics={}"
+)
+
+
+def _check_function(name: str, given: Any, takes: str) -> None:
+    if isinstance(given, type):
+        raise ConfigError(f"{name} is the class {given.__name__}; give an object of it: {given.__name__}()")
+    if given is not None and not callable(given):
+        raise ConfigError(f"{name} is {given!r}; it must be a function of {takes}")
 
 
 class Objective:
@@ -39,6 +49,8 @@ class Objective:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
+        _check_function("loss", loss, "(outputs, targets) or (outputs, batch)")
+        _check_function("step", step, "(module, batch)")
         self._regression = task == "regression"
         self._loss, self._step = loss or LOSSES[task], step
         self._of_batch = takes_batch(self._loss)

@@ -55,14 +55,22 @@ def with_personal(kinds: dict[str, Kind], personal: Sequence[str]) -> dict[str, 
     return kinds | {name: "frozen" if kinds.get(own_name(name)) == "frozen" else "local" for name in personal}
 
 
-def _patterns(sharing: Mapping[str, Sequence[str] | str]) -> list[tuple[str, str]]:
+def _patterns(sharing: Any) -> list[tuple[str, str]]:
     kinds = get_args(Kind)
+    if not isinstance(sharing, Mapping):
+        raise ConfigError(
+            f"parameters is {sharing!r}; it must be a table such as {{'local': ['head.*']}}, with the keys "
+            f"{', '.join(kinds)}, or a function that says for a name which of these it is"
+        )
     patterns = []
     for kind, given in sharing.items():
         if kind not in kinds:
             raise ConfigError(f"parameters has the key '{kind}'; {did_you_mean(kind, kinds)}")
         listed = [given] if isinstance(given, str) else given
         if not isinstance(listed, (list, tuple)) or not all(isinstance(pattern, str) for pattern in listed):
-            raise ConfigError(f"parameters.{kind} is {given!r}; it must be a list of patterns such as 'head.*'")
+            raise ConfigError(
+                f"parameters.{kind} is {given!r}; it must be a list of patterns such as 'head.*'; a function of names "
+                "takes the place of the whole table"
+            )
         patterns += [(kind, pattern) for pattern in listed]
     return patterns
