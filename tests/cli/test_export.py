@@ -182,5 +182,8 @@ def test_the_card_says_what_protected_the_sites() -> None:
     said = privacy_sentences({"learners": groups, "policy": [{"name": "sync_fedavg", "secure_sum": {"members": 3}}]})
     assert any("at most epsilon 8 at delta 1e-05" in sentence for sentence in said)
     assert "Differential privacy: none at the other sites." in said
-    assert any(sentence.startswith("Secure sums: the coordinator saw sums") for sentence in said)
+    assert any(sentence.startswith("Secure sums: the controller saw sums") for sentence in said)
+    assert "the controller saw the model of each site" in privacy_sentences({"policy": [{"name": "fedrec"}]})[-1]
+    encrypted = privacy_sentences({"policy": [{"name": "fedrec", "ckks": {}}]})
+    assert encrypted[-1].startswith("Homomorphic encryption (CKKS)") and not any("none;" in line for line in encrypted)
     assert "Not known" in privacy_sentences(None)[0]

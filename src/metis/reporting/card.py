@@ -11,7 +11,8 @@ from metis.text import plural
 
 # Layers of a policy that protect what leaves a site, in words for somebody who does not know Metis.
 _PROTECTED = {
-    "secure_sum": "Secure sums: the coordinator saw sums of updates only, never the update of a single site.",
+    "secure_sum": "Secure sums: the controller saw sums of updates only, never the update of a single site.",
+    "ckks": "Homomorphic encryption (CKKS): the controller saw no model in the clear; each site's key opens them all.",
 }
 
 
@@ -109,7 +110,7 @@ def privacy_sentences(configuration: Mapping[str, Any] | None) -> list[str]:
     policies: Sequence[Mapping[str, Any]] = configuration.get("policy", ())
     layers = {key for policy in policies for key, value in policy.items() if isinstance(value, dict)}
     protected = [sentence for key, sentence in _PROTECTED.items() if key in layers]
-    return said + (protected or ["Secure sums: none; the coordinator saw the model of each site."])
+    return said + (protected or ["Secure sums and encryption: none; the controller saw the model of each site."])
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
