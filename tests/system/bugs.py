@@ -396,6 +396,24 @@ BUGS: dict[str, Bug] = {
         needs="command extend",
     ),
     # --- rounds -----------------------------------------------------------------------------------
+    "an extension at the end is not waited for": Bug(
+        f"{_CONTROLLER}.process",
+        "await self._administration.settle()",
+        "pass",
+        needs="command extend at the end",
+    ),
+    "a command is taken after the end": Bug(
+        f"{_CONTROLLER}.process",
+        "self._administration.ended = True",
+        "self._administration.ended = False",
+        needs="command extend at the end",
+    ),
+    "a damaged first model stays": Bug(
+        f"{_CONTROLLER}.durable",
+        "if not self.state.verify_blob(self.hashes[0]):",
+        "if False:",
+        needs="rot controller",
+    ),
     "a learner that left keeps its task": Bug(
         f"{_CORE}.roster",
         "        record.present = False\n",
@@ -438,31 +456,31 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.sums",
         'key=lambda path: path.name == "opening"',
         'key=lambda path: path.name != "opening"',
-        needs="masked",
+        needs="strike controller.*masked",
     ),
     "a task of a masked round that is over is kept": Bug(
         f"{_CONTROLLER}.requests",
         "    return controller.secure is not None and task",
         "    return False and task",
-        needs="masked",
+        needs="(kill learner|member vanishes).*semisync masked",
     ),
     "keys of another version are kept": Bug(
         f"{_CONTROLLER}.sums",
         'self._version, self._keys, self._posted = round_.version, {}, ""',
         "self._version = round_.version",
-        needs="masked",
+        needs="(command rollback|member vanishes).*masked",
     ),
     "a damaged masked model is summed": Bug(
         f"{_CONTROLLER}.sums",
         "        if hashlib.sha256(content).hexdigest() != blob:",
         "        if False:",
-        needs="masked",
+        needs="rot controller.*masked",
     ),
     "what a masked round has come to is lost on a full disk": Bug(
         f"{_CONTROLLER}.masked",
         "call_later(_DISK_FULL_PAUSE, self._post_sum, event, content)",
         "call_later(1e9, self._post_sum, event, content)",
-        needs="masked",
+        needs="full disk at a sum.*masked",
     ),
     "a damaged file of a masked round is used": Bug(
         f"{_CONTROLLER}.sums",
@@ -481,13 +499,13 @@ BUGS: dict[str, Bug] = {
         "        return Member(self._identity, Peers(), pins, self._run, self._store)\n",
         "        made = Member(self._identity, Peers(), pins, self._run, self._store)\n"
         "        return self.__dict__.setdefault('_made', made)  # type: ignore[no-any-return]\n",
-        needs="masked",
+        needs="(member dawdles|slow line).*semisync masked",
     ),
     "masks stay in the sum": Bug(
         "metis.privacy.opener",
         "                (minus if k >= dealer else plus).append(seed)\n",
         "                (minus if k >= dealer else minus).append(seed)\n",
-        needs="masked",
+        needs="member vanishes.*masked",
     ),
     "a reservation is not synced": Bug(
         "metis.privacy.ledger",

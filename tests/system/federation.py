@@ -28,11 +28,13 @@ from metis.core.controller import Controller
 from metis.core.costs import Power
 from metis.core.events import (
     Action,
+    CohortFixed,
     CommunityPublished,
     Event,
     LearnerWithdrawn,
     MemberRemoved,
     RolledBack,
+    RoundFailed,
     SumOpened,
     UpdateCommitted,
     UpdateRequest,
@@ -95,7 +97,10 @@ KINDS = (
     "kill controller", "power controller", "kill learner", "power learner", "strike controller", "strike learner",
     "reset", "cut", "slow line", "stop process", "clock", "full disk", "EIO", "rot controller",
 )  # fmt: skip
-MORE_KINDS = ("rot learner", "rot download", "hang up", "full disk at a deadline")  # that are drawn by themselves
+MORE_KINDS = (  # that are drawn by themselves
+    "rot learner", "rot download", "hang up", "full disk at a deadline", "member vanishes", "member dawdles",
+    "full disk at a sum",
+)  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
 SEMISYNC = semisync_fedavg(slowest_learner_epochs=1.0, cold_start_limit=5.0, longest_period=LONGEST_PERIOD)
@@ -199,7 +204,7 @@ def drawn_faults(seed: int) -> list[Fault]:
     if rng.random() < 0.06:  # somebody is silent, a deadline comes, and it cannot be journaled
         at = rng.uniform(2.0, 10.0)
         faults += [Fault(at, kind, rng.randrange(1 << 30)) for kind in ("cut", "full disk at a deadline")]
-    return sorted([*faults, *_drawn_rot(seed), *_drawn_commands(seed)], key=lambda fault: fault.at)
+    return sorted([*faults, *_drawn_rot(seed), *_drawn_of_members(seed), *_drawn_commands(seed)], key=lambda f: f.at)
 
 
 def _drawn_rot(seed: int) -> list[Fault]:
@@ -207,6 +212,17 @@ def _drawn_rot(seed: int) -> list[Fault]:
     rng = random.Random(f"rot {seed}")
     kinds = [kind for kind in ("rot learner", "rot download") if rng.random() < 0.15]
     return [Fault(rng.uniform(1.0, 12.0), kind, rng.randrange(1 << 30)) for kind in kinds]
+
+
+def _drawn_of_members(seed: int) -> list[Fault]:
+    """In masked rounds: members vanish in the middle of one or are slow, or the disk is full just then."""
+    shares = {"member vanishes": 0.4, "member dawdles": 0.2, "full disk at a sum": 0.15}
+    rngs = {kind: random.Random(f"{kind} {seed}") for kind in shares if masks(seed)}
+    return [
+        Fault(rng.uniform(0.5, 8.0), kind, rng.randrange(1 << 30))
+        for kind, rng in rngs.items()
+        if rng.random() < shares[kind]
+    ]
 
 
 def _drawn_commands(seed: int) -> list[Fault]:
@@ -347,6 +363,7 @@ class Federation(World):
         self._calls, self._leases = Calls(self.violated), Leases(SETTINGS.lease, self.violated)
         self.abandoned: set[tuple[str, int]] = set()
         self._extend_at_the_end: int | None = None
+        self._full_at_a_sum: tuple[type, float] | None = None  # at which event of a masked round, and for how long
         self._released: Counter[str] = Counter()
 
     # --- faults -----------------------------------------------------------------------------------
@@ -408,6 +425,15 @@ class Federation(World):
                 for each in self.boots.values():
                     if each is not None and rng.random() < 0.5:
                         each.wall_offset += rng.choice((-86400.0, -5.0, 5.0, 86400.0))
+            case "member" if kind == "member dawdles":  # its machine does something else
+                self.dawdling[name] = rng.choice((4.0, 10.0))
+                self.loop.call_later(rng.uniform(3, 12), self.dawdling.pop, name, None)
+            case "member":
+                who = rng.sample(self.learners, rng.choice((1, 1, 2)))
+                away = rng.choice((4.0, 7.0, 14.0))  # less and more than a lease
+                self._vanish(who, away, rng.choice(("keys", "training", "training", "shares")), 400)
+            case "full" if kind == "full disk at a sum":
+                self._full_at_a_sum = rng.choice((CohortFixed, SumOpened)), rng.uniform(0.3, 3.0)
             case "full" if kind == "full disk at a deadline":
                 self._fill_at_a_deadline(rng.uniform(0.3, 2.0), 400)
             case "full":
@@ -435,6 +461,20 @@ class Federation(World):
             self.loop.call_later(seconds, setattr, machine, "full", False)
         elif attempts:
             self.loop.call_later(0.05, self._fill_at_a_deadline, seconds, attempts - 1)
+
+    def _vanish(self, names: list[str], away: float, when: str, attempts: int) -> None:
+        """As soon as a masked round is there: without keys, while its members train, or while it is opened."""
+        round_ = None if self.process is None or self.process._sums is None else self.process._sums._round
+        stage = None
+        if round_ is not None and round_.values:
+            stage = "keys" if not round_.fixed else "training" if round_.closed is None else "shares"
+        boots = [boot for name in names if (boot := self.boots[name]) is not None]
+        if stage == when and len(boots) == len(names):
+            self.sometimes(f"a member vanished with its {when}")
+            for boot in boots:
+                self.kill(boot, power=False, away=away)
+        elif attempts:
+            self.loop.call_later(0.01, self._vanish, names, away, when, attempts - 1)
 
     def _rot_download(self, name: str, rng: random.Random, attempts: int) -> None:
         """Of a learner that is killed in the middle of one: what has come by then."""
@@ -464,13 +504,13 @@ class Federation(World):
 
     # --- processes --------------------------------------------------------------------------------
 
-    def kill(self, boot: Boot, *, power: bool) -> None:
+    def kill(self, boot: Boot, *, power: bool, away: float | None = None) -> None:
         if boot.dead:
             return
         self.note("killed", f"{boot}{' with its machine' * power}")
         boot.dead = True
         self.context.copy().run(self._bury, boot, power)
-        self._start_later(boot.name, 0.2 + self.rng.random() * self.rng.choice((1.0, 15.0)))
+        self._start_later(boot.name, away or 0.2 + self.rng.random() * self.rng.choice((1.0, 15.0)))
 
     def _bury(self, boot: Boot, power: bool) -> None:
         for end in boot.at_death:
@@ -594,6 +634,13 @@ class Federation(World):
         journal = durable.journal
 
         def watched(event: Event, now: float, blob: str | None = None) -> Entry:
+            if self._full_at_a_sum is not None and isinstance(event, self._full_at_a_sum[0]):
+                machine, (_, seconds), self._full_at_a_sum = self.machines[CONTROLLER], self._full_at_a_sum, None
+                self.sometimes("a full disk at a sum")
+                machine.full = True
+                self.loop.call_later(seconds, setattr, machine, "full", False, context=self.context.copy())
+            if isinstance(event, RoundFailed):
+                self.mask_checks.failed(event, self._rotten is None)
             content = None if blob is None or not self.masked else durable.state.blob_path(blob).read_bytes()
             self.mask_checks.journaled(event, content)
             if isinstance(event, UpdateRequest) and content is not None:
@@ -614,6 +661,8 @@ class Federation(World):
         boot, machine = self.boots[CONTROLLER], self.machines[CONTROLLER]
         busy = boot is None or boot.stopped or machine.full
         self._leases.look(self.loop.now, self.process, busy, self.network.heard, self._until_the_deadline())
+        if self.masked and self.process is not None:
+            self.mask_checks.look(self.loop.now, self.process, busy)
         self.loop.call_later(1.0, self._watch_leases)
 
     def _until_the_deadline(self) -> float:
@@ -668,6 +717,8 @@ class Federation(World):
             silent = re.match(r"learner '(\w+)' was silent", text)
             if (gone := re.match(r"learner '(\w+)' (was silent|leaves)", text)) is not None:
                 self._released[gone[1]] += 1
+            if re.search("lied in the secure sum|is left out of the sum", text) is not None:
+                self.violated(f"I38: {self._without_paths(text)}, and nobody lies here")
             refused = silent is not None and (silent[1] == LIAR or self.office.out(silent[1]))
             if (
                 silent
@@ -765,6 +816,8 @@ class Federation(World):
         found: dict[int, Any] = {}
         latest = 0.0
         for entry in state.entries():
+            if "published" in entry.record:  # with the time of its event, behind which others may be journaled already
+                continue
             if entry.at < latest - 2.0:  # the clock is saved every second
                 self.violated(f"I10: entry {entry.seq} is of {entry.at:g} s, the one before of {latest:g} s")
             latest = entry.at

@@ -394,6 +394,7 @@ class World:
         self.context.run(BOOT.set, None)
         self.loop = VirtualLoop(self)
         self.worker: Worker | None = None  # whose job runs
+        self.dawdling: dict[str, float] = {}  # processes whose batches take longer, and by which factor
         self.interleaving = 0.0  # probability that a job pauses at a call of the disk
         self.slowness = 0.003  # seconds that a thread takes at most to begin
         self._traced = traced

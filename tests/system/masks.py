@@ -3,15 +3,19 @@
 I31: an opened sum is the exact sum of what its learners masked. I32: in a context there is one statement, with the
 same learners and digests at every member; a member signs one, uploads one body, answers for that statement only. I33: a
 sum has c + 3 learners or more, each with an upload of this very context. I34: no step is made that is not reserved in
-the ledger, whatever a crash has left of it. (I20 to I22 of the design, where other numbers were free.)
+the ledger, whatever a crash has left of it. I35: a round begins again only if something is damaged, or too few are
+there. I36: what a learner has made or signed stays while its training process masks. I37: a member that is there has a
+task that it can work on. I38: nobody who is honest is called a liar. (I20 to I22 of the design, where other numbers
+were free.)
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -24,13 +28,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
-from metis.core.events import CohortFixed, Event, SumOpened
+from metis.core.events import CohortFixed, Event, RoundFailed, SumOpened
 from metis.core.layers import SecureSum
 from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.ring import Body
 from metis.core.secure_sum import Answer, Opening, Request, Statement, Upload, Vote
+from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
@@ -122,7 +127,16 @@ class WatchedMasking(Masking):
         numbers = scalars(local, base, loss)
         body = opening.ring.quantize(local, base, opening.weights[self._name], opening.most, numbers).body
         self._checks.trained(opening.context, self._name, body)
-        return super().mask(local, base, loss, facts, policy)
+        before = self._signed()
+        masked = super().mask(local, base, loss, facts, policy)
+        self._checks.kept(self._name, before - self._signed())
+        return masked
+
+    def _signed(self) -> set[tuple[str, bytes]]:
+        """What the learner's own process has made or signed and must never make again, as it is on the disk."""
+        state = self._member()._state
+        keys = {("a key", key.public.encode()) for key in state.keys}
+        return keys | {("a vote", round_.vote) for round_ in state.rounds if round_.vote}
 
 
 class Spending:
@@ -168,6 +182,7 @@ class MaskChecks:
         self._answered: dict[tuple[bytes, str], bytes] = {}
         self._opened: dict[int, tuple[str, ...]] = {}  # by version
         self._totals: dict[int, Body] = {}
+        self._waiting: dict[tuple[str, int], float] = {}  # since when, a learner that is there for which task
         self.reached: Counter[str] = Counter()
 
     def trained(self, context: bytes, name: str, body: Body) -> None:
@@ -228,6 +243,31 @@ class MaskChecks:
             self._violated("I32: the controller has made two statements in one context")
         if len(statement.names) < COLLUDERS + 3:
             self._violated(f"I33: a sum of {len(statement.names)} learners is to be opened")
+
+    def kept(self, name: str, gone: Collection[tuple[str, bytes]]) -> None:
+        """Its training process has masked something, and these are gone since."""
+        for what, _ in gone:
+            self._violated(f"I36: the training process of {name} undoes {what} of the learner")
+
+    def failed(self, event: RoundFailed, sound: bool) -> None:
+        """A masked round begins again; if no file is damaged, only because too few members are there."""
+        self._sometimes("a masked round began again")
+        if sound and not re.search("gave a key|a sum of [0-9]+ learners", event.reason):
+            self._violated(f"I35: the round on version {event.version} begins again: {event.reason}")
+
+    def look(self, now: float, process: ControllerProcess, busy: bool) -> None:
+        """I37: a member that is there has a task that it can work on."""
+        waiting, standing = {}, process._view.standing
+        for learner, session in {} if busy else process._sessions.open.items():
+            opened = process._view.tasks.get(learner)
+            if opened is None or session.ready is None or session.held_task == opened.task.number:
+                continue
+            if opened.task.based_on.version != standing.version and not standing.finished:
+                waiting[learner, opened.task.number] = self._waiting.get((learner, opened.task.number), now)
+        self._waiting = waiting
+        for (learner, task), since in waiting.items():
+            if now - since > 3.0:
+                self._violated(f"I37: {learner} is there and waits for task {task}, whose round is over")
 
     def journaled(self, event: Event, content: bytes | None) -> None:
         """The controller is about to journal it, with these bytes."""

@@ -171,7 +171,7 @@ class Process:
             run = "" if masking is None else command["masking"]["run"]
             await asyncio.to_thread(self._spending.reserve, run, command["task"], command["steps"])
         while command["steps"] is None or steps < command["steps"]:
-            await asyncio.sleep(batch)
+            await asyncio.sleep(batch * self._boot.world.dawdling.get(self._boot.name, 1.0))
             steps += 1
             if self._spending is not None:
                 self._spending.step()
