@@ -65,9 +65,17 @@ def test_a_probe_of_few_examples_is_not_longer_than_an_epoch() -> None:
     assert tasks_of(play, "tiny")[0].steps == 1
 
 
-@pytest.mark.parametrize(("answered", "end"), [(0, math.inf), (79, math.inf), (80, 16.0)])
-def test_a_probe_waits_until_most_have_answered(answered: int, end: float) -> None:
-    assert Probe().latest_end(10.0, 12.0, answered, 100) == end
+@pytest.mark.parametrize(("answered", "end"), [(0, math.inf), (10, 10 + 6 * 8**4), (40, 10 + 6 * 2**4), (80, 16.0)])
+def test_a_probe_waits_longer_the_fewer_have_answered(answered: int, end: float) -> None:
+    assert Probe().latest_end(10.0, 12.0, answered, 100) == pytest.approx(end)
+
+
+@pytest.mark.parametrize(("examples", "latest"), [(1500, 100), (50_000, 5000)])
+def test_one_that_never_answers_is_not_waited_for(examples: int, latest: float) -> None:
+    """Not even if it holds most of the examples, though then for long."""
+    play = Play(semisync(), Actor("a", 1.0), Actor("b", 1.0), Actor("dead", 1e12, examples=examples))
+    play.run_until(community_version=3)
+    assert play.now < latest
 
 
 def test_those_who_left_during_a_probe_are_not_missed() -> None:

@@ -87,6 +87,7 @@ class SemiSynchronous(BaseProtocol):
     not_awaited: frozenset[LearnerId] = field(default=frozenset(), init=False)  # in this period
     _began: float = field(default=-math.inf, init=False, repr=False)
     _probed: tuple[LearnerId, ...] = field(default=(), init=False, repr=False)  # in the round that goes on
+    _heard: tuple[int, int] = field(default=(0, 0), init=False, repr=False)  # examples of who answered, and of all
     _ends: float = field(default=math.inf, init=False, repr=False)  # when training in this period does
     _barrier: Barrier = field(default_factory=Barrier, init=False, repr=False)
     _pace: Pace | None = field(default=None, init=False, repr=False)
@@ -124,11 +125,14 @@ class SemiSynchronous(BaseProtocol):
         return replace(self, lateness=lateness)
 
     def ready(self, roster: Roster, now: float) -> bool:
-        if self.probe is not None and self._probed and self._barrier.deadline == math.inf:
+        if self.probe is not None and self._probed:
             asked = [roster[learner] for learner in self._probed if roster[learner].available]
             answered = sum(record.examples for record in asked if record.task is None)
-            whole = sum(record.examples for record in asked)
-            self._barrier.deadline = self.probe.latest_end(self._began, now, answered, whole)
+            heard = answered, sum(record.examples for record in asked)
+            if heard != self._heard:
+                self._heard = heard
+                end = self.probe.latest_end(self._began, now, *heard)
+                self._barrier.deadline = min(self._barrier.deadline, end)
         return self._barrier.is_open(roster, now) and bool(roster.waiting)
 
     def tasks(
@@ -143,6 +147,7 @@ class SemiSynchronous(BaseProtocol):
             self.not_awaited = self._barrier.not_awaited = frozenset(known)
         self._began = moment.seconds
         self._probed = tuple(record.learner for record in who) if period is None else ()
+        self._heard = (0, 0)
         # A line that was cut once, for minutes, must not hold up the next round for as long.
         slack = max(
             (
