@@ -31,7 +31,7 @@ class MeasuredPace(
     A period is the longest of three times: two batches of most learners; a few batches on average, so that a solver's
     momentum, which restarts in each task, builds up; and twice the exchange, so that at most a third of the time is
     spent on the line, unless that is many epochs, after which local models learn little by training on. The exchange is
-    the longest, which a round waits for, of those that take at most twice as long as that of most learners.
+    the longest, which a round waits for, of those that take at most four times as long as that of most learners.
 
     Where local models lead apart and cancel each other out, the few batches are fewer: drift then costs more than
     momentum gains. The measure is the squared length of the mean difference over that of unrelated differences of the
@@ -65,7 +65,7 @@ class MeasuredPace(
 
 
 _FEWER = 0.8  # of the batches: a difference that is worth a word
-_ALIKE = 2.0  # times the exchange of most learners: what is longer is a matter of one line
+_ALIKE = 4.0  # times the exchange of most learners: nobody waits for a line that is much slower than that
 
 
 @dataclass
