@@ -8,6 +8,8 @@ whatever changes one goes through `disk()` or the methods of its path.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
 import random
 import secrets
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 _THREADS = ThreadPoolExecutor(max(4, os.cpu_count() or 1), "metis-bytes")
+_KEEP_SIZE = 1  # of fallocate
+_FALLOCATE: Any = None  # the function of the C library; False if it has none
 
 
 Lock: TypeAlias = AbstractContextManager[Any]
@@ -82,11 +86,28 @@ class Disk:
     def pread(self, descriptor: int, count: int, offset: int) -> bytes:
         return os.pread(descriptor, count, offset)
 
+    def pread_cached(self, descriptor: int, buffer: memoryview, offset: int) -> bool:
+        """Fill the buffer from memory alone; False if the disk would have to be waited for, or nobody knows."""
+        try:
+            return os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
+        except (AttributeError, OSError):  # another system, or another file system
+            return False
+
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
         return os.pwrite(descriptor, data, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
+
+    def reserve(self, descriptor: int, size: int) -> None:
+        """Find room for so many bytes now, where the system can; the file stays as long as it is."""
+        global _FALLOCATE  # noqa: PLW0603  # found once
+        if _FALLOCATE is None:
+            _FALLOCATE = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", False) if os.name == "posix" else False
+        if _FALLOCATE and _FALLOCATE(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)):
+            number = ctypes.get_errno()
+            if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # else the file system cannot
+                raise OSError(number, os.strerror(number))
 
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)

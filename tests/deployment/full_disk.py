@@ -36,7 +36,7 @@ def main(folder: Path, ballast: Path) -> None:
     def update(number: int) -> None:
         with state.incoming() as incoming:
             incoming.write(f"model {number} ".encode() * 500)
-            blob = incoming.commit(incoming.bytes, incoming.sha256)
+            blob = incoming.commit(incoming.bytes, incoming.checksum)
         state.append(float(number), {"task": number}, update=number, blob=blob)
         acknowledged[number] = blob
 

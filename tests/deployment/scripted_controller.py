@@ -13,8 +13,10 @@ from typing import Any
 
 import grpc
 
+from metis.deployment.controller.upload import announced_checksum
 from metis.deployment.security.identity import peer_of
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.model_mac import digest_like
 from metis.deployment.wire.models import write_model
 from metis.deployment.wire.protocol import SERVER_OPTIONS, service_handler
 from metis.experiments.silo import build_silo
@@ -189,13 +191,16 @@ class ScriptedController:
         if isinstance(fault, tuple):  # after the header: while it still sends, gRPC may report another status
             await context.abort(*fault)
         self.headers.append(header)
-        content, number = bytearray(self.partial.get(header.sha256, b"")), len(self.attempts)
+        announced = announced_checksum(header)
+        content, number = bytearray(self.partial.get(announced, b"")), len(self.attempts)
         self.resumed.append(len(content))
         self.attempts.append(content)
         yield pb.UploadAnswer(received=len(content))  # without which nothing else is sent
         async for part in requests:
             if part.HasField("end"):
-                assert (part.end.bytes, part.end.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+                digest = digest_like(announced)
+                digest.update(content)
+                assert (part.end.bytes, announced) == (len(content), digest.digest().hex())
                 break
             if part.acknowledge:
                 yield pb.UploadAnswer(received=len(content))
@@ -205,7 +210,7 @@ class ScriptedController:
             self.uploading.set()
             if isinstance(fault, int) and len(content) >= fault:
                 if self.resumes:
-                    self.partial[header.sha256] = bytes(content)
+                    self.partial[announced] = bytes(content)
                 await context.abort(*UNAVAILABLE)
             if isinstance(fault, asyncio.Event) and len(content) >= header.bytes // 2:
                 await fault.wait()

@@ -196,7 +196,7 @@ def test_a_beginning_whose_sync_failed_is_not_continued(tmp_path: Path, monkeypa
         with pytest.raises(Ended), state.incoming(3, sha256) as incoming:
             incoming.write(content)
             monkeypatch.setattr(os, "fsync", broken)
-            incoming.commit(len(content), incoming.sha256)
+            incoming.commit(len(content), incoming.checksum)
         assert not list((tmp_path / "state" / "blobs").iterdir())
         monkeypatch.undo()
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import metis.deployment.controller.blobs as blobs_module
 from metis.deployment.controller.blobs import BlobMismatch
 from metis.deployment.controller.state import Entry, State
+from metis.deployment.wire.model_mac import ModelMac, checksum_in
 from metis.errors import DataError, DuplicateUpdate, StateError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -42,7 +43,7 @@ def hand_in(state: State, number: int, content: bytes | None = None) -> Entry:
     """One update as a learner's service would commit it."""
     with state.incoming() as incoming:
         incoming.write(content if content is not None else f"model {number}".encode())
-        blob = incoming.commit(incoming.bytes, incoming.sha256)
+        blob = incoming.commit(incoming.bytes, incoming.checksum)
     seq = state.append(number / 10, {"event": "update_request", "task": number}, update=number, blob=blob)
     return Entry(seq, number / 10, {"event": "update_request", "task": number}, number, blob)
 
@@ -120,8 +121,8 @@ def test_a_program_that_reads_the_journal_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("PRAGMA user_version=2", r"made by a newer version of Metis \(format 2; this one reads 1\)"),
-        ("PRAGMA user_version=0", r"made by an older version of Metis \(format 0; this one reads 1\)"),
+        ("PRAGMA user_version=3", r"made by a newer version of Metis \(format 3; this one reads 2\)"),
+        ("PRAGMA user_version=0", r"made by an older version of Metis \(format 0; this one reads 2\)"),
         ("PRAGMA application_id=7", "is not the journal of a controller"),
         ("DROP TABLE snapshot", "its tables are not those that were made"),
         ("CREATE TABLE more (x)", "its tables are not those that were made"),
@@ -144,6 +145,57 @@ def test_a_folder_of_another_version_or_kind_is_refused(tmp_path: Path, change: 
     for _ in range(2):
         with pytest.raises(StateError, match=message):
             State.open(tmp_path, "process")
+
+
+def test_a_folder_of_the_format_before_is_used_on_and_gets_the_new_number(tmp_path: Path) -> None:
+    """Its models are named by their SHA-256, and stay so; an earlier version of Metis refuses it from then on."""
+    with State.open(tmp_path, "process") as state:
+        hand_in(state, 1)
+    with sqlite3.connect(tmp_path / "controller.db") as database:
+        database.execute("PRAGMA user_version=1")
+    database.close()
+    with State.open(tmp_path, "process") as state:
+        hand_in(state, 2)
+        assert [entry.seq for entry in state.entries()] == [1, 2]
+    with sqlite3.connect(tmp_path / "controller.db") as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+    database.close()
+
+
+def test_other_bytes_under_the_same_seal_replace_nothing(tmp_path: Path) -> None:
+    """Who has chosen the key of a seal can make other bytes for it: each gets a file of its own, and all are whole."""
+    key = bytes(32)  # under which everything has the same code
+    seal = (key + bytes(16)).hex()
+    with State.open(tmp_path, "process") as state:
+        names = []
+        for content in (b"the first", b"another one"):
+            with state.incoming(checksum=seal) as incoming:
+                incoming.write(content)
+                names.append(incoming.commit(len(content), seal))
+        assert names[0] != names[1] and {checksum_in(name) for name in names} == {seal}
+        assert [state.blob_path(name).read_bytes() for name in names] == [b"the first", b"another one"]
+        assert all(state.verify_blob(name) for name in names)
+
+
+def test_a_sealed_update_is_checked_when_it_comes_and_later(tmp_path: Path) -> None:
+    mac = ModelMac()
+    mac.update(b"trained")
+    seal = mac.digest().hex()
+    with State.open(tmp_path, "process") as state:
+        with state.incoming(checksum=seal) as incoming, pytest.raises(BlobMismatch, match="have the checksum"):
+            incoming.write(b"trainee")
+            incoming.commit(7, seal)
+        with state.incoming(task=1, checksum=seal) as incoming:
+            incoming.write(b"tra")
+        with state.incoming(task=1, checksum=seal) as incoming:
+            assert incoming.resume(7, None) == 0  # of whole numbers only
+            incoming.write(b"trained")
+            name = incoming.commit(7, seal)
+        assert state.verify_blob(name)
+        path = state.blob_path(name)
+        path.write_bytes(b"trainex")
+        assert not state.verify_blob(name)
+        assert not path.exists() and (tmp_path / "quarantine" / name).exists()
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -339,7 +391,7 @@ def test_what_is_not_as_announced_is_refused(state: State) -> None:
     for announced, message in [
         ((4, sha256(b"abc")), "3 bytes came, but 4 were announced"),
         ((2, sha256(b"abc")), "3 bytes came, but 2 were announced"),
-        ((3, sha256(b"abd")), f"SHA-256 {sha256(b'abc')}, not {sha256(b'abd')}"),
+        ((3, sha256(b"abd")), f"checksum {sha256(b'abc')}, not {sha256(b'abd')}"),
     ]:
         with pytest.raises(BlobMismatch, match=message), state.incoming() as incoming:
             incoming.write(b"abc")
@@ -419,7 +471,7 @@ def test_what_was_received_is_not_collected(state: State, monkeypatch: pytest.Mo
     """Between being received and being journaled it belongs to nobody; what is never journaled goes in the end."""
     with state.incoming() as incoming:
         incoming.write(b"received")
-        name = incoming.commit(incoming.bytes, incoming.sha256)
+        name = incoming.commit(incoming.bytes, incoming.checksum)
     for _ in range(3):
         assert state.collect([]) == 0
     state.append(1.0, {}, update=1, blob=name)
@@ -428,7 +480,7 @@ def test_what_was_received_is_not_collected(state: State, monkeypatch: pytest.Mo
 
     with state.incoming() as incoming:
         incoming.write(b"invalid")
-        incoming.commit(incoming.bytes, incoming.sha256)
+        incoming.commit(incoming.bytes, incoming.checksum)
     state.collect([])
     monkeypatch.setattr(blobs_module, "_HOLD_SECONDS", 0)
     assert state.collect([]) == 1

@@ -146,7 +146,7 @@ def test_a_state_folder_holds_no_model_in_the_clear(tmp_path: Path, sealed: Seal
         with state.incoming() as incoming:
             for part in model_parts(second):
                 incoming.write(part)
-            received = incoming.commit(incoming.bytes, incoming.sha256)
+            received = incoming.commit(incoming.bytes, incoming.checksum)
         announced = hashlib.sha256(half + b"rest").hexdigest()
         with state.incoming(5, announced) as incoming:
             incoming.write(half)
@@ -190,7 +190,7 @@ def test_what_came_is_compared_with_what_was_announced(tmp_path: Path, sealed: S
     with State.open(tmp_path / "state", "process") as state, state.incoming() as incoming:
         incoming.write(b"abcd")
         with pytest.raises(BlobMismatch, match="4 bytes came"):
-            incoming.commit(5, incoming.sha256)
+            incoming.commit(5, incoming.checksum)
     assert not list((tmp_path / "state" / "blobs").iterdir())
 
 
@@ -210,7 +210,7 @@ def test_a_work_folder_holds_no_model_in_the_clear(tmp_path: Path, sealed: Seale
         incoming = work.incoming(payload_sha256(community), len(whole), b"")
         assert incoming is not None
         incoming.check(whole[:200_000])
-        incoming.append(whole[:200_000])
+        incoming.append([whole[:200_000]])
         incoming.close()
         Memories(work.memory).keep(3, memory)
         assert not shows(tmp_path, *(bytes(part) for part in model_parts(local)), whole, memory["residual"].tobytes())
@@ -218,7 +218,7 @@ def test_a_work_folder_holds_no_model_in_the_clear(tmp_path: Path, sealed: Seale
         assert incoming is not None
         assert incoming.received == 3 * CHUNK
         incoming.check(whole[incoming.received :])
-        incoming.append(whole[incoming.received :])
+        incoming.append([whole[incoming.received :]])
         assert incoming.commit()
         incoming.close()
         assert work.has_model(payload_sha256(community), len(whole))

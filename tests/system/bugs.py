@@ -191,12 +191,12 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.upload",
         "                            raise Refused(\n                                grpc.StatusCode.ABORTED,",
         "                            if received == length:\n"
-        "                                return pb.UploadEnd(bytes=length, sha256=incoming.sha256)\n"
+        "                                return pb.UploadEnd(bytes=length, sha256=incoming.checksum)\n"
         "                            raise Refused(\n                                grpc.StatusCode.ABORTED,",
     ),
-    "an update is not compared with its SHA-256": Bug(
+    "an update is not compared with its checksum": Bug(
         f"{_CONTROLLER}.blobs",
-        "        if self.sha256 != expected_sha256:\n",
+        "        if self.checksum != expected_checksum:\n",
         "        if False:\n",
         needs="rot learner",
     ),

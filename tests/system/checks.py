@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from metis.core.events import Action, Event, LearnerLeft, LearnerSetAside, Updat
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.model_mac import checksum_in, digest_like
 from system.network import Call
 
 Violated = Callable[[str], None]
@@ -154,4 +154,8 @@ class WatchedState(State):
             self.violated(f"I26: the model file {missing[0]} is needed and is gone")
 
     def _is_whole(self, path: Path) -> bool:
-        return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+        if not path.is_file():
+            return False
+        digest = digest_like(checksum_in(path.name))
+        digest.update(path.read_bytes())
+        return digest.digest().hex() == checksum_in(path.name)

@@ -107,7 +107,7 @@ class Machine:
         self.world, self.root, self.below, self._top = world, root, f"{root}/", _Folder()
         os.makedirs(root)
         _DISKS[root] = self
-        self.calls = 0
+        self.calls = self.reads = 0
         self.strike_at: int | None = None  # at this call ...
         self.strike = "kill"  # ... this happens: kill, power, EIO, ENOSPC
         self.full = False
@@ -146,7 +146,7 @@ class Machine:
                     raise OSError(errno.EIO, "Input/output error")
             world.kill(boot, power=self.strike == "power")  # type: ignore[attr-defined]
             raise Crashed
-        if self.full and kind in ("create", "write", "mkdir"):
+        if self.full and kind in ("create", "write", "mkdir", "reserve"):
             world.sometimes("a full disk")
             raise _FULL
 
@@ -464,6 +464,15 @@ class VirtualDisk(Disk):
         if self._boot.dead or self._boot.world.over:  # a file that is only read may be open by itself
             raise Crashed
         return os.pread(descriptor, count, offset)
+
+    def pread_cached(self, descriptor: int, buffer: memoryview, offset: int) -> bool:
+        self._of(descriptor)
+        self._machine.reads += 1  # what is in memory, and what is not, takes turns
+        return self._machine.reads % 3 > 0 and os.preadv(descriptor, [buffer], offset) == len(buffer)
+
+    def reserve(self, descriptor: int, size: int) -> None:
+        _, path = self._of(descriptor)
+        self._machine.pass_through("reserve", path)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
         item, path = self._of(descriptor)

@@ -52,11 +52,13 @@ from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.upload import announced_checksum
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.route import Route
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.model_mac import checksum_in
 from metis.deployment.wire.models import model_bytes, payload_sha256
 from metis.errors import LearnerError, MetisError, StateError
 from metis.runs.setting import Setting
@@ -349,7 +351,7 @@ class Federation(World):
         self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
         self._refused = False
         # what the checkers know
-        self.acknowledged: dict[int, tuple[int, str]] = {}  # by task: entry and SHA-256
+        self.acknowledged: dict[int, tuple[int, str]] = {}  # by task: entry and checksum
         self.refused: set[int] = set()
         self._versions = {0: payload_sha256(self.initial)}
         self._tasks: dict[int, tuple[str, int]] = {}  # learner and version
@@ -689,8 +691,8 @@ class Federation(World):
         return await lie(LISTEN, self.layout, boot.rng, self._done, self._overheard)
 
     def _overheard(self) -> tuple[int, str] | None:
-        """The latest update of an honest learner that was acknowledged: its task and its SHA-256."""
-        return max(((task, sha256) for task, (_, sha256) in self.acknowledged.items()), default=None)
+        """The latest update of an honest learner that was acknowledged: its task and its checksum."""
+        return max(((task, checksum) for task, (_, checksum) in self.acknowledged.items()), default=None)
 
     async def _administrator(self, boot: Boot) -> int:
         return await self.office.work(LISTEN)
@@ -734,12 +736,12 @@ class Federation(World):
     def _written(self, call: Call, message: Any) -> None:
         self._calls.written(call, message)
         if isinstance(message, pb.UploadPart) and message.HasField("header"):
-            self._uploads[call] = (message.header.task, message.header.sha256, self.loop.now)
+            self._uploads[call] = (message.header.task, announced_checksum(message.header), self.loop.now)
         if isinstance(message, pb.FromLearner) and message.HasField("secure"):
             self.mask_checks.heard(dict(call.metadata)["metis-learner"], message.secure)
 
     def _receipt(self, call: Call, receipt: pb.Receipt) -> None:
-        (task, sha256, begun), who = self._uploads[call], dict(call.metadata)["metis-learner"]
+        (task, checksum, begun), who = self._uploads[call], dict(call.metadata)["metis-learner"]
         if receipt.verdict == pb.Receipt.COMMITTED:
             self.office.committed(who, begun)
             self._calls.committed(call)
@@ -756,7 +758,7 @@ class Federation(World):
         self.sometimes("already committed" if receipt.verdict == pb.Receipt.ALREADY else "committed")
         if task in self.refused:
             self.violated(f"I15: task {task} was refused and is accepted now")
-        if self.acknowledged.setdefault(task, (receipt.sequence, sha256))[0] != receipt.sequence:
+        if self.acknowledged.setdefault(task, (receipt.sequence, checksum))[0] != receipt.sequence:
             self.violated(f"I5: task {task} has two receipts, {self.acknowledged[task][0]} and {receipt.sequence}")
 
     def _sent(self, call: Call, message: Any) -> None:
@@ -825,11 +827,11 @@ class Federation(World):
                 if entry.record["task"] in found:
                     self.violated(f"I3: task {entry.record['task']} is in the journal twice")
                 found[entry.record["task"]] = entry
-        for task, (sequence, sha256) in self.acknowledged.items():
+        for task, (sequence, checksum) in self.acknowledged.items():
             entry = found.get(task)
             if entry is None:
                 self.violated(f"I3: task {task} was acknowledged and is not in the journal")
-            elif entry.seq != sequence or (self.policy.wire is None and entry.blob != sha256):
+            elif entry.seq != sequence or (self.policy.wire is None and checksum_in(entry.blob) != checksum):
                 self.violated(f"I3: task {task} was acknowledged as entry {sequence}, is entry {entry.seq}")
 
     def _check_end(self) -> None:
@@ -905,17 +907,19 @@ class Federation(World):
         if version != twin.community.stamp.version or mixed != {name: arrays[name].tobytes() for name in arrays}:
             self.violated(f"I32: the snapshot after entry {seq} is not what the journal leads to")
 
-    def _model(self, sha256: str) -> Model:
+    def _model(self, blob: str) -> Model:
         """A local model, of a learner or of the liar, who sends the same number everywhere."""
-        if sha256 not in self.models:
+        if checksum_in(blob) not in self.models:
             for value in (1.0, 9e9):
                 content, size = np.full(model_bytes(self.layout) // 4, value, "<f4").tobytes(), 4 * self.layout.size
                 vector, counters = np.frombuffer(content[:size], "<f4"), np.frombuffer(content[size:], "<i8")
                 self._trained(Model(self.layout, vector.copy(), counters.copy()))
-        return self.models[sha256]
+        return self.models[checksum_in(blob)]
 
-    def _trained(self, model: Model) -> None:
+    def _trained(self, model: Model, checksum: str = "") -> None:
         self.models[payload_sha256(model)] = model
+        if checksum:
+            self.models[checksum] = model
 
     # --- a seed -----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from metis.core.layers.base import Outgoing, Work
 from metis.core.model import Layout, Model
 from metis.core.policies import sync_fedavg
 from metis.core.solvers import VanillaSGD
+from metis.deployment.wire.model_mac import ModelMac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, write_parts
 from metis.errors import DataError
 from system.disk import DiskPath
@@ -44,7 +45,7 @@ class Process:
         evaluates: bool,
         wire: Layer | None,
         different: int,
-        trained: Callable[[Model], None],
+        trained: Callable[[Model, str], None],
         checks: MaskChecks | None = None,
         spending: Spending | None = None,
     ) -> None:
@@ -159,8 +160,8 @@ class Process:
             masking = WatchedMasking(command["masking"], self._checks)
             if (done := await asyncio.to_thread(masking.done)) is not None:
                 self._boot.world.sometimes("what was masked before a crash is sent again")
-                sha256, length = write_parts(DiskPath(command["out"]), done[1])
-                self._answer(id=number, done={**done[0], "sha256": sha256, "bytes": length})
+                written, _ = _written(command, done[1])
+                self._answer(id=number, done={**done[0], **written})
                 return
         model = read_model(Path(command["model"]), self._layout)
         if payload_sha256(model) != Path(command["model"]).name:
@@ -203,9 +204,15 @@ class Process:
         }
         if masking is not None:
             parts = tuple(await asyncio.to_thread(masking.mask, made, model, 0.5, facts, _POLICY))
-        sha256, length = write_parts(DiskPath(command["out"]), parts)
-        self._trained(made)
-        self._answer(id=number, done={**facts, "sha256": sha256, "bytes": length})
+        written, checksum = _written(command, parts)
+        self._trained(made, checksum)
+        self._answer(id=number, done={**facts, **written})
+
+
+def _written(command: dict[str, Any], parts: Iterable[memoryview]) -> tuple[dict[str, Any], str]:
+    mac = ModelMac() if command["seal"] else None
+    checksum, length = write_parts(DiskPath(command["out"]), parts, mac)
+    return {"sha256": "", "sha256" if mac is None else "seal": checksum, "bytes": length}, checksum
 
 
 def spawner(
@@ -213,7 +220,7 @@ def spawner(
     evaluates: bool,
     wire: Layer | None,
     different: int,
-    trained: Callable[[Model], None],
+    trained: Callable[[Model, str], None],
     checks: MaskChecks | None = None,
     spending: Spending | None = None,
 ) -> Any:

@@ -45,6 +45,14 @@ VARIABLE = "METIS_STORAGE_KEY"
 MARK = "SEALED"  # in a folder whose models are sealed: the identity of the key
 
 
+class Digest(Protocol):
+    """What gets all bytes of a model, and then tells them from others."""
+
+    def update(self, data: bytes | memoryview, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+
 class Writer(Protocol):
     """Appends content to an open file."""
 
@@ -70,6 +78,10 @@ class Storage:
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """Content of an open file; fewer bytes only at its end."""
         return disk().pread(descriptor, count, offset)
+
+    def read_cached(self, descriptor: int, buffer: memoryview, offset: int) -> bool:
+        """Fill the buffer with content that is in memory already; False if it takes a thread."""
+        return disk().pread_cached(descriptor, buffer, offset)
 
     def writer(self, file: BinaryIO) -> Writer:
         """Appends to this file, which is opened without a buffer to read and write."""
@@ -155,6 +167,9 @@ class SealedStorage(Storage):
         content = b"".join(self._chunks(descriptor, cipher, range(first, last), chunks))
         begin = offset - first * CHUNK
         return content[begin : begin + count]
+
+    def read_cached(self, descriptor: int, buffer: memoryview, offset: int) -> bool:
+        return False
 
     def _chunks(self, descriptor: int, cipher: AESGCM, numbers: range, chunks: int) -> Iterator[bytes]:
         """The content of some chunks; a few are read at a time, into memory that stays in the cache."""
@@ -338,13 +353,18 @@ def read_file(path: Path, offset: int = 0, count: int | None = None) -> bytes:
 
 def file_sha256(path: Path) -> str:
     """Of the content; a DataError if it is sealed and damaged."""
+    return file_digest(path, hashlib.sha256()).hex()
+
+
+def file_digest(path: Path, digest: Digest) -> bytes:
+    """What this digest says of the content; a DataError if it is sealed and damaged."""
     descriptor = disk().open(path, os.O_RDONLY)
     try:
-        digest, offset = hashlib.sha256(), 0
+        offset = 0
         while piece := storage().read(descriptor, _AT_ONCE, offset):
             digest.update(piece)
             offset += len(piece)
-        return digest.hexdigest()
+        return digest.digest()
     finally:
         disk().close(descriptor)
 

@@ -1,17 +1,16 @@
-"""Models in files, each named by the SHA-256 of its bytes."""
+"""Models in files, each named by the checksum of its bytes (`wire/model_mac.py`)."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from metis.deployment.controller.disk import end_process, with_a_file, writing
-from metis.deployment.storage import read_file, storage
+from metis.deployment.storage import Digest, read_file, storage
+from metis.deployment.wire.model_mac import checksum_in, digest_like, is_checksum, is_name, name_of
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError, DiskFull
 from metis.files import sync
@@ -20,18 +19,12 @@ from metis.system import Lock, disk, monotonic, token_hex
 _MANY = 4 << 20  # bytes that are worth a second thread
 _AT_ONCE = 1 << 20  # bytes in one call; for more the system takes larger pages, which it may have given away
 _HOLD_SECONDS = 600  # far more than an update waits for its turn to be journaled
-_SHA256 = re.compile("[0-9a-f]{64}")
-_PARTIAL = re.compile(r"partial\.[0-9]+\.[0-9a-f]{64}")
+_LARGE = 1 << 20  # bytes for which room is found before they come
+_PARTIAL = re.compile(r"partial\.[0-9]+\.(?:[0-9a-f]{64}|[0-9a-f]{96})")
 
 
 class BlobMismatch(ValueError):
     """What was received is not what was announced."""
-
-
-class Digest(Protocol):
-    """What gets all bytes of a model."""
-
-    def update(self, data: bytes | memoryview, /) -> object: ...
 
 
 class Blobs:
@@ -48,18 +41,18 @@ class Blobs:
         """At the start: what was received of updates and may be continued."""
         self._partial = {path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)}
 
-    def incoming(self, task: int | None = None, sha256: str = "") -> Incoming:
+    def incoming(self, task: int | None = None, checksum: str = "") -> Incoming:
         """Somewhere to write a model that is being received.
 
-        With its task and a valid SHA-256 it continues what was received of the same one before, and what was received
+        With its task and a valid checksum it continues what was received of the same one before, and what was received
         of another one for this task goes.
         """
-        name = f"partial.{task}.{sha256}"
+        name = f"partial.{task}.{checksum}"
         with self._lock:
-            if task is None or not _SHA256.fullmatch(sha256) or name in self._writing:
-                return Incoming(self, self._durable, held=True)
+            if task is None or not is_checksum(checksum) or name in self._writing:
+                return Incoming(self, self._durable, held=True, like=checksum)
             self._forget({old for old in self._partial if old != name and old.startswith(f"partial.{task}.")})
-            incoming = Incoming(self, self._durable, held=True, partial=name)
+            incoming = Incoming(self, self._durable, held=True, partial=name, like=checksum)
             self._partial.add(name)
             self._writing.add(name)
             return incoming
@@ -91,18 +84,18 @@ class Blobs:
         with Incoming(self, self._durable if durable is None else durable, held=False, also=also) as incoming:
             for part in parts:
                 incoming.write(part)
-            return incoming.commit(incoming.bytes, incoming.sha256)
+            return incoming.commit(incoming.bytes, incoming.checksum)
 
-    def adopt(self, path: Path, sha256: str, durable: bool, held: bool) -> None:
+    def adopt(self, path: Path, name: str, durable: bool, held: bool) -> None:
         """Give a file its name, also over an old one, which may be damaged."""
-        target = self.folder / sha256
+        target = self.folder / name
         with self._lock, writing(path):
             if self._durable and not durable and target.exists():
                 sync(path)  # the old one may be durable, and promised
                 durable = True
-            self._fresh.add(sha256)
+            self._fresh.add(name)
             if held:
-                self._held[sha256] = monotonic()
+                self._held[name] = monotonic()
             path.replace(target)
         if durable:
             self._sync_folder(self.folder)
@@ -113,41 +106,42 @@ class Blobs:
         except OSError as problem:  # a full disk too: the new name is there already
             end_process(folder, problem.strerror)
 
-    def sync(self, sha256: str) -> None:
+    def sync(self, name: str) -> None:
         """Make a blob durable that was put without."""
         if self._durable:
-            path = self.path(sha256)
+            path = self.path(name)
             with writing(path):
                 sync(path)
             self._sync_folder(self.folder)
 
-    def path(self, sha256: str) -> Path:
+    def path(self, name: str) -> Path:
         """The file of a blob that is there."""
-        path = self.folder / sha256
-        if not _SHA256.fullmatch(sha256) or not path.is_file():
-            raise DataError(f"there is no model {sha256} in {self.folder}")
+        path = self.folder / name
+        if not is_name(name) or not path.is_file():
+            raise DataError(f"there is no model {name} in {self.folder}")
         return path
 
-    def verify(self, sha256: str) -> bool:
+    def verify(self, name: str) -> bool:
         """Whether a blob is there and whole; what is not whole is moved to quarantine/."""
-        path = self.folder / sha256
+        path = self.folder / name
         try:
-            file = self.path(sha256).open("rb", buffering=0)
+            file = self.path(name).open("rb", buffering=0)
         except (DataError, FileNotFoundError):
             return False
         except OSError as problem:
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         with file:
-            digest, offset = hashlib.sha256(), 0
+            checksum, offset = checksum_in(name), 0
+            digest = digest_like(checksum)
             with suppress(OSError, DataError):  # a bad sector; or sealed, and not as it was written
                 while chunk := storage().read(file.fileno(), 1 << 20, offset):
                     digest.update(chunk)
                     offset += len(chunk)
-            if digest.hexdigest() == sha256:
+            if digest.digest().hex() == checksum:
                 return True
             with self._lock, writing(path), suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # else a fresh one came meanwhile
-                    path.replace(self._quarantine / sha256)
+                    path.replace(self._quarantine / name)
             return False
 
     # --- which are needed -----------------------------------------------------------------------
@@ -171,7 +165,7 @@ class Blobs:
 
     def discard(self, name: str) -> None:
         """Delete a blob that nothing needs any more, also though the journal names it."""
-        if _SHA256.fullmatch(name):
+        if is_name(name):
             with self._lock, writing(self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -197,12 +191,21 @@ class Incoming:
     """
 
     def __init__(
-        self, blobs: Blobs, durable: bool, held: bool, also: Digest | None = None, *, partial: str | None = None
+        self,
+        blobs: Blobs,
+        durable: bool,
+        held: bool,
+        also: Digest | None = None,
+        *,
+        partial: str | None = None,
+        like: str = "",
     ) -> None:
+        """It gets a checksum like this one."""
         self._blobs, self._durable, self._held, self._also = blobs, durable, held, also
         self._partial = partial
         self._path = blobs.folder / (partial or f"tmp.{token_hex(8)}")
-        self._digest = hashlib.sha256()
+        self._digest = digest_like(like)
+        self._checksum = ""
         self.bytes = 0
         self._whole = self._committed = False
         with writing(self._path):
@@ -210,15 +213,18 @@ class Incoming:
         self._writer = storage().writer(self._file)
 
     def resume(self, limit: int, check: Callable[[int, bytes], object] | None) -> int:
-        """Read what is there already, at most `limit` bytes; `check` gets offsets and bytes. Returns how many."""
-        if self._partial is None:
-            return 0
+        """Read what is there already, at most `limit` bytes, and find room for the rest; returns how many there are.
+
+        `check` gets offsets and bytes.
+        """
         with writing(self._path):
-            for piece in self._writer.resume(limit):
+            for piece in self._writer.resume(limit) if self._partial is not None else ():
                 self._digest.update(piece)
                 if check is not None:
                     check(self.bytes, piece)
                 self.bytes += len(piece)
+            if limit - self.bytes >= _LARGE:
+                disk().reserve(self._file.fileno(), limit)
         return self.bytes
 
     def whole(self) -> None:
@@ -226,9 +232,10 @@ class Incoming:
         self._whole = True
 
     @property
-    def sha256(self) -> str:
-        """Of what was written so far."""
-        return self._digest.hexdigest()
+    def checksum(self) -> str:
+        """Of what was written; nothing can be written afterwards."""
+        self._checksum = self._checksum or self._digest.digest().hex()
+        return self._checksum
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         """Append these bytes; many are hashed and written at the same time."""
@@ -250,6 +257,11 @@ class Incoming:
         """The half of `write` that needs no disk; another thread may do the other."""
         self._digest.update(data)
 
+    def append_all(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """The half of `write` that needs the disk, for several."""
+        for data in pieces:
+            self.append(data)
+
     def append(self, data: bytes | memoryview) -> None:
         """The half of `write` that needs the disk."""
         rest = memoryview(data)
@@ -266,22 +278,23 @@ class Incoming:
             self._writer.finish()
         return read_file(self._path)
 
-    def commit(self, expected_bytes: int, expected_sha256: str) -> str:
-        """Check what was written against what was announced and give it its name, durably; returns the SHA-256."""
+    def commit(self, expected_bytes: int, expected_checksum: str) -> str:
+        """Check what was written against what was announced and give it its name, durably; returns the name."""
         if self.bytes != expected_bytes:
             raise BlobMismatch(f"{self.bytes} bytes came, but {expected_bytes} were announced")
-        if self.sha256 != expected_sha256:
+        if self.checksum != expected_checksum:
             raise BlobMismatch(
-                f"the bytes that came have the SHA-256 {self.sha256}, not {expected_sha256} as announced"
+                f"the bytes that came have the checksum {self.checksum}, not {expected_checksum} as announced"
             )
         with writing(self._path):
             self._writer.finish()
             if self._durable:
                 self._sync()
             self._file.close()
-        self._blobs.adopt(self._path, self.sha256, self._durable, self._held)
+        name = name_of(self.checksum)
+        self._blobs.adopt(self._path, name, self._durable, self._held)
         self._committed = True
-        return self.sha256
+        return name
 
     def _sync(self) -> None:
         try:

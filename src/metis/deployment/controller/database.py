@@ -16,7 +16,8 @@ from metis.deployment.controller.disk import RESTORE, writing
 from metis.errors import DiskFull, StateError
 from metis.system import Lock, disk, token_hex
 
-_FORMAT = 1
+_FORMAT = 2
+_READABLE = (1, 2)  # in format 1 every model is named by a SHA-256; format 2 adds other names, and nothing else differs
 _APPLICATION = 0x4D657469  # "Meti"
 _TABLES = (
     "CREATE TABLE run (run TEXT, epoch INTEGER, facts TEXT, seal TEXT, probe INTEGER)",
@@ -69,7 +70,7 @@ class Database:
             application, version = pragma("application_id"), pragma("user_version")
             if application != _APPLICATION:
                 raise StateError(f"{self.path} is not the journal of a controller: {RESTORE}")
-            if version != _FORMAT:
+            if version not in _READABLE:
                 age = "a newer" if version > _FORMAT else "an older"
                 raise StateError(
                     f"{self.path} was made by {age} version of Metis (format {version}; this one reads {_FORMAT}): "
@@ -83,6 +84,8 @@ class Database:
             # After a failed write the system may show what it never wrote, and call it written. So nothing is built on
             # the WAL of an earlier process: the database is written from it, and that is waited for.
             with writing(self.path):
+                if version != _FORMAT:
+                    db.execute(f"PRAGMA user_version={_FORMAT}").close()
                 busy = pragma("wal_checkpoint(TRUNCATE)")
             if busy:
                 raise StateError(f"{self.path} is open in another program; close that first")

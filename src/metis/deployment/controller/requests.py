@@ -28,11 +28,12 @@ from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import Entry, State
 from metis.deployment.controller.steps import Measured, StepGuard
-from metis.deployment.controller.upload import Received
+from metis.deployment.controller.upload import Received, announced_checksum
 from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.causes import sentence
+from metis.deployment.wire.model_mac import checksum_in
 from metis.deployment.wire.models import read_model
 
 _CODE = grpc.StatusCode
@@ -108,7 +109,7 @@ class LearnerRequests:
         if known is not None:
             if known.record["learner"] != learner:
                 raise self._not_yours(learner, header.task)
-            if header.sha256 == known.blob:
+            if known.blob is not None and announced_checksum(header) == checksum_in(known.blob):
                 return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=known.seq)
             return None  # received again and compared: the same bytes get the same answer
         if self.stopping:
@@ -153,7 +154,8 @@ class LearnerRequests:
         learner, task = received.learner, received.header.task
         if answer.record["learner"] != learner:
             raise self._not_yours(learner, task)
-        if answer.blob != received.blob and "step_excess" not in answer.record:  # a clipped one has bytes of its own
+        same = checksum_in(answer.blob or "") == checksum_in(received.blob or "")
+        if not same and "step_excess" not in answer.record:  # a clipped one has bytes of its own
             self._report("warning", f"learner '{learner}' sent task {task} again with other bytes")
             raise Refused(_CODE.ALREADY_EXISTS, f"task {task} was handed in before with other bytes; the first counts")
         return pb.Receipt(verdict=pb.Receipt.ALREADY, sequence=answer.seq)

@@ -201,8 +201,8 @@ class Service:
         try:
             size = chunk_bytes(end - request.offset, _MAX_OUTGOING // self._downloads)
             async with aclosing(read_ahead(path, request.offset, end, size)) as pieces:
-                async for offset, data in pieces:
-                    yield Piece(offset, data)
+                async for piece in pieces:
+                    yield piece
         except OSError as problem:  # too many open files, or it is not needed any more and gone
             reason = f"the model could not be read: {problem.strerror}; try again"
             await self.refuse(context, Refused(grpc.StatusCode.UNAVAILABLE, reason))

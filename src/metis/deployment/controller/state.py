@@ -1,7 +1,7 @@
 """The durable state folder of a controller: what `append` has returned for is on disk, exactly once.
 
     controller.db   the journal of events, what the run was begun with, the list of snapshots (SQLite with a WAL)
-    blobs/SHA256    models, each named by its bytes; blobs/tmp.* are still being received, blobs/partial.TASK.SHA256
+    blobs/CHECKSUM  models, each named by its bytes; blobs/tmp.* are still being received, blobs/partial.TASK.CHECKSUM
                     were received in part, and their rest may come after a cut or a restart
     snapshots/      arrays that spare replaying the journal from its first entry
     quarantine/     blobs whose bytes no longer give their name
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from metis.deployment.controller.blobs import Blobs, Digest, Incoming
+from metis.deployment.controller.blobs import Blobs, Incoming
 from metis.deployment.controller.database import Database, row_checksum
 from metis.deployment.controller.disk import RESTORE, writing
-from metis.deployment.storage import storage
+from metis.deployment.storage import Digest, storage
 from metis.errors import DataError, DiskFull, DuplicateUpdate, LockHeld, StateError
 from metis.files import sync, take_lock
 from metis.system import disk, monotonic, new_lock, token_hex
@@ -51,7 +51,7 @@ class Entry:
     at: float  # on the run's clock
     record: dict[str, Any]  # `trace.to_record` of it
     update: int | None  # number of the task that it answers with a model; no two entries have the same
-    blob: str | None  # SHA-256 of that model's bytes
+    blob: str | None  # file of that model
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +276,9 @@ class State:
 
     # --- blobs ----------------------------------------------------------------------------------------
 
-    def incoming(self, task: int | None = None, sha256: str = "") -> Incoming:
+    def incoming(self, task: int | None = None, checksum: str = "") -> Incoming:
         """Somewhere to write a model that is being received; what was received of this one before is continued."""
-        return self.blobs.incoming(task, sha256)
+        return self.blobs.incoming(task, checksum)
 
     def put_blob(
         self, parts: Iterable[memoryview], *, durable: bool | None = None, also: Digest | None = None
@@ -286,17 +286,17 @@ class State:
         """Keep these bytes and return their SHA-256; `durable` overrides the folder's level, `also` gets them too."""
         return self.blobs.put(parts, durable=durable, also=also)
 
-    def sync_blob(self, sha256: str) -> None:
+    def sync_blob(self, name: str) -> None:
         """Make a blob durable that was put without."""
-        self.blobs.sync(sha256)
+        self.blobs.sync(name)
 
-    def blob_path(self, sha256: str) -> Path:
+    def blob_path(self, name: str) -> Path:
         """The file of a blob that is there."""
-        return self.blobs.path(sha256)
+        return self.blobs.path(name)
 
-    def verify_blob(self, sha256: str) -> bool:
+    def verify_blob(self, name: str) -> bool:
         """Whether a blob is there and whole; what is not whole is moved to quarantine/."""
-        return self.blobs.verify(sha256)
+        return self.blobs.verify(name)
 
     def collect(self, keep: Collection[str]) -> int:
         """Delete the blobs that nobody needs and return how many.

@@ -35,8 +35,9 @@ from metis.core.secure_sum import (
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
-from metis.deployment.storage import file_sha256, read_file
+from metis.deployment.storage import read_file
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.model_mac import checksum_in, has_checksum
 from metis.deployment.wire.secure import unpacked
 from metis.errors import DataError, DiskFull, Refused
 from metis.privacy.keys import Peers, check_signature
@@ -394,7 +395,7 @@ class Sums:
         path, size = self._state.blob_path(blob), opening.ring.nbytes(self._layout)
         tail = read_file(path, size)
         # Boxes are neither signed nor part of a digest. After a restart the whole file is read, to see if it changed.
-        if self._tails.get(learner) != tail and file_sha256(path) != blob:
+        if self._tails.get(learner) != tail and not has_checksum(path, checksum_in(blob)):
             raise DataError(f"the file blobs/{blob} is not as it was received")
         return Upload.decode(unpacked(tail, 0))
 

@@ -18,15 +18,16 @@ from metis.deployment.controller.session import Context, Refused
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Piece
+from metis.deployment.wire.model_mac import SEAL_BYTES
 from metis.deployment.wire.models import model_bytes, model_parts
-from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended
+from metis.deployment.wire.transfer import IdleTimeout, Intake, ended
 from metis.system import monotonic
 
 _T = TypeVar("_T")
 
 _HELLO_SECONDS = 15.0
 _PROGRESS_SECONDS = 60.0  # an upload may take for ever as long as something comes
-_MAX_AHEAD = 3 * CHUNK  # bytes of a model that were received and are not processed yet
+_MAX_AHEAD = 8 * CHUNK  # bytes of a model that were received and are not processed yet
 _MAX_INCOMING = 32 << 20  # the same of all models
 _ANSWER_SECONDS = 1.0  # between two answers that nobody asked for: the learner sees that something moves
 
@@ -122,12 +123,15 @@ class UploadReceiver:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
             )
+        if len(header.seal) and (len(header.seal) != SEAL_BYTES or header.sha256):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a seal has {SEAL_BYTES} bytes, and replaces the SHA-256")
         answer = self._updates.check_upload(learner, header)
         if answer is not None:
             return answer
         opened = self._updates.open_tasks()
         self._state.blobs.forget_partial(opened)
-        with self._state.incoming(header.task if header.task in opened else None, header.sha256) as incoming:
+        announced = announced_checksum(header)
+        with self._state.incoming(header.task if header.task in opened else None, announced) as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
             checks = wire is None and self._unread is None
             length = header.bytes
@@ -141,10 +145,11 @@ class UploadReceiver:
             incoming.whole()
             if header.sha256 not in ("", end.sha256):
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "header and end announce different bytes")
+            expected = end.bytes, announced or end.sha256
             if wire is None:
-                concluding = in_thread(self._conclude, learner, header, incoming, numbers, end)
+                concluding = in_thread(self._conclude, learner, header, incoming, numbers, expected)
             else:
-                concluding = in_thread(self._unpack, learner, header, incoming, numbers, end, wire, base)
+                concluding = in_thread(self._unpack, learner, header, incoming, numbers, expected, wire, base)
             try:
                 return await asyncio.shield(concluding)
             finally:
@@ -159,27 +164,19 @@ class UploadReceiver:
         numbers: NumberCheck | None,
         length: int,
     ) -> pb.UploadEnd:
-        """Everything between header and end; chunks are hashed, checked and written while the next ones travel."""
-        received = checked = incoming.bytes
+        """Everything between header and end; chunks are hashed, checked and written while the next ones travel.
+
+        Hashing and checking take less than passing a chunk to a thread would; only the disk is waited for elsewhere.
+        """
+        received = incoming.bytes
         asked, answered, answered_at = received, -1, 0.0  # the last bytes that were asked about, and answered, and when
-
-        def check(data: Bytes) -> None:
-            nonlocal checked
-            incoming.hash(data)
-            if numbers is not None:
-                numbers.add(checked, data)
-            checked += len(data)
-
-        def take(data: Bytes) -> None:
-            check(data)
-            incoming.append(data)
 
         async def answer() -> None:
             nonlocal answered, answered_at
             answered, answered_at = received, monotonic()
             await idle_timeout.wait(context.write(pb.UploadAnswer(received=received)))
 
-        intake = Intake(check, incoming.append) if length > CHUNK else Intake(take)
+        intake = Intake(incoming.append_all)
         idle_timeout = IdleTimeout(_PROGRESS_SECONDS)
         self._receiving[idle_timeout] = learner
         try:
@@ -201,6 +198,9 @@ class UploadReceiver:
                                     grpc.StatusCode.INVALID_ARGUMENT,
                                     f"a chunk of {len(data)} bytes at byte {received} does not fit a model of {length}",
                                 )
+                            incoming.hash(data)
+                            if numbers is not None:
+                                numbers.add(received, data)
                             received += len(data)
                             await intake.put(data, min(_MAX_AHEAD, _MAX_INCOMING // len(self._receiving)))
                             if monotonic() - answered_at >= _ANSWER_SECONDS:
@@ -235,14 +235,19 @@ class UploadReceiver:
             await intake.end()
 
     def _conclude(
-        self, learner: str, header: pb.UploadHeader, incoming: Incoming, numbers: NumberCheck, end: pb.UploadEnd
+        self,
+        learner: str,
+        header: pb.UploadHeader,
+        incoming: Incoming,
+        numbers: NumberCheck,
+        expected: tuple[int, str],  # bytes and checksum
     ) -> Received:
         """Keep what came, if it may be needed; of any other upload nothing stays, however often it is sent."""
-        whole = (incoming.bytes, incoming.sha256) == (end.bytes, end.sha256)
+        whole = (incoming.bytes, incoming.checksum) == expected
         problem = self._problem(learner, incoming, numbers) if whole else None
         if whole and (problem is not None or self._state.find(header.task) is not None):
-            return Received(learner, header, None if problem else incoming.sha256, problem)
-        return Received(learner, header, incoming.commit(end.bytes, end.sha256))
+            return Received(learner, header, None if problem else incoming.checksum, problem)
+        return Received(learner, header, incoming.commit(*expected))
 
     def _problem(self, learner: str, incoming: Incoming, numbers: NumberCheck) -> str | None:
         return numbers.problem() if self._unread is None else self._unread.problem(learner, incoming.content())
@@ -253,13 +258,13 @@ class UploadReceiver:
         header: pb.UploadHeader,
         incoming: Incoming,
         numbers: NumberCheck,
-        end: pb.UploadEnd,
+        expected: tuple[int, str],
         wire: Layer,
         base: Model | None,
     ) -> Received:
         """Keep the local model that a compressed update stands for, if it may be needed."""
-        if (incoming.bytes, incoming.sha256) != (end.bytes, end.sha256):
-            incoming.commit(end.bytes, end.sha256)  # raises
+        if (incoming.bytes, incoming.checksum) != expected:
+            incoming.commit(*expected)  # raises
         known = self._state.find(header.task)
         if known is not None or base is None:  # what it was based on may be gone: the first one counts
             return Received(learner, header, None if known is None else known.blob)
@@ -275,7 +280,12 @@ class UploadReceiver:
         with self._state.incoming() as whole:
             for part in parts:
                 whole.write(part)
-            return Received(learner, header, whole.commit(whole.bytes, whole.sha256))
+            return Received(learner, header, whole.commit(whole.bytes, whole.checksum))
+
+
+def announced_checksum(header: pb.UploadHeader) -> str:
+    """What the header says of the bytes; empty if only the end does."""
+    return memoryview(header.seal).hex() or header.sha256
 
 
 class NumberCheck:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -27,7 +28,7 @@ from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, in_backgr
 from metis.system import monotonic
 
 PROGRESS_SECONDS = 60.0  # a transfer may take as long as it likes if something moves
-_MAX_AHEAD = 3 * CHUNK  # bytes that were received and are not processed yet
+_MAX_AHEAD = 8 * CHUNK  # bytes that were received and are not processed yet
 _MAX_MISMATCHES = 3
 
 
@@ -83,13 +84,18 @@ class Downloads:
             raise TaskFailed(self._no_room(sha256, problem), pb.Cause.DISK) from problem
         if incoming is None:
             return True
-        making_room = in_background(self._work.forget_models, {sha256, self.in_use})
 
-        def append(data: Bytes) -> None:
+        def make_room() -> None:
+            self._work.forget_models({sha256, self.in_use})
+            incoming.reserve()
+
+        making_room = in_background(make_room)
+
+        def append(pieces: Sequence[Bytes]) -> None:
             making_room.result()  # takes a while, in which the first bytes may arrive
-            incoming.append(data)
+            incoming.append(pieces)
 
-        intake = Intake(incoming.check, append)
+        intake = Intake(append)
         try:
             if incoming.received < length:
                 await self._receive(calls, incoming, intake, sha256, length)
@@ -122,6 +128,7 @@ class Downloads:
                         expected += len(chunk.data)
                         self.received += len(chunk.data)
                         self._connection.heard()
+                        incoming.check(chunk.data)
                         await intake.put(chunk.data, _MAX_AHEAD)
             except BaseException:
                 self._stretch.lost()

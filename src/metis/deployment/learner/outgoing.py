@@ -57,6 +57,7 @@ def header(update: Update) -> pb.UploadHeader:
         bytes=update.bytes,
         compression_error=update.compression_error,
         sha256=update.sha256,
+        seal=bytes.fromhex(update.seal),
     )
 
 
@@ -98,6 +99,7 @@ FIELDS = {
     "UploadHeader.bytes": "size of the update",
     "UploadHeader.compression_error": "share of the update that compression left out for now",
     "UploadHeader.sha256": "checksum of the update",
+    "UploadHeader.seal": "checksum of the update under a random key, instead of the other one",
     "Chunk.offset": "position in the update",
     "Chunk.data": "the update: the trained weights, or what compression leaves of their change",
     "UploadEnd.bytes": "size of the update",

@@ -164,6 +164,7 @@ class Training:
             batches_per_step=task.batches_per_step if task.HasField("batches_per_step") else 1,
             out=str(self._work.update_file(task.number)),
             masking=masking,
+            seal=bool(task.seal),  # a controller that makes seals checks them
             progress=progress,
         )
         answer["loss"] = math.nan if answer["loss"] is None else answer["loss"]

@@ -24,9 +24,9 @@ from metis.deployment.learner.downloads import PROGRESS_SECONDS
 from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder
-from metis.deployment.storage import file_sha256
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import Piece, Stretch, chunk_bytes
+from metis.deployment.wire.chunks import Stretch, chunk_bytes, part_front
+from metis.deployment.wire.model_mac import has_checksum
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
 from metis.errors import DataError
 from metis.system import monotonic
@@ -133,7 +133,7 @@ class Uploads:
 
     async def _damaged(self, update: Update) -> bool:
         try:
-            return await asyncio.to_thread(file_sha256, self._work.update_file(update.task)) != update.sha256
+            return not await asyncio.to_thread(has_checksum, self._work.update_file(update.task), update.checksum)
         except (OSError, DataError):
             return True
 
@@ -167,11 +167,11 @@ class Uploads:
                 began, stretch = monotonic(), min(self._stretch.bytes, update.bytes - offset)
                 reading = read_ahead(
                     self._work.update_file(update.task), offset, offset + stretch,
-                    chunk_bytes(stretch, session.chunk_bytes),
+                    chunk_bytes(stretch, session.chunk_bytes), part_front,
                 )  # fmt: skip
                 async with contextlib.aclosing(reading) as pieces:
-                    async for start, data in pieces:
-                        await idle_timeout.wait(call.write(Piece(start, data)))
+                    async for piece in pieces:
+                        await idle_timeout.wait(call.write(piece))
                 offset += stretch
                 if offset < update.bytes:
                     await idle_timeout.wait(call.write(pb.UploadPart(acknowledge=True)))

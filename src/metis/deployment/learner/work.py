@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,11 @@ class Update:
     sha256: str
     bytes: int
     compression_error: float | None = None  # the share of it that is left out for now; None: it is whole
+    seal: str = ""  # a MAC of the bytes, in hexadecimal digits; then there is no SHA-256
+
+    @property
+    def checksum(self) -> str:
+        return self.seal or self.sha256
 
 
 class WorkFolder:
@@ -192,9 +197,14 @@ class Incoming:
         """Every byte goes through here and through `append`, in either order."""
         self._check.update(data)
 
-    def append(self, data: bytes | memoryview) -> None:
-        self._writer.write(memoryview(data))
-        self.received += len(data)
+    def reserve(self) -> None:
+        """Find room for all of it."""
+        disk().reserve(self._file.fileno(), self._length)
+
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None:
+        for data in pieces:
+            self._writer.write(memoryview(data))
+            self.received += len(data)
 
     def restart(self) -> None:
         self._file.truncate(0)

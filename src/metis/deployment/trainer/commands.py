@@ -19,12 +19,13 @@ A command has an `id`, which its answers repeat, and is answered by exactly one 
         demands, and where its ledger is; of records that are protected, the answer has "private" and "steps_left".
 
     {"id": 2, "command": "train", "task": 7, "model": FILE, "steps": 240 or null, "seconds": 11.5 or null,
-     "rate": 1.0, "batches_per_step": 1, "out": FILE}
+     "rate": 1.0, "batches_per_step": 1, "out": FILE, "seal": false}
     {"id": 2, "progress": {"task": 7, "steps": 31}}                      at most one a second
     {"id": 2, "done": {"task": 7, "steps": 240, "seconds": 10.9, "time_per_batch": 0.045, "loss": 0.31,
                        "sha256": "51ab...", "bytes": 4840, "compression_error": 0.004 or null}}
         trains until the budget ends, `seconds` counted from the arrival of the command; the local model is in `out`,
-        or the part of it that is sent, durable. The failure of a training also has {"steps": 12, "seconds": 0.5}.
+        or the part of it that is sent, durable. With `seal` it has a "seal" instead of a SHA-256. The failure of a
+        training also has {"steps": 12, "seconds": 0.5}.
 
     {"id": 2, "command": "abandon"}
     {"id": 2, "abandoned": {"task": 7, "steps": 31}}

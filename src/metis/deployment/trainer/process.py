@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -228,8 +228,7 @@ class _Trainer:
         order = None if self._group.rank else command.get("masking")
         masking = None if order is None else Masking(order)
         if masking is not None and (done := masking.done()) is not None:  # before a crash
-            sha256, length = write_parts(Path(command["out"]), done[1])
-            return {**done[0], "sha256": sha256, "bytes": length}
+            return {**done[0], **_written(command, done[1])}
         community_model = self._opened(_read(command["model"], self._ready.layout))
         ends = math.inf if command["seconds"] is None else arrived + float(command["seconds"])
         pace = Pace(self._pace, ends, lambda seconds: self._commands.unwanted(number, seconds))
@@ -285,9 +284,9 @@ class _Trainer:
             parts = self._key.sealed(trained.model, community_model)
         if masking is not None:
             parts = masking.mask(trained.model, community_model, trained.loss, facts_of, self._ready.policy)
-        sha256, length = ("", 0) if self._group.rank else write_parts(Path(command["out"]), parts)
+        written = {"sha256": "", "bytes": 0} if self._group.rank else _written(command, parts)
         self._memories.keep(task, dict(trained.memory))
-        return {**facts_of, "sha256": sha256, "bytes": length}
+        return {**facts_of, **written}
 
     def _evaluate(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready
@@ -322,6 +321,16 @@ class _Trainer:
     def _opened(self, model: Model) -> Model:
         """A community model that came, decrypted if it travels encrypted."""
         return model if self._key is None else self._key.opened(model, self._ready.engine.layout)
+
+
+def _written(command: Mapping[str, Any], parts: Iterable[memoryview]) -> dict[str, Any]:
+    """Write what is sent; its checksum and its length."""
+    from metis.deployment.wire.model_mac import new_model_mac
+
+    mac = new_model_mac() if command.get("seal") else None
+    checksum, length = write_parts(Path(command["out"]), parts, mac)
+    kind = "sha256" if mac is None else "seal"
+    return {"sha256": "", kind: checksum, "bytes": length}
 
 
 def _read(path: str, layout: Layout) -> Model:

@@ -40,23 +40,25 @@ class Piece:
     when they are written and not at all when they are read. What is on the wire is the same.
     """
 
-    __slots__ = ("data", "offset")
+    __slots__ = ("data", "message", "offset")
 
-    def __init__(self, offset: int, data: bytes | memoryview) -> None:
+    def __init__(self, offset: int, data: bytes | memoryview, message: bytes = b"") -> None:
         self.offset, self.data = offset, data
+        self.message = message  # as it is written, if it was read from its file together with what is in front
 
 
 def write_chunk(chunk: pb.Chunk | Piece) -> bytes:
     """As `pb.Chunk.SerializeToString` does it."""
-    return b"".join(_pieces(chunk)) if isinstance(chunk, Piece) else chunk.SerializeToString()
+    if not isinstance(chunk, Piece):
+        return chunk.SerializeToString()
+    return chunk.message or b"".join((chunk_front(chunk.offset, len(chunk.data)), chunk.data))
 
 
 def write_part(part: pb.UploadPart | Piece) -> bytes:
     """As `pb.UploadPart.SerializeToString` does it; a piece is the part with its chunk."""
     if not isinstance(part, Piece):
         return part.SerializeToString()
-    pieces = _pieces(part)
-    return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
+    return part.message or b"".join((part_front(part.offset, len(part.data)), part.data))
 
 
 def read_chunk(message: bytes) -> Piece:
@@ -78,9 +80,16 @@ def read_part(message: bytes) -> pb.UploadPart | Piece:
     return Piece(part.chunk.offset, part.chunk.data) if part.WhichOneof("part") == "chunk" else part
 
 
-def _pieces(piece: Piece) -> tuple[bytes | memoryview, ...]:
-    offset = b"\x08" + _varint(piece.offset) if piece.offset else b""
-    return (offset, b"\x12", _varint(len(piece.data)), piece.data) if piece.data else (offset,)
+def chunk_front(offset: int, length: int) -> bytes:
+    """What is in front of the data of a chunk."""
+    front = b"\x08" + _varint(offset) if offset else b""
+    return front + b"\x12" + _varint(length) if length else front
+
+
+def part_front(offset: int, length: int) -> bytes:
+    """The same of a chunk that is part of an upload."""
+    front = chunk_front(offset, length)
+    return b"\x12" + _varint(len(front) + length) + front
 
 
 def _piece(message: bytes, start: int) -> Piece | None:

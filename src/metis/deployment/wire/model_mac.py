@@ -1,24 +1,30 @@
-"""A message authentication code of a community model: checked by learners in a seventh of the time of a SHA-256."""
+"""What tells the bytes of a model from all others: a SHA-256, or a MAC under a fresh key in a seventh of its time.
+
+Written in hexadecimal digits it is a checksum, and its length says which of the two it is. The file of an update is
+named by its checksum; behind a MAC there is a part at random, because with the key, which its learner has chosen, other
+bytes with the same MAC can be made: no file may ever be replaced by those.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import Any
+import re
+from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
-from metis.system import random_bytes
+from metis.deployment.storage import Digest, file_digest
+from metis.system import random_bytes, token_hex
 
-_KEY_BYTES, _MAC_BYTES = 32, 48  # the key; key and code
+_KEY_BYTES, SEAL_BYTES = 32, 48  # the key; key and code
+_CHECKSUM = re.compile("[0-9a-f]{64}|[0-9a-f]{96}")
+_NAME = re.compile("[0-9a-f]{64}|[0-9a-f]{96}-[0-9a-f]{16}")
 
 
 class ModelMac:
-    """A random key and the Poly1305 of some bytes under it, which finds a wrong bit as a SHA-256 does.
-
-    Unlike a SHA-256 it names nothing: with the key, other bytes with the same code can be made.
-    """
+    """A random key and the Poly1305 of some bytes under it, which finds a wrong bit as a SHA-256 does."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = random_bytes(_KEY_BYTES) if key is None else key
@@ -40,12 +46,44 @@ def new_model_mac() -> ModelMac | None:
         return None
 
 
-def checker(sha256: str, model_mac: bytes) -> tuple[Any, bytes]:
+def is_checksum(text: str) -> bool:
+    """Whether it is one, as far as it can be seen."""
+    return _CHECKSUM.fullmatch(text) is not None
+
+
+def is_name(text: str) -> bool:
+    """Whether a file can be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def name_of(checksum: str) -> str:
+    """What the file with these bytes is called."""
+    return checksum if len(checksum) == 64 else f"{checksum}-{token_hex(8)}"
+
+
+def checksum_in(name: str) -> str:
+    """Of the file with this name."""
+    return name.partition("-")[0]
+
+
+def digest_like(checksum: str) -> Digest:
+    """What gives this checksum for the bytes that have it."""
+    if len(checksum) != 2 * SEAL_BYTES:
+        return hashlib.sha256()
+    return ModelMac(bytes.fromhex(checksum)[:_KEY_BYTES])
+
+
+def has_checksum(path: Path, checksum: str) -> bool:
+    """Whether the content of a file is the one that has it; a DataError if it is sealed and damaged."""
+    return file_digest(path, digest_like(checksum)).hex() == checksum
+
+
+def checker(sha256: str, model_mac: bytes) -> tuple[Digest, bytes]:
     """What to update with the bytes of a model, and the digest that it must have then.
 
     Checks the SHA-256 if there is no code.
     """
-    if len(model_mac) == _MAC_BYTES:
+    if len(model_mac) == SEAL_BYTES:
         with contextlib.suppress(UnsupportedAlgorithm):
             return ModelMac(model_mac[:_KEY_BYTES]), model_mac
     return hashlib.sha256(), bytes.fromhex(sha256)

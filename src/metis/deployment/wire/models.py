@@ -10,6 +10,7 @@ import hashlib
 import mmap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.transfer import in_background
 from metis.errors import DataError
 from metis.files import durable_file
+
+if TYPE_CHECKING:
+    from metis.deployment.wire.model_mac import ModelMac
 
 
 def model_bytes(layout: Layout) -> int:
@@ -66,9 +70,9 @@ def write_model(path: Path, model: Model) -> tuple[str, int]:
     return write_parts(path, model_parts(model))
 
 
-def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
-    """Write bytes durably, whole or not at all; returns their SHA-256 and their number."""
-    digest, length = hashlib.sha256(), 0
+def write_parts(path: Path, parts: Iterable[memoryview], mac: ModelMac | None = None) -> tuple[str, int]:
+    """Write bytes durably, whole or not at all; returns their SHA-256, or this MAC of them, and their number."""
+    digest, length = mac or hashlib.sha256(), 0
     try:
         with durable_file(path) as file:
             writer = storage().writer(file)
@@ -80,4 +84,4 @@ def write_parts(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
             writer.finish()
     except OSError as problem:
         raise DataError(f"the model cannot be written to {path}: {problem.strerror}") from problem
-    return digest.hexdigest(), length
+    return digest.digest().hex(), length

@@ -7,19 +7,22 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from metis.deployment.storage import storage
+from metis.deployment.wire.chunks import Piece, chunk_front
 from metis.system import disk, threads
 
 Bytes: TypeAlias = bytes | memoryview
 _T = TypeVar("_T")
 
+_TOGETHER = 4 << 20  # bytes that are worth a thread
+_WAIT_SECONDS = 0.25  # after which fewer are
+_BUFFER = bytearray()
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
@@ -40,52 +43,64 @@ def keep_buffers() -> None:
         mallopt(_MMAP_THRESHOLD, 8 << 20)  # what is larger, a whole model say, comes and goes as before
 
 
-class _Lane:
-    def __init__(self, work: Callable[[Bytes], object]) -> None:
-        self.work = work
-        self.pieces: deque[Bytes] = deque()
-        self.left = 0  # bytes that are not processed yet
-        self.busy = False
-
-
 class Intake:
-    """Pieces of a model as they arrive: each function gets all of them in order, in a thread of its own."""
+    """Pieces of a model as they arrive: a thread gets them in order, several at once.
 
-    def __init__(self, *works: Callable[[Bytes], object]) -> None:
+    A thread for each piece would cost more than what is done with it.
+    """
+
+    def __init__(self, work: Callable[[Sequence[Bytes]], object], together: int = _TOGETHER) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lanes = [_Lane(work) for work in works]
+        self._work, self._together = work, together
         self._lock = threading.Lock()
+        self._pieces: list[Bytes] = []  # that no thread has yet
+        self._left = self._waiting = 0  # bytes that are not processed yet; of them those in `_pieces`
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
         self._awaited: tuple[int, asyncio.Future[None]] | None = None  # until no more bytes than this are left
         self._problem: BaseException | None = None
 
     async def put(self, piece: Bytes, maximum: int = 0) -> None:
-        """Pass on the next piece; returns when at most `maximum` bytes are left, or raises what a function raised."""
-        for lane in self._lanes:
-            with self._lock:
-                lane.pieces.append(piece)
-                lane.left += len(piece)
-                idle, lane.busy = not lane.busy, True
-            if idle:
-                threads().submit(self._run, lane)
-        await self._until(maximum)
+        """Pass on the next piece; returns when at most `maximum` bytes are left, or raises what the work raised."""
+        with self._lock:
+            self._pieces.append(piece)
+            self._left += len(piece)
+            self._waiting += len(piece)
+        await self._until(maximum, self._together)
         if self._problem is not None:
             raise self._problem
 
     async def finish(self) -> None:
-        """Wait until every function has had every piece; raises what a function raised."""
+        """Wait until every piece was worked on; raises what the work raised."""
         await self._until(0)
         if self._problem is not None:
             raise self._problem
 
-    async def _until(self, maximum: int) -> None:
+    async def _until(self, maximum: int, together: int = 1) -> None:
         with self._lock:
-            waiting = None if self._left() <= maximum else self._loop.create_future()
+            waiting = None if self._left <= maximum else self._loop.create_future()
             self._awaited = None if waiting is None else (maximum, waiting)
+            enough = waiting is not None or self._waiting >= together
+        if enough:
+            self._start()
+        elif self._pieces and self._timer is None:  # on a slow line a crash would lose what is in memory
+            self._timer = self._loop.call_later(_WAIT_SECONDS, self._start)
         if waiting is not None:
             await waiting
 
+    def _start(self) -> None:
+        """Have a thread work on what is here."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            start = not self._busy and bool(self._pieces)
+            self._busy = self._busy or start
+        if start:
+            threads().submit(self._run)
+
     async def end(self) -> None:
-        """Wait for the functions, however they end: no file may be closed while they use it."""
+        """Wait for the work, however it ends: no file may be closed while it is used."""
         cancelled: asyncio.CancelledError | None = None
         while True:
             try:
@@ -96,27 +111,25 @@ class Intake:
         if cancelled is not None:
             raise cancelled
 
-    def _left(self) -> int:
-        return max(lane.left for lane in self._lanes)
-
-    def _run(self, lane: _Lane) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
-                if not lane.pieces:
-                    lane.busy = False
+                pieces, length = self._pieces, self._waiting
+                if not pieces:
+                    self._busy = False
                     return
-                piece = lane.pieces.popleft()
+                self._pieces, self._waiting = [], 0
             try:
                 if self._problem is None:
-                    lane.work(piece)
+                    self._work(pieces)
             except BaseException as problem:
                 self._problem = problem
             awaited = None
             with self._lock:
-                lane.left -= len(piece)
-                if self._awaited is not None and self._left() <= self._awaited[0]:
+                self._left -= length
+                if self._awaited is not None and self._left <= self._awaited[0]:
                     (_, awaited), self._awaited = self._awaited, None
-            del piece  # its memory is needed for the next one
+            del pieces  # their memory is needed for the next ones
             if awaited is not None:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     self._loop.call_soon_threadsafe(_wake, awaited)
@@ -127,31 +140,62 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def read_ahead(path: Path, offset: int, end: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Offsets and bytes of a file between two of them, `size` at once; the next are read while the last are sent.
+async def read_ahead(
+    path: Path, offset: int, end: int, size: int, front: Callable[[int, int], bytes] = chunk_front
+) -> AsyncGenerator[Piece, None]:
+    """The pieces of a file between two offsets, `size` bytes each, with what is in front of them on the wire.
 
-    The file is open only while it is read: one who does not take what is sent must not keep it open.
+    What is in memory is read at once; from where the disk must be waited for, a thread reads the next piece while the
+    last one is sent. The file is open only while it is read: one who does not take what is sent must not keep it open.
     """
     loop = asyncio.get_running_loop()
 
-    def piece(offset: int) -> bytes:
+    def read(offset: int) -> bytes:
         file = disk().open(path, os.O_RDONLY)
         try:
             return storage().read(file, min(size, max(0, end - offset)), offset)
         finally:
             disk().close(file)
 
-    def read(offset: int) -> asyncio.Future[bytes]:
-        return loop.run_in_executor(threads(), piece, offset)
+    def in_thread(offset: int) -> asyncio.Future[bytes]:
+        return loop.run_in_executor(threads(), read, offset)
 
-    reading = read(offset)
+    reading: asyncio.Future[bytes] | None = None
     try:
-        while data := await asyncio.shield(reading):
-            reading = read(offset + len(data))
-            yield offset, data
-            offset += len(data)
+        while offset < end:
+            piece = None if reading is not None else _read_cached(path, offset, min(size, end - offset), front)
+            if piece is None:
+                reading = in_thread(offset) if reading is None else reading
+                data = await asyncio.shield(reading)
+                if not data:
+                    return
+                piece, reading = Piece(offset, data), in_thread(offset + len(data))
+            yield piece
+            offset += len(piece.data)
     finally:
         await ended(reading)
+
+
+def _read_cached(path: Path, offset: int, length: int, front: Callable[[int, int], bytes]) -> Piece | None:
+    """The piece of a file if it is in memory, without a thread; only in the event loop, for there is one buffer."""
+    head = front(offset, length)
+    buffer = _buffer(len(head) + length)
+    file = disk().open(path, os.O_RDONLY)
+    try:
+        if not storage().read_cached(file, buffer[len(head) :], offset):
+            return None
+    finally:
+        disk().close(file)
+    buffer[: len(head)] = head
+    message = bytes(buffer)
+    return Piece(offset, memoryview(message)[len(head) :], message)
+
+
+def _buffer(length: int) -> memoryview:
+    """Memory that stays in the processor's cache."""
+    if len(_BUFFER) < length:
+        _BUFFER.extend(bytes(length - len(_BUFFER)))
+    return memoryview(_BUFFER)[:length]
 
 
 async def ended(work: asyncio.Future[Any] | None) -> None:

@@ -347,7 +347,7 @@ class UploadPart(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[UploadEnd, _Mapping]] = ..., acknowledge: bool = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error", "sha256")
+    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error", "sha256", "seal")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class UploadHeader(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     task: int
     steps: int
@@ -366,7 +367,8 @@ class UploadHeader(_message.Message):
     bytes: int
     compression_error: float
     sha256: str
-    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ..., sha256: _Optional[str] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ..., sha256: _Optional[str] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class UploadEnd(_message.Message):
     __slots__ = ("bytes", "sha256")
