@@ -23,6 +23,7 @@ from deployment.faults import (
     federation,
     files,
     finish,
+    in_order,
     journaled,
     play,
     refusal,
@@ -168,6 +169,42 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
         assert files(here) == before
         assert stage.play(learner.hand_in(task)).verdict == pb.Receipt.COMMITTED
         stage.play(learner.__aexit__())
+
+
+def test_a_small_update_counts_by_its_header_alone(tmp_path: Path) -> None:
+    """Once, with its checksum and exactly the bytes that it announces; and its numbers are looked at as any."""
+
+    async def scene() -> None:
+        async with federation(tmp_path / "state") as here, here.scripted() as learner:
+            task = await (await learner.join()).task()
+            assert hashlib.sha256(task.model).hexdigest() == task.sha256
+            content, before = local_model(), files(here)
+            right = {"content": content, "sha256": hashlib.sha256(content).hexdigest()}
+            for wrong, code in (
+                ({"sha256": ""}, _CODE.INVALID_ARGUMENT),
+                ({"content": content[:-4]}, _CODE.INVALID_ARGUMENT),
+                ({"content": content + bytes(4)}, _CODE.INVALID_ARGUMENT),
+                ({"seal": bytes(7)}, _CODE.INVALID_ARGUMENT),
+                ({"seal": bytes(48)}, _CODE.INVALID_ARGUMENT),  # one checksum, not two
+                ({"sha256": "0" * 64}, _CODE.DATA_LOSS),
+                ({"sha256": "", "seal": bytes(47) + b"1"}, _CODE.DATA_LOSS),
+            ):
+                header = learner.header(task.number, **{**right, **wrong})
+                assert (await refusal(learner, pb.UploadPart(header=header)))[0] == code, wrong
+                tried()
+            assert files(here) == before and journaled(here) == []
+            header = learner.header(task.number, **right)
+            for verdict in (pb.Receipt.COMMITTED, pb.Receipt.ALREADY):
+                receipt = await learner.upload(in_order(pb.UploadPart(header=header)))
+                assert receipt.verdict == verdict
+            assert len(journaled(here)) == 1
+            task = await learner.task()
+            wild = local_model(float("nan"))
+            header = learner.header(task.number, content=wild, sha256=hashlib.sha256(wild).hexdigest())
+            receipt = await learner.upload(in_order(pb.UploadPart(header=header)))
+            assert receipt.verdict == pb.Receipt.REFUSED and "not finite" in receipt.reason
+
+    asyncio.run(asyncio.wait_for(scene(), 600))
 
 
 def _changed(draw: st.DrawFn) -> Layout:

@@ -363,6 +363,39 @@ def test_a_download_goes_on_where_it_was_cut(play: Play, tmp_path: Path) -> None
     play(story)
 
 
+def test_a_small_model_comes_with_its_task(play: Play, tmp_path: Path) -> None:
+    """Nothing is downloaded, unless what came is not what was announced."""
+
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work"):
+            stream = await controller.ready()
+            await trained(controller, stream, 1, model=controller.model)
+            assert controller.offsets == []
+            controller.model = controller.model[:-4] + controller.model[:4]
+            await trained(controller, stream, 2, model=controller.model[::-1])
+            assert controller.offsets == [0]
+            controller.model = controller.model[4:] + controller.model[:4]
+            await trained(controller, stream, 3, model=controller.model[:-4])
+            assert controller.offsets == [0, 0]
+
+    play(story)
+
+
+def test_a_small_update_is_handed_in_with_its_header(play: Play, tmp_path: Path) -> None:
+    """One message; if it is not answered, the same one again."""
+
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work"):
+            stream = await controller.ready(chunk_bytes=1 << 16)
+            controller.upload_faults = ["late", UNAVAILABLE]
+            await trained(controller, stream, 1, model=controller.model)
+            headers = [header for header in controller.headers if header.task == 1]
+            assert len(headers) == 2 and headers[0] == headers[1]
+            assert headers[0].content == controller.committed[1]
+
+    play(story)
+
+
 def test_a_model_is_checked_against_its_mac(play: Play, tmp_path: Path) -> None:
     """Wherever it was cut; a model that does not match is fetched again and fails the task in the end."""
 

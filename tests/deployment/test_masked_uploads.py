@@ -230,7 +230,7 @@ def test_exactly_the_documented_fields_leave(run: Run) -> None:
             for field, value in _fields(message):
                 seen[field].append(value)
     assert set(seen) <= documented
-    assert {"UploadHeader.time_per_batch", "SecureSum.content", "Chunk.data", "Ready.examples"} <= set(seen)
+    assert {"UploadHeader.time_per_batch", "SecureSum.content", "UploadHeader.content", "Ready.examples"} <= set(seen)
     assert all(map(math.isnan, seen["UploadHeader.loss"]))
     assert sorted(seen["Ready.examples"]) == sorted(masked.EXAMPLES.values())
     for content, kind in zip(seen["SecureSum.content"], seen["SecureSum.kind"] or [], strict=False):
@@ -260,9 +260,9 @@ def _contexts(run: Run) -> list[Context]:
                 if isinstance(message, pb.UploadPart):
                     if message.HasField("header"):
                         upload = bytearray()
-                    upload += message.chunk.data
+                    upload += message.chunk.data or message.header.content
                     size = opening.ring.nbytes(masked.LAYOUT)
-                    if message.HasField("end"):
+                    if message.HasField("end") or message.header.content:
                         made = Upload.decode(unpacked(bytes(upload), size))
                         if made.context == context:
                             opener.take(made)

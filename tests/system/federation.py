@@ -57,7 +57,7 @@ from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.route import Route
-from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire import chunks, wire_pb2 as pb
 from metis.deployment.wire.model_mac import checksum_in
 from metis.deployment.wire.models import model_bytes, payload_sha256
 from metis.errors import LearnerError, MetisError, StateError
@@ -124,6 +124,7 @@ SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
     "a full disk at a deadline", "a command lost its caller", "a finished federation was extended",
     "models are equal", "models of several messages", "slow threads", "jobs that pause", "many snapshots",
+    "models inside messages",
     *(f"policy {policy}" for policy in sorted(POLICIES)),
     *(f"kill at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
     *(f"power at {call}" for call in ("create", "write", "fsync", "rename", "unlink")),
@@ -256,6 +257,7 @@ class Swarm:
     different: int  # contents that local models may have
     replay_at_most: int | None  # updates between two snapshots
     keep_models: int
+    inside: bool  # models travel inside other messages
 
     @property
     def words(self) -> list[str]:
@@ -267,6 +269,7 @@ class Swarm:
             "slow threads": self.slowness >= 0.05,
             "jobs that pause": self.interleaving >= 0.5,
             "many snapshots": self.replay_at_most == 2,
+            "models inside messages": self.inside,
         }
         return [word for word, holds in words.items() if holds]
 
@@ -284,7 +287,8 @@ def drawn_swarm(seed: int, rng: random.Random) -> Swarm:
         policy = random.Random(f"masked policy {seed}").choice(MASKED)
     different = models.choice((2, 4, 5, 6)) if models.random() < 0.3 else 64
     replay_at_most, keep_models = snapshots.choice((2, 4, None)), snapshots.choice((1, 2, 5))
-    return Swarm(policy, slowness, interleaving, length, large, different, replay_at_most, keep_models)
+    inside = random.Random(f"inside {seed}").random() < 0.4
+    return Swarm(policy, slowness, interleaving, length, large, different, replay_at_most, keep_models, inside)
 
 
 def words_of(seed: int) -> str:
@@ -309,6 +313,7 @@ class Federation(World):
         rounds, requests = swarm.length
         self._stop = StopRule(rounds=rounds) if by_round else StopRule(update_requests=requests)
         self.layout = LARGE if swarm.large else SMALL
+        chunks.SMALL = 1 << 16 if swarm.inside else 0
         self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
         self.reached.update(swarm.words)
         self._make = make_core(self.policy, self._stop, settings, 3)

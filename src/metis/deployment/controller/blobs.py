@@ -1,4 +1,4 @@
-"""Models in files, each named by the checksum of its bytes (`wire/model_mac.py`)."""
+"""Models in files, each named by the checksum of its bytes."""
 
 from __future__ import annotations
 

@@ -36,8 +36,9 @@ from metis.core.model import Layout, Model, Vector
 from metis.deployment.controller.disk import RESTORE, with_a_file
 from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.storage import read_file, storage
+from metis.deployment.wire.chunks import travels_inside
 from metis.deployment.wire.model_mac import new_model_mac
-from metis.deployment.wire.models import model_parts, payload_sha256, read_model, release_memory
+from metis.deployment.wire.models import model_bytes, model_parts, payload_sha256, read_model, release_memory
 from metis.errors import ConfigError, DataError, DiskFull, LearnerError, StateError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
@@ -126,6 +127,7 @@ class DurableController:
         self.now = 0.0  # of the latest event
         self.hashes: dict[int, str] = {}  # of every version ever published; the files of old ones are gone
         self.pinned: set[str] = set()  # blobs that are needed elsewhere: the best model, one being evaluated
+        self._small = (-1, b"")  # a version and its bytes
         self._recover()
 
     @property
@@ -244,6 +246,15 @@ class DurableController:
             for record in self.controller.roster.training:
                 if record.task is not None and record.task.based_on == community.stamp:
                     record.base_model = community.model
+
+    def small_model(self, version: int) -> bytes:
+        """The bytes of a community model that travels with its task; nothing if it is large, or cannot be read now."""
+        if not travels_inside(model_bytes(self.layout)):
+            return b""
+        if self._small[0] != version:
+            with suppress(OSError, DataError):
+                self._small = version, read_file(self.state.blob_path(self.hashes[version]))
+        return self._small[1] if self._small[0] == version else b""
 
     def kept(self) -> dict[int, str]:
         """The community models that are on disk, by version: the newest, the first, and what is pinned."""

@@ -135,6 +135,7 @@ class ControllerProcess(MaskedService):
             audit=self._audit,
             unread=self._sums or plan.encrypted,
         )
+        self._sessions.model_sent = self._service.model_sent
         self._administration = None if administrators is None else Administration(
             self, plan, state, folder, self._writer, self._view, self._members, self._time, self._audit,
             administrators, self._service.refuse, report,

@@ -151,7 +151,7 @@ class Service:
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
             first = await first_message(requests)
             self._streams.alive(learner)
-            if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER:
+            if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER + len(first.header.content):
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
             if self._uploading[learner] >= _MAX_CALLS:
                 raise _too_many(learner, "uploads")
@@ -189,9 +189,7 @@ class Service:
                 raise _too_many(learner, "downloads")
             path = self._state.blob_path(request.sha256)
             version, sha256 = self._updates.version_of(learner, request.sha256), request.sha256
-            self._audit.note_change(
-                f"model {learner}", sha256, "model_sent", learner=learner, version=version, sha256=sha256
-            )
+            self.model_sent(learner, version, sha256)
         except Refused as refused:
             await self.refuse(context, refused)
             return
@@ -209,6 +207,12 @@ class Service:
         finally:
             self._downloads -= 1
             mine.discard(context)
+
+    def model_sent(self, learner: str, version: int, sha256: str) -> None:
+        """Audit that a learner gets a community model, once."""
+        self._audit.note_change(
+            f"model {learner}", sha256, "model_sent", learner=learner, version=version, sha256=sha256
+        )
 
     # --- what can go wrong ------------------------------------------------------------------------
 

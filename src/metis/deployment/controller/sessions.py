@@ -100,6 +100,7 @@ class Sessions:
         self.open: dict[LearnerId, Session] = {}
         self.stopping = False
         self.opening_of: Callable[[int], bytes | None] | None = None  # of masked rounds, by version
+        self.model_sent: Callable[[LearnerId, int, str], None] = lambda learner, version, sha256: None
         self._members = members
 
     @property
@@ -292,5 +293,8 @@ class Sessions:
                 seal=opened.model_mac,
                 evaluate=evaluate,
                 opening=opening,
+                model=opened.model,
             )
         )
+        if opened.model:
+            self.model_sent(learner, task.based_on.version, opened.sha256)

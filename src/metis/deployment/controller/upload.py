@@ -17,7 +17,7 @@ from metis.deployment.controller.blobs import Incoming
 from metis.deployment.controller.session import Context, Refused
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import CHUNK, Piece
+from metis.deployment.wire.chunks import CHUNK, SMALL, Piece, travels_inside
 from metis.deployment.wire.model_mac import SEAL_BYTES
 from metis.deployment.wire.models import model_bytes, model_parts
 from metis.deployment.wire.transfer import IdleTimeout, Intake, ended
@@ -131,6 +131,8 @@ class UploadReceiver:
         opened = self._updates.open_tasks()
         self._state.blobs.forget_partial(opened)
         announced = announced_checksum(header)
+        if len(header.content):
+            return await self._take(learner, header, announced)
         with self._state.incoming(header.task if header.task in opened else None, announced) as incoming:
             numbers = NumberCheck(self._layout, self._largest_number)
             checks = wire is None and self._unread is None
@@ -154,6 +156,32 @@ class UploadReceiver:
                 return await asyncio.shield(concluding)
             finally:
                 await ended(concluding)
+
+    async def _take(self, learner: str, header: pb.UploadHeader, announced: str) -> Received:
+        """A small update, which came with its header."""
+        content, wire = header.content, self._wire
+        if not travels_inside(len(content)) or len(content) != header.bytes or not announced:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a header brings at most {SMALL} bytes, as many as it announces, with their checksum",
+            )
+        numbers = NumberCheck(self._layout, self._largest_number)
+        base = None if wire is None else self._updates.base_model(learner, header.task)
+
+        def take() -> Received:
+            with self._state.incoming(checksum=announced) as incoming:
+                incoming.write(content)
+                if wire is not None:
+                    return self._unpack(learner, header, incoming, numbers, (header.bytes, announced), wire, base)
+                if self._unread is None:
+                    numbers.add(0, content)
+                return self._conclude(learner, header, incoming, numbers, (header.bytes, announced))
+
+        taking = in_thread(take)
+        try:
+            return await asyncio.shield(taking)
+        finally:
+            await ended(taking)
 
     async def _stream(
         self,

@@ -41,6 +41,7 @@ class OpenTask:
     sent_at: float
     sha256: str  # of the community model that it is based on
     model_mac: bytes | None
+    model: bytes = b""  # the community model itself, if it is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,8 @@ class Writer:
         if task is None:
             return None
         version, sent_at = task.based_on.version, durable.controller.roster[learner].task_sent_at
-        return OpenTask(task, sent_at, durable.hashes[version], durable.model_macs.get(version))
+        mac = durable.model_macs.get(version)
+        return OpenTask(task, sent_at, durable.hashes[version], mac, durable.small_model(version))
 
     def _masked(self) -> MaskedRound | None:
         controller, durable = self.durable.controller, self.durable

@@ -24,7 +24,7 @@ from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Incoming, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import CHUNK, Stretch
-from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, in_background
+from metis.deployment.wire.transfer import Bytes, IdleTimeout, Intake, ended, in_background
 from metis.system import monotonic
 
 PROGRESS_SECONDS = 60.0  # a transfer may take as long as it likes if something moves
@@ -55,7 +55,8 @@ class Downloads:
         while True:
             session = await self._connection.connected()
             try:
-                if await detached(self.obtain(session.calls, task.sha256, task.bytes, task.seal)):
+                content = task.model if isinstance(task, pb.Task) and not mismatches else b""
+                if await detached(self.obtain(session.calls, task.sha256, task.bytes, task.seal, content)):
                     return self._work.model_file(task.sha256)
                 mismatches += 1
                 if mismatches >= _MAX_MISMATCHES:
@@ -74,12 +75,20 @@ class Downloads:
                 pass  # with the stream, which is dialled again
             await asyncio.sleep(backoff.next(self._connection.heartbeat))
 
-    async def obtain(self, calls: Calls, sha256: str, length: int, model_mac: bytes = b"") -> bool:
-        """Have the model in its file; False if something else arrived."""
+    async def obtain(
+        self, calls: Calls, sha256: str, length: int, model_mac: bytes = b"", content: bytes = b""
+    ) -> bool:  # fmt: skip
+        """Have the model in its file; False if something else arrived. Of a small one the content is here already."""
         if not (len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")):
             raise TaskFailed("the controller names a model by something that is not a SHA-256")
         try:
-            incoming = await asyncio.to_thread(self._work.incoming, sha256, length, model_mac)
+            if content:
+                keeping = asyncio.ensure_future(asyncio.to_thread(self._keep, sha256, length, model_mac, content))
+                try:
+                    return await asyncio.shield(keeping)
+                finally:
+                    await ended(keeping)
+            incoming = await self._opened(sha256, length, model_mac)
         except OSError as problem:
             raise TaskFailed(self._no_room(sha256, problem), pb.Cause.DISK) from problem
         if incoming is None:
@@ -108,6 +117,34 @@ class Downloads:
             raise TaskFailed(self._no_room(sha256, problem), pb.Cause.DISK) from problem
         finally:
             await intake.end()
+            await ended(asyncio.wrap_future(making_room))  # it uses the file too
+            incoming.close()
+
+    async def _opened(self, sha256: str, length: int, model_mac: bytes) -> Incoming | None:
+        """Where the model comes; closed if nobody waits for it any more."""
+        opening = asyncio.ensure_future(asyncio.to_thread(self._work.incoming, sha256, length, model_mac))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await ended(opening)
+            if not opening.cancelled() and opening.exception() is None and (incoming := opening.result()) is not None:
+                incoming.close()
+            raise
+
+    def _keep(self, sha256: str, length: int, model_mac: bytes, content: bytes) -> bool:
+        """In a thread: a small model came with its task."""
+        incoming = self._work.incoming(sha256, length, model_mac)
+        if incoming is None:
+            return True
+        try:
+            self._work.forget_models({sha256, self.in_use})
+            if incoming.received:  # of an earlier attempt, one piece after the other
+                incoming.restart()
+            incoming.check(content)
+            incoming.append([content])
+            self.received += len(content)
+            return incoming.commit()
+        finally:
             incoming.close()
 
     async def _receive(self, calls: Calls, incoming: Incoming, intake: Intake, sha256: str, length: int) -> None:

@@ -45,8 +45,11 @@ def evaluation(
     return pb.Evaluation(version=version, examples=answer["examples"], metrics=metrics, sums=sums)
 
 
-def header(update: Update) -> pb.UploadHeader:
-    """What accompanies a trained update; its loss was made coarse, or left out, when it was trained."""
+def header(update: Update, content: bytes = b"") -> pb.UploadHeader:
+    """What accompanies a trained update; its loss was made coarse, or left out, when it was trained.
+
+    Of a small one it has the content too.
+    """
     return pb.UploadHeader(
         run=update.run,
         task=update.task,
@@ -58,6 +61,7 @@ def header(update: Update) -> pb.UploadHeader:
         compression_error=update.compression_error,
         sha256=update.sha256,
         seal=bytes.fromhex(update.seal),
+        content=content,
     )
 
 
@@ -99,6 +103,7 @@ FIELDS = {
     "UploadHeader.bytes": "size of the update",
     "UploadHeader.compression_error": "share of the update that compression left out for now",
     "UploadHeader.sha256": "checksum of the update",
+    "UploadHeader.content": "the whole update, if it is small, as Chunk.data has it otherwise",
     "UploadHeader.seal": "checksum of the update under a random key, instead of the other one",
     "Chunk.offset": "position in the update",
     "Chunk.data": "the update: the trained weights, or what compression leaves of their change",

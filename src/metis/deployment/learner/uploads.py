@@ -25,7 +25,7 @@ from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.chunks import Stretch, chunk_bytes, part_front
+from metis.deployment.wire.chunks import Stretch, chunk_bytes, part_front, travels_inside
 from metis.deployment.wire.model_mac import has_checksum
 from metis.deployment.wire.transfer import IdleTimeout, read_ahead
 from metis.errors import DataError
@@ -139,13 +139,19 @@ class Uploads:
 
     async def upload(self, session: Session, update: Update) -> pb.Receipt:
         """Send the update once, from where an earlier attempt ended."""
+        inside = travels_inside(update.bytes) and update.bytes <= session.chunk_bytes
+        content = await self._content(update) if inside else b""
         call = session.calls.upload()
         answers = _Answers(call, session)
         try:
-            await asyncio.wait_for(call.write(pb.UploadPart(header=outgoing.header(update))), PROGRESS_SECONDS)
-            offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
-            if offset is not None:
-                await self._send(call, session, update, min(offset, update.bytes), answers)
+            header = outgoing.header(update, content)
+            await asyncio.wait_for(call.write(pb.UploadPart(header=header)), PROGRESS_SECONDS)
+            if content:
+                await call.done_writing()
+            else:
+                offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
+                if offset is not None:
+                    await self._send(call, session, update, min(offset, update.bytes), answers)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it was answered before its end: the answer contains the reason
         except BaseException:
@@ -159,6 +165,12 @@ class Uploads:
             raise
         finally:
             await answers.close()
+
+    async def _content(self, update: Update) -> bytes:
+        """All bytes of a small update."""
+        reading = read_ahead(self._work.update_file(update.task), 0, update.bytes, update.bytes)
+        async with contextlib.aclosing(reading) as pieces:
+            return b"".join([bytes(piece.data) async for piece in pieces])
 
     async def _send(self, call: Any, session: Session, update: Update, offset: int, answers: _Answers) -> None:
         """Chunks in stretches, each of which is acknowledged before the next one is sent, and the end."""

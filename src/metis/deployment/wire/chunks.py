@@ -6,11 +6,17 @@ from metis.deployment.wire import wire_pb2 as pb
 
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
 SMALLEST_CHUNK = 1 << 14
+SMALL = 1 << 16  # bytes of a model that travels inside another message: its own calls would take longer than it does
 
 
 def chunk_bytes(stretch: int, maximum: int = CHUNK) -> int:
     """Bytes of one message in a stretch of so many: several, since only a whole message shows that something moves."""
     return max(4, min(CHUNK, maximum, max(SMALLEST_CHUNK, stretch // 16)) & ~3)  # whole numbers of the vector
+
+
+def travels_inside(length: int) -> bool:
+    """Whether a model of so many bytes is part of another message."""
+    return 0 < length <= SMALL
 
 
 class Stretch:

@@ -249,7 +249,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ..., members: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "opening", "evaluate")
+    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "opening", "model", "evaluate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class Task(_message.Message):
     RATE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     epoch: int
@@ -275,8 +276,9 @@ class Task(_message.Message):
     rate: float
     batches_per_step: int
     opening: bytes
+    model: bytes
     evaluate: bool
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., opening: _Optional[bytes] = ..., evaluate: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., opening: _Optional[bytes] = ..., model: _Optional[bytes] = ..., evaluate: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("version", "sha256", "bytes", "seal")
@@ -347,7 +349,7 @@ class UploadPart(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[UploadEnd, _Mapping]] = ..., acknowledge: bool = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error", "sha256", "seal")
+    __slots__ = ("run", "task", "steps", "seconds", "time_per_batch", "loss", "bytes", "compression_error", "sha256", "seal", "content")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +360,7 @@ class UploadHeader(_message.Message):
     COMPRESSION_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     run: str
     task: int
     steps: int
@@ -368,7 +371,8 @@ class UploadHeader(_message.Message):
     compression_error: float
     sha256: str
     seal: bytes
-    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ..., sha256: _Optional[str] = ..., seal: _Optional[bytes] = ...) -> None: ...
+    content: bytes
+    def __init__(self, run: _Optional[str] = ..., task: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., time_per_batch: _Optional[float] = ..., loss: _Optional[float] = ..., bytes: _Optional[int] = ..., compression_error: _Optional[float] = ..., sha256: _Optional[str] = ..., seal: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class UploadEnd(_message.Message):
     __slots__ = ("bytes", "sha256")
