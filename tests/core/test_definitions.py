@@ -43,6 +43,11 @@ def unknown_need() -> None:
         pass
 
 
+def taken_key() -> None:
+    class Warmup(Layer, key="cap"):
+        pass
+
+
 def unowned_wire() -> None:
     class Packed(Layer):
         def wire_bytes(self, layout: Any) -> int:
@@ -56,6 +61,7 @@ def unowned_wire() -> None:
         (field_like_a_name, "Warmup has a field 'order', which is the name of a hook"),
         (misspelt_hook, "Warmup has a method 'scale_rates'; did you mean the hook 'scale_rate'?"),
         (unknown_need, "Warmup needs or takes 'round'; choose one of rounds, period"),
+        (taken_key, "two definitions of the layer 'cap': metis.core.layers.cap.Cap and "),
         (unowned_wire, "Packed encodes updates but does not own the wire"),
     ],
 )
@@ -74,6 +80,13 @@ class Half(BaseProtocol):
 
     def ready(self, roster: Any, now: float) -> bool:
         return False
+
+
+class Plain(Half):
+    """Has no decorator."""
+
+    def tasks(self, who: Any, roster: Any, moment: Any, measure: Any) -> dict[str, Any]:
+        return {}
 
 
 @dataclass
@@ -99,7 +112,9 @@ class Method(Asleep):
     ("protocol", "sentence"),
     [
         (None, r"the protocol NoneType of policy 'mine' has no method ready\(roster, now\)"),
+        (Half, r"the protocol of policy 'mine' is the class Half; give an object: Half\(\)"),
         (Half(), r"the protocol Half of policy 'mine' has no method tasks\(who, roster, moment, measure\)"),
+        (Plain(), "the protocol Plain of policy 'mine' must be a @dataclass, for its settings"),
         (Method(), "deadline of Method must be a number of seconds"),
     ],
 )
@@ -121,6 +136,24 @@ def test_a_protocol_that_is_not_ready_at_its_own_deadline_is_refused() -> None:
     """It would be woken at the same moment for ever."""
     play = Play(Policy("mine", Asleep(), dataset_size, FullPass), cpu=0.3)
     with pytest.raises(DefinitionError, match="Asleep asked to be woken at 1 s; that moment has come"):
+        play.run()
+
+
+def test_tasks_are_budgets() -> None:
+    """Numbers in their place are a slip too."""
+
+    @dataclass
+    class Numbers(BaseProtocol):
+        def ready(self, roster: Any, now: float) -> bool:
+            return bool(roster.waiting)
+
+        def tasks(self, who: Any, roster: Any, moment: Any, measure: Any) -> Any:
+            return dict.fromkeys([one.learner for one in who], 5)
+
+    play = Play(Policy("mine", Numbers(), dataset_size, FullPass), cpu=0.3)
+    with pytest.raises(
+        DefinitionError, match=r"tasks of Numbers returned 5 for learner 'cpu'; it must be a Budget, such"
+    ):
         play.run()
 
 

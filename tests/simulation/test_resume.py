@@ -323,6 +323,16 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
         lively().simulate(metis.fedrec(1), seconds=1, resume=True)
     with pytest.raises(DataError, match="has no checkpoint to resume from; start the run again"):
         lively().simulate(metis.fedrec(1), seconds=1, out=tmp_path, resume=True)
+    lively().simulate(metis.fedrec(1), seconds=1, out=tmp_path)
+    with pytest.raises(DataError, match="contains a finished run; there is nothing to resume"):
+        lively().simulate(metis.fedrec(1), seconds=2, out=tmp_path, resume=True)
+
+
+def test_a_run_that_failed_before_it_began_may_be_started_again(tmp_path: Path) -> None:
+    """It has left files, but nothing to continue or to lose."""
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "setting.json").write_text("{}", encoding="utf-8")
+    assert lively().simulate(metis.fedrec(1), seconds=1, out=tmp_path).rounds > 0
 
 
 def test_a_fresh_run_leaves_nothing_of_an_earlier_one(interrupted: Path) -> None:

@@ -136,17 +136,18 @@ def _clear(folder: Path, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
     from metis.runs.run import is_finished
+    from metis.runs.trace import has_events
 
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if found and not force:
         if is_finished(folder):
             raise ConfigError(f"{folder} contains a finished run; choose another --out, or overwrite it with --force")
-        if (folder / EVENTS).exists():
+        if has_events(folder):
             raise ConfigError(
                 f"{folder} contains an interrupted run; continue it with: metis resume {shlex.quote(str(folder))} "
                 "(or start again with --force)"
             )
-        if set(found) - {CONFIG}:
+        if set(found) - {CONFIG, EVENTS, "setting.json"}:
             raise ConfigError(
                 f"{folder} is not empty and contains no run; choose another --out, or write there with --force"
             )

@@ -365,6 +365,12 @@ class Controller(MaskedRounds):
         measure, self._round_measure = published or self._round_measure, None
         who = self.policy.choose(waiting, moment)
         budgets = self.protocol.tasks(who, self.roster, moment, measure)
+        for learner, budget in budgets.items():
+            if not isinstance(budget, Budget):
+                raise DefinitionError(
+                    f"tasks of {type(self.protocol).__name__} returned {budget!r} for learner '{learner}'; it must be "
+                    "a Budget, such as Budget(steps=10)"
+                )
         begun = self.protocol.begun()
         return [*actions, *([] if begun is None else [begun]), *self._assign(budgets, moment)]
 

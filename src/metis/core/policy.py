@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -68,6 +68,9 @@ class Policy:
 
     def _check_parts(self) -> None:
         """What a user's package gives must be there and callable: better said now than in the middle of a run."""
+        if isinstance(self.protocol, type):
+            name = self.protocol.__name__
+            raise DefinitionError(f"the protocol of policy '{self.name}' is the class {name}; give an object: {name}()")
         protocol = type(self.protocol).__name__
         for method, arguments in (("ready", "roster, now"), ("tasks", "who, roster, moment, measure")):
             if not callable(getattr(self.protocol, method, None)):
@@ -76,6 +79,10 @@ class Policy:
                 )
         if not isinstance(getattr(self.protocol, "deadline", None), (int, float)):
             raise DefinitionError(f"deadline of {protocol} must be a number of seconds, math.inf for never: a property")
+        if not is_dataclass(self.protocol):
+            raise DefinitionError(
+                f"the protocol {protocol} of policy '{self.name}' must be a @dataclass, for its settings"
+            )
         for layer in self.layers:
             if not isinstance(layer, Layer):
                 raise ArgumentError(f"layers of '{self.name}' has {layer!r}, which is not a layer", "layers")

@@ -39,7 +39,7 @@ from metis.runs.at_learners import AtLearners
 from metis.runs.folds import VALIDATION, RunFold
 from metis.runs.run import Run
 from metis.runs.setting import Setting
-from metis.runs.trace import EVENTS
+from metis.runs.trace import has_events
 from metis.simulation.availability import Always, Availability
 from metis.simulation.link import Link
 from metis.simulation.outages import ControllerFaults
@@ -304,7 +304,7 @@ class Federation:
             ray_address=ray_address, gpus_per_learner=gpus_per_learner, batched=batched, store=store,
             refusals_allowed=refusals_allowed, out=out, checkpoint_every=checkpoint_every,
         )  # fmt: skip
-        if out is not None and not resume and not overwrite and (Path(out) / EVENTS).exists():
+        if out is not None and not resume and not overwrite and has_events(Path(out)):
             raise ConfigError(
                 f"out is {out}, which has a run; choose another directory, continue the run with resume=True, or "
                 "replace it with overwrite=True"

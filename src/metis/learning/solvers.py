@@ -33,7 +33,7 @@ class Own(Solver):
         raise ConfigError("the site's own rule has a learning rate of its own, which no schedule can change")
 
     def with_pull(self, proximal_term: float) -> Solver:
-        raise ConfigError("the site's own rule takes no pull toward the community model; set proximal_term = 0")
+        raise ConfigError("the site's own rule takes no pull toward the community model; leave proximal out")
 
 
 def check_own(engine: str, solver: Solver) -> None:

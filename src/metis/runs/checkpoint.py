@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from metis.core.events import Action, Event
 from metis.errors import DataError
+from metis.runs.run import is_finished
 from metis.runs.storage import load_arrays, save_arrays
 from metis.runs.trace import EVENTS, read_trace
 
@@ -35,6 +36,8 @@ class Checkpoint:
     def load(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
         """Read what `save` wrote; refused unless the identity is the same."""
         if not (folder / CHECKPOINT).exists():
+            if is_finished(folder):
+                raise DataError(f"{folder} contains a finished run; there is nothing to resume")
             raise DataError(f"{folder} has no checkpoint to resume from; start the run again")
         arrays, metadata = load_arrays(folder / CHECKPOINT)
         if metadata.get("format") != _FORMAT:

@@ -267,6 +267,12 @@ def plain_number(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
+def has_events(folder: Path) -> bool:
+    """Whether a run has begun in a directory; one that failed before its first event has left nothing to continue."""
+    events = folder / EVENTS
+    return events.exists() and events.stat().st_size > 0
+
+
 def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
     """All events and actions of a file; an incomplete last line is left out."""
     try:

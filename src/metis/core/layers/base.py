@@ -217,6 +217,11 @@ class LayerKind:
         self.classes: dict[str, type[Layer]] = {}
 
     def add(self, layer: type[Layer]) -> None:
+        """A key is taken once; what is defined again, as in a notebook, has the same home."""
+        known = self.classes.get(layer.choice)
+        homes = [f"{one.__module__}.{one.__qualname__}" for one in (known or layer, layer)]
+        if homes[0] != homes[1]:
+            raise DefinitionError(f"two definitions of the layer '{self.key}': {homes[0]} and {homes[1]}")
         self.classes[layer.choice] = layer
 
     @property
