@@ -488,6 +488,12 @@ BUGS: dict[str, Bug] = {
         "        if False:\n",
         needs="rot controller.*masked",
     ),
+    "a start builds on files of a masked round that were never written": Bug(
+        f"{_CONTROLLER}.sums",
+        "            self._store.write_again()\n",
+        "            pass\n",
+        needs="EIO.*power controller.*masked",
+    ),
     "a sum of two learners is opened": Bug(
         "metis.core.secure_sum",
         "    return colluders + max(FEWEST, extra_vectors + 2)\n",

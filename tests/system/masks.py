@@ -34,7 +34,7 @@ from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.ring import Body
-from metis.core.secure_sum import Answer, Opening, Request, Statement, Upload, Vote
+from metis.core.secure_sum import Answer, Opening, Pins, Request, Statement, Upload, Vote
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
@@ -42,6 +42,7 @@ from metis.deployment.wire.secure import unpacked
 from metis.errors import MetisError
 from metis.privacy.keys import Peers
 from metis.privacy.ledger import Ledger
+from metis.privacy.member import Member
 from metis.privacy.records import Privacy
 from metis.privacy.store import FolderStore
 from system.disk import DiskPath
@@ -120,6 +121,10 @@ class WatchedMasking(Masking):
         self._store = FolderStore(DiskPath(order["store"]))
         self._checks = checks
 
+    def done(self) -> tuple[dict[str, Any], list[memoryview]] | None:
+        self._at_first = self._signed()
+        return super().done()
+
     def mask(
         self, local: Model, base: Model, loss: float, facts: Mapping[str, Any], policy: Policy
     ) -> list[memoryview]:
@@ -128,13 +133,15 @@ class WatchedMasking(Masking):
         body = opening.ring.quantize(local, base, opening.weights[self._name], opening.most, numbers).body
         self._checks.trained(opening.context, self._name, body)
         before = self._signed()
+        self._checks.signed_meanwhile(before - self._at_first)
         masked = super().mask(local, base, loss, facts, policy)
         self._checks.kept(self._name, before - self._signed())
         return masked
 
     def _signed(self) -> set[tuple[str, bytes]]:
         """What the learner's own process has made or signed and must never make again, as it is on the disk."""
-        state = self._member()._state
+        pins = Pins(frozenset(self._opening.names))
+        state = Member(self._identity, Peers(), pins, self._run, self._store)._state
         keys = {("a key", key.public.encode()) for key in state.keys}
         return keys | {("a vote", round_.vote) for round_ in state.rounds if round_.vote}
 
@@ -243,6 +250,11 @@ class MaskChecks:
             self._violated("I32: the controller has made two statements in one context")
         if len(statement.names) < COLLUDERS + 3:
             self._violated(f"I33: a sum of {len(statement.names)} learners is to be opened")
+
+    def signed_meanwhile(self, more: Collection[tuple[str, bytes]]) -> None:
+        """Since its training process has begun, the learner has made or signed this."""
+        for what, _ in more:
+            self._sometimes(f"{what} while the training process was busy")
 
     def kept(self, name: str, gone: Collection[tuple[str, bytes]]) -> None:
         """Its training process has masked something, and these are gone since."""

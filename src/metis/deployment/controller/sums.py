@@ -101,6 +101,14 @@ class _Files(FolderStore):
         with writing(self.path(name)):
             super().write(name, hashlib.sha256(data).digest() + data)
 
+    def write_again(self) -> None:
+        """After a failed write the system may show what it never wrote, and a loss of power takes it."""
+        for path in list(self.folder.iterdir()):
+            if path.name.endswith(".new"):  # a crash came before it was whole
+                self.delete(path.name)
+            elif (content := self.read(path.name)) is not None:
+                self.write(path.name, content)
+
     def delete(self, name: str) -> None:
         with writing(self.path(name)):
             super().delete(name)
@@ -200,6 +208,8 @@ class Sums:
                 self._take(self._round)
 
     def _take(self, round_: MaskedRound) -> None:
+        if self._version < 0:  # at the start
+            self._store.write_again()
         if self._opening is not None and (self._opening.version != round_.version or not round_.values):
             self._forget()
         if self._version != round_.version:  # keys are of one version, also of a round that nobody could begin
