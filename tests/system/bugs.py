@@ -474,7 +474,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.sums",
         "        if self._tails.get(learner) != tail and not has_checksum(path, checksum_in(blob)):",
         "        if False:",
-        needs="rot controller.*masked",
+        needs="rot (controller|upload).*masked",
     ),
     "what a masked round has come to is lost on a full disk": Bug(
         f"{_CONTROLLER}.masked",

@@ -52,6 +52,7 @@ from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.sums import MaskedRound
 from metis.deployment.controller.upload import announced_checksum
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import PolicyFile
@@ -101,7 +102,7 @@ KINDS = (
 )  # fmt: skip
 MORE_KINDS = (  # that are drawn by themselves
     "rot learner", "rot download", "hang up", "full disk at a deadline", "member vanishes", "member dawdles",
-    "full disk at a sum",
+    "full disk at a sum", "rot upload",
 )  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
@@ -218,8 +219,8 @@ def _drawn_rot(seed: int) -> list[Fault]:
 
 
 def _drawn_of_members(seed: int) -> list[Fault]:
-    """In masked rounds: members vanish in the middle of one or are slow, or the disk is full just then."""
-    shares = {"member vanishes": 0.4, "member dawdles": 0.2, "full disk at a sum": 0.15}
+    """In masked rounds: members vanish in the middle of one or are slow, the disk is full or a masked model rots."""
+    shares = {"member vanishes": 0.4, "member dawdles": 0.2, "full disk at a sum": 0.15, "rot upload": 0.1}
     rngs = {kind: random.Random(f"{kind} {seed}") for kind in shares if masks(seed)}
     return [
         Fault(rng.uniform(0.5, 8.0), kind, rng.randrange(1 << 30))
@@ -380,7 +381,7 @@ class Federation(World):
         name = rng.choice(self.learners)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
-        everywhere = kind.endswith("controller") or kind.startswith(("EIO", "command", "clock", "hang"))
+        everywhere = kind.endswith(("controller", "upload")) or kind.startswith(("EIO", "command", "clock", "hang"))
         self.note("fault", kind if everywhere else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
         whose = CONTROLLER if kind.endswith("controller") else name
@@ -413,6 +414,8 @@ class Federation(World):
                 self.office.hang_up = rng.uniform(0.01, rng.choice((0.06, 0.5)))
             case "rot" if kind == "rot learner":
                 self._rot_update(name, rng, 200)
+            case "rot" if kind == "rot upload":
+                self._rot_upload(rng, 400)
             case "rot" if kind == "rot download":
                 self._rot_download(name, rng, 400)
             case "rot":
@@ -469,10 +472,25 @@ class Federation(World):
         elif attempts:
             self.loop.call_later(0.05, self._fill_at_a_deadline, seconds, attempts - 1)
 
+    def _masked_round(self) -> MaskedRound | None:
+        return None if self.process is None or self.process._sums is None else self.process._sums._round
+
+    def _rot_upload(self, rng: random.Random, attempts: int) -> None:
+        """What a member has handed in to a masked round, of a controller that is killed before the sum is opened."""
+        round_, boot = self._masked_round(), self.boots[CONTROLLER]
+        if boot is None or round_ is None or not round_.uploads:
+            if attempts:
+                self.loop.call_later(0.05, self._rot_upload, rng, attempts - 1)
+            return
+        self.kill(boot, power=False)
+        blob = rng.choice(sorted(round_.uploads.values()))
+        self._rotten = self.machines[CONTROLLER].rot(rng, "state/blobs", blob) or self._rotten
+        self.note("rot", str(self._rotten))
+        self.reached["a masked model rotted"] += self._rotten is not None
+
     def _vanish(self, names: list[str], away: float, when: str, attempts: int) -> None:
         """As soon as a masked round is there: without keys, while its members train, or while it is opened."""
-        round_ = None if self.process is None or self.process._sums is None else self.process._sums._round
-        stage = None
+        round_, stage = self._masked_round(), None
         if round_ is not None and round_.values:
             stage = "keys" if not round_.fixed else "training" if round_.closed is None else "shares"
         boots = [boot for name in names if (boot := self.boots[name]) is not None]
