@@ -364,13 +364,7 @@ class Controller(MaskedRounds):
         published = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         measure, self._round_measure = published or self._round_measure, None
         who = self.policy.choose(waiting, moment)
-        budgets = self.protocol.tasks(who, self.roster, moment, measure)
-        for learner, budget in budgets.items():
-            if not isinstance(budget, Budget):
-                raise DefinitionError(
-                    f"tasks of {type(self.protocol).__name__} returned {budget!r} for learner '{learner}'; it must be "
-                    "a Budget, such as Budget(steps=10)"
-                )
+        budgets = _budgets(self.protocol, self.protocol.tasks(who, self.roster, moment, measure))
         begun = self.protocol.begun()
         return [*actions, *([] if begun is None else [begun]), *self._assign(budgets, moment)]
 
@@ -448,3 +442,14 @@ def _credible(update: UpdateRequest, task: LocalTask, record: LearnerRecord, ela
         # Cut off after its only batch, which may be all warm-up or only a piece of one.
         claimed = min(max(claimed, known / 2), 2 * known)
     return claimed
+
+
+def _budgets(protocol: object, budgets: dict[LearnerId, Budget]) -> dict[LearnerId, Budget]:
+    """What a protocol of the user's gives its learners, checked."""
+    for learner, budget in budgets.items():
+        if not isinstance(budget, Budget):
+            raise DefinitionError(
+                f"tasks of {type(protocol).__name__} returned {budget!r} for learner '{learner}'; it must be a Budget, "
+                "such as Budget(steps=10)"
+            )
+    return budgets
