@@ -66,7 +66,7 @@ class Twins:
     def __init__(self, folder: Path, policy: Policy, keys: tuple[bytes, bytes]) -> None:
         self._folder, self._public = folder, keys[1]
         self._policy = policy.with_layers(HomomorphicEncryption())
-        self.key = SharedKey(keys[0], self._policy)
+        self.key = SharedKey(keys[0], of_differences=self._policy.name == "fedbuff")
         self.plain = _controller(policy, _initial())
         self._start, self.now = encrypted_start(enveloped(_initial()), keys[1]), 0.0
         self._open()
@@ -144,7 +144,7 @@ def test_ciphertexts_are_mixed_as_numbers_are(name: str, keys: tuple[bytes, byte
 def test_updates_and_envelopes_that_are_not_are_refused(keys: tuple[bytes, bytes]) -> None:
     """Whatever comes from the wire: one sentence."""
     policy = sync_fedavg().with_layers(HomomorphicEncryption())
-    key, updates = SharedKey(keys[0], policy), EncryptedUpdates(keys[1], LAYOUT)
+    key, updates = SharedKey(keys[0]), EncryptedUpdates(keys[1], LAYOUT)
     content = b"".join(key.sealed(_initial(), _initial()))
     assert updates.allows(len(content)) and not updates.allows(len(content) - 4)
     assert len(content) == policy.update_bytes(LAYOUT) == 2 * FRESH_BLOCK
@@ -213,14 +213,15 @@ def test_processes_train_though_the_controller_reads_nothing_and_is_killed(tmp_p
         "controller", "federation.toml", "--state", "state", "--insecure", "--listen", f"127.0.0.1:{port}", "--site",
         str(site), "--http", "", "--ckks-key", "keys/controller.ckks",
     )  # fmt: skip
+
+    def take_part(name: str) -> tuple[str, ...]:
+        return (
+            "learner", "--controller", f"127.0.0.1:{port}", "--insecure", "--name", name, "--site", str(site),
+            "--work", f"work-{name}", "--ckks-key", "keys/learners.ckks",
+        )  # fmt: skip
+
     controller = _start(tmp_path, "controller", *serve)
-    learners = [
-        _start(
-            tmp_path, name, "learner", "--controller", f"127.0.0.1:{port}", "--insecure", "--name", name, "--site",
-            str(site), "--work", f"work-{name}", "--ckks-key", "keys/learners.ckks",
-        )
-        for name in "abc"
-    ]  # fmt: skip
+    learners = [_start(tmp_path, name, *take_part(name)) for name in "abc"]
     events = tmp_path / "state" / "run" / "events.jsonl"
     try:
         _until(lambda: events.exists() and events.read_bytes().count(b"update_committed") >= 3, controller, tmp_path)
@@ -239,3 +240,14 @@ def test_processes_train_though_the_controller_reads_nothing_and_is_killed(tmp_p
     assert all(np.array_equal(models[0][key], other[key]) for other in models for key in models[0])
     assert all(np.isfinite(value).all() for value in models[0].values())
     assert list(load_file(tmp_path / "state" / "run" / "community.safetensors")) == ["ckks"]
+    late = tmp_path / "work-c" / "community.safetensors"
+    late.unlink()
+    controller = _start(tmp_path, "controller", *serve)
+    try:  # who comes back after the end, and trains nothing any more, gets the model too
+        assert _start(tmp_path, "c", *take_part("c")).wait(300) == 0, (tmp_path / "c.out").read_text()[-3000:]
+        assert controller.wait(300) == 0
+    finally:
+        controller.kill()
+    assert {key: value.tobytes() for key, value in load_file(late).items()} == {
+        key: value.tobytes() for key, value in models[0].items()
+    }

@@ -51,9 +51,8 @@ def read_key(path: Path) -> bytes:
 class SharedKey:
     """What a learner does with the key that all learners share."""
 
-    def __init__(self, secret: bytes, policy: Policy) -> None:
-        self._holder = KeyHolder(secret)
-        self._of_differences = getattr(policy.mixing, "func", policy.mixing) is Buffered
+    def __init__(self, secret: bytes, *, of_differences: bool = False) -> None:
+        self._holder, self._of_differences = KeyHolder(secret), of_differences
 
     @staticmethod
     def of(path: str | None, policy: Policy) -> SharedKey | None:
@@ -69,7 +68,8 @@ class SharedKey:
                 "the models of this federation are encrypted (policy.ckks): give --ckks-key FILE, the key that its "
                 "learners share"
             )
-        return SharedKey(read_key(Path(path)), policy)
+        differences = getattr(policy.mixing, "func", policy.mixing) is Buffered
+        return SharedKey(read_key(Path(path)), of_differences=differences)
 
     def opened(self, model: Model, layout: Layout) -> Model:
         """The community model in this envelope; Refused if it cannot be one."""

@@ -204,12 +204,15 @@ class DurableController:
         return actions
 
     def _event(self, entry: Entry) -> Event:
-        event = _event_of(entry.record)
-        if entry.blob is None or (isinstance(event, UpdateRequest) and self.controller.policy.hides_models):
-            return event  # nobody here reads them
+        event, policy = _event_of(entry.record), self.controller.policy
+        masked = isinstance(event, UpdateRequest) and policy.secure_sum is not None  # `Sums` looks at these
+        if entry.blob is None or masked:
+            return event
         whose = f"learner '{event.learner}'" if isinstance(event, UpdateRequest) else "a rollback"
         if self._recovering and not self.state.verify_blob(entry.blob):
             raise DataError(f"the model file blobs/{entry.blob} of {whose} is damaged")
+        if isinstance(event, UpdateRequest) and policy.hides_models:
+            return event  # nobody here reads it
         if isinstance(event, SumOpened):
             total = with_a_file(lambda: read_file(self.state.blob_path(entry.blob or "")))
             return replace(event, total=np.frombuffer(total, np.uint8))

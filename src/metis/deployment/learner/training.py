@@ -112,6 +112,8 @@ class Training:
         )
         if facts.get("private"):
             self._supervisor.report("info", _protection(facts))
+        if facts.get("network") is not None:
+            self._work.keep_network(facts["network"])
         return facts
 
     async def died(self, problem: ChildDied) -> bool:
@@ -190,6 +192,8 @@ class Training:
             "save",
             model=str(model),
             layout=json.loads(self._work.layout),
+            network=self._work.network(),
+            ckks_key=self._ckks_key,
             out=str(out),
             metadata={"run": self._work.run, "version": str(version)},
         )

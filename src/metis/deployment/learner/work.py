@@ -4,6 +4,7 @@ LOCK              held by the process that uses the folder
 membership.json   which run it takes part in, under which name, with which layout
 spool/            a trained update: TASK.model, and TASK.json once it is whole; both go when it is acknowledged
 models/           community models by their SHA-256; `.part` while they are on their way
+network.json      the network's layout, where models travel encrypted
 memory/           what the learner keeps between tasks; written by the trainer
 """
 
@@ -90,6 +91,18 @@ class WorkFolder:
         write_durable(
             self.folder / "membership.json", json.dumps({"run": run, "learner": learner, "layout": layout}).encode()
         )
+
+    def keep_network(self, layout: Any) -> None:
+        """Remember what is in the envelope of an encrypted model, for one that is fetched when nothing is trained."""
+        if self.network() != layout:
+            write_durable(self.folder / "network.json", json.dumps(layout).encode())
+
+    def network(self) -> Any:
+        """The layout that was kept; None if there is none."""
+        try:
+            return json.loads((self.folder / "network.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
 
     @property
     def memory(self) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from metis.core.events import Budget
+from metis.core.layers.ckks import is_envelope
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.timing import robust_time_per_batch
@@ -29,7 +30,7 @@ from metis.deployment.trainer.pace import Pace
 from metis.deployment.trainer.privacy import PrivacyGuard
 from metis.deployment.wire.models import model_bytes, model_parts, read_model, write_model, write_parts
 from metis.errors import ChildFailed, ClientFailed, ConfigError, DataError, Diverged, MetisError, NotFinite, described
-from metis.privacy.encrypted import SharedKey
+from metis.privacy.encrypted import SharedKey, read_key
 from metis.privacy.ledger import BudgetSpent
 from metis.runs.folds import VALIDATION
 
@@ -201,6 +202,7 @@ class _Trainer:
             "frozen": frozen,
             "fingerprint": layout.fingerprint,
             "layout": layout.to_json(),
+            "network": None if self._key is None else silo.engine.layout.to_json(),
             "metric": silo.metric,
             "metrics": sorted({"loss", silo.metric, *getattr(silo.engine, "metrics", ())}),
             "higher_is_better": silo.higher_is_better,
@@ -314,7 +316,14 @@ class _Trainer:
         return {"layout": layout.to_json(), "fingerprint": layout.fingerprint, "sha256": sha256, "bytes": length}
 
     def _save(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
-        model = self._opened(_read(command["model"], Layout.from_json(command["layout"])))
+        model = _read(command["model"], Layout.from_json(command["layout"]))
+        if is_envelope(model.layout) and command.get("ckks_key") is not None:  # at a learner
+            if command.get("network") is None:
+                raise DataError(
+                    "the layout of the network is not known here any more, so the model cannot be decrypted"
+                )
+            key = self._key or SharedKey(read_key(Path(command["ckks_key"])))  # not prepared: it came after the end
+            model = key.opened(model, Layout.from_json(command["network"]))
         storage().save_model(Path(command["out"]), model, command["metadata"])
         return {}
 
