@@ -27,7 +27,7 @@ from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import State
-from metis.errors import ConfigError, InternalError, Refused
+from metis.errors import ConfigError, InternalError, Refused, StateError
 from metis.privacy.encrypted import EncryptedUpdates, SharedKey, _room, encrypted_policy, encrypted_start, enveloped
 
 ckks = pytest.importorskip("metis.privacy.ckks")
@@ -139,6 +139,21 @@ def test_ciphertexts_are_mixed_as_numbers_are(name: str, keys: tuple[bytes, byte
     stored = b"".join(path.read_bytes() for path in (tmp_path / "blobs").iterdir() if path.is_file())
     later = twins.plain.community.model.vector[:64].astype("<f4").tobytes()
     assert later[:16] not in stored and len(stored) > FRESH_BLOCK
+
+
+def test_an_update_that_is_damaged_on_the_disk_is_not_replayed(keys: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """Nobody can read it, but its name says what it was: the start is refused, and names the file."""
+    twins = Twins(tmp_path, POLICIES["async"], keys)
+    for index, learner in enumerate(NAMES):
+        twins.happen(LearnerJoined(learner, 30 + 100 * index, 10))
+    for _ in zip(range(2), twins.work(1), strict=False):
+        pass
+    (blob, *_) = [path for path in (tmp_path / "blobs").iterdir() if path.stat().st_size == 2 * FRESH_BLOCK]
+    content = bytearray(blob.read_bytes())
+    content[1000] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(StateError, match=f"blobs/{blob.name} of learner"):
+        twins.restart()
 
 
 def test_updates_and_envelopes_that_are_not_are_refused(keys: tuple[bytes, bytes]) -> None:

@@ -143,6 +143,15 @@ def test_it_refuses_what_its_own_file_and_its_own_task_do_not_say(home: Path, si
     assert ann.accept(opening)["run"] == RUN
 
 
+def test_a_version_has_one_context_ever(sites: dict[str, Site]) -> None:
+    """No message brings refusals to a deployed learner: a round that cannot be opened begins under another number."""
+    ann = sites["ann"]
+    ann.accept(opening_of(sites))
+    again = "abandoning the earlier context of this version needs the votes of 3 members, and there are 0"
+    assert again in ann.refusal(opening_of(sites, attempt=1))
+    ann.accept(opening_of(sites, version=VERSION + 1))
+
+
 def test_whoever_names_peers_trains_nothing_that_is_not_masked(sites: dict[str, Site]) -> None:
     """A controller that leaves the opening out gets no model."""
     task = pb.Task(number=1, version=VERSION, steps=STEPS)

@@ -233,6 +233,26 @@ def test_4_a_version_does_not_come_back(cohort: Cohort) -> None:
     cohort.accept("h01", cohort.opening(4))
 
 
+def test_4_a_round_that_begins_again_under_a_new_number_is_never_opened(cohort: Cohort) -> None:
+    """As deployments do it, which have no refusals: who accepts the next version votes and answers for it alone."""
+    opening = cohort.opening(0)
+    opener, statement = closed(cohort, opening)
+    for name in cohort.names:  # all agree, and the controller pretends that the round cannot be opened
+        opener.vote(cohort.members[name].vote(statement))
+    again = cohort.opening(1)
+    t = opening.threshold
+    for name in cohort.names[t - 1 :]:
+        cohort.accept(name, again)
+        for restarted in (cohort.members[name], cohort.restarted(name)):
+            with pytest.raises(Refused, match="has not accepted an opening of this context, or has erased it"):
+                restarted.answer(opener.request(name))
+            with pytest.raises(Refused, match="has not accepted an opening of this context, or has erased it"):
+                restarted.vote(statement)
+    for name in cohort.names[: t - 1]:  # who has not moved on may answer, and they are too few
+        opener.answer(cohort.members[name].answer(opener.request(name)))
+    assert not opener.openable
+
+
 def test_4_an_earlier_version_is_refused_although_its_key_is_still_there(cohort: Cohort) -> None:
     """The keys of a version that was skipped are erased; were they not, it would still stay closed."""
     skipped, member = cohort.opening(1), cohort.members["h00"]
