@@ -274,14 +274,6 @@ GUARDS: dict[str, Bug] = {
         _CONTROLLER, "if answer.name != learner or not opener.agreed", "if not opener.agreed"
     ),
     "shares are kept": Bug(_CONTROLLER, '            self._store.write(f"answer.{learner}", message.content)\n', ""),
-    "shares are asked for when t have voted": Bug(
-        _CONTROLLER,
-        "            if opener.agreed:\n                for name",
-        "            if True:\n                for name",
-    ),
-    "a sum is journaled once": Bug(
-        _CONTROLLER, 'if self._posted == "opened" or opener.closed is None:', "if opener.closed is None:"
-    ),
     "masked models go with their round": Bug(
         _CONTROLLER,
         '                self._state.blobs.discard((self._store.read(path.name) or b"").decode())\n',

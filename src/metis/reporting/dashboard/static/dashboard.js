@@ -1018,7 +1018,7 @@ function drawChanges() {
 const ROW = 32; // pixels; as in the style sheet
 const VIEW = [
   { key: "name", title: "Learner", text: true, value: (run, row) => run.names[row[0]] },
-  { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]), show: (value, run, row) => value + privacyOf(row) },
+  { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]) },
   { key: "examples", title: "Examples", value: (run, row) => row[COLUMNS.examples], show: number },
   { key: "time_per_batch", title: "Time per batch", value: (run, row) => row[COLUMNS.time_per_batch], show: (value) => (value === null ? "–" : value < 1 ? `${number(1000 * value)} ms` : seconds(value)) },
   { key: "steps", title: "B_k (steps)", value: (run, row) => row[COLUMNS.steps] ?? row[COLUMNS.seconds], show: (value, run, row) => (row[COLUMNS.steps] === null && row[COLUMNS.seconds] !== null ? `what fits ${seconds(row[COLUMNS.seconds])}` : number(value)) },
@@ -1029,15 +1029,15 @@ const VIEW = [
   { key: "updates", title: "Updates", value: (run, row) => row[COLUMNS.updates], show: number },
   { key: "refused", title: "Refused", value: (run, row) => row[COLUMNS.refused], show: number },
 ];
-// What is left of a site's privacy budget, and epsilon where a simulation knows it; nothing for other sites.
+// What is left of a site's privacy budget, and epsilon where a simulation knows it, short and in words; nothing for other sites.
 function privacyOf(row) {
   const left = row[COLUMNS.steps_left], rounds = row[COLUMNS.rounds_left], epsilon = row[COLUMNS.epsilon];
-  if (left === null && epsilon === null) return "";
-  const parts = [];
-  if (epsilon !== null) parts.push(`ε ${number(epsilon)}`);
-  if (left === 0) parts.push("privacy budget spent");
-  else if (left !== null) parts.push(rounds === null ? `${number(left)} private steps left` : `privacy for ${number(rounds)} rounds`);
-  return `, ${parts.join(", ")}`;
+  const short = [], words = [];
+  if (epsilon !== null) { short.push(`ε ${number(epsilon)}`); words.push(`epsilon ${number(epsilon)} is spent`); }
+  if (left === 0) { short.push("spent"); words.push("the privacy budget is spent"); }
+  else if (left !== null && rounds === null) { short.push(`${number(left)} steps`); words.push(`${number(left)} private steps are left`); }
+  else if (left !== null) { short.push(`${number(rounds)} rounds`); words.push(`the privacy budget lasts for ${number(rounds)} rounds`); }
+  return [short.map((part) => ` · ${part}`).join(""), words.join("; ")];
 }
 
 const sorting = { key: null, up: true };
@@ -1135,9 +1135,11 @@ function drawRows() {
       const value = column.value(tableRun, row), cell = line.children[k];
       const text = column.show ? column.show(value, tableRun, row) : value;
       if (column.key === "state") {
-        put(cell.firstChild, text);
+        const [short, words] = privacyOf(row);
+        put(cell.firstChild, text + short);
         const look = `chip ${text === "set aside" ? "aside" : text}`;
         if (cell.firstChild.className !== look) cell.firstChild.className = look;
+        if (cell.title !== words) cell.title = words;
         return;
       }
       put(cell, text);
