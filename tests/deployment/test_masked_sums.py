@@ -66,9 +66,9 @@ class Desk:
         self.sums.post = self._post
         self.take()
 
-    def _post(self, event: Any, content: bytes | None) -> None:
+    def _post(self, event: Any, content: memoryview | None) -> None:
         self.posted.append(event)
-        self.total = content or self.total
+        self.total = self.total if content is None else bytes(content)
 
     def do(self, job: Callable[[], None]) -> None:
         job()

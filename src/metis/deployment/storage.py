@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+import numpy as np
+
 from metis.errors import ConfigError, DataError, StateError
 from metis.files import durable_file, replacing, sync
 from metis.system import disk, random_bytes
@@ -349,6 +351,15 @@ def read_file(path: Path, offset: int = 0, count: int | None = None) -> bytes:
         raise DataError(f"{path}: {problem}") from problem
     finally:
         disk().close(descriptor)
+
+
+def map_file(path: Path, count: int) -> NDArray[np.uint8]:
+    """The first bytes of a file, mapped, so that memory need not hold them; read if they are sealed."""
+    if (found := storage().size(path)) < count:
+        raise DataError(f"{path} has {found} bytes, not {count}")
+    if storage().sealed or not count:
+        return np.frombuffer(read_file(path, count=count), np.uint8)
+    return np.memmap(path, np.uint8, mode="r", shape=(count,))
 
 
 def file_sha256(path: Path) -> str:

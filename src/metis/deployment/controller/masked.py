@@ -85,7 +85,7 @@ class MaskedService(ABC):
         if self._sums is not None:
             self._sums.back(learner)
 
-    def _post_sum(self, event: Event, content: bytes | None) -> None:
+    def _post_sum(self, event: Event, content: memoryview | None) -> None:
         """Let happen what a masked round has come to; on a full disk again and again."""
 
         def again() -> None:

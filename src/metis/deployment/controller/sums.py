@@ -13,8 +13,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from metis.core.canonical import HASH
 from metis.core.controller import Controller
 from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed, RoundFailed, SumOpened
@@ -35,7 +33,7 @@ from metis.core.secure_sum import (
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
-from metis.deployment.storage import read_file
+from metis.deployment.storage import map_file, read_file
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.model_mac import checksum_in, has_checksum
 from metis.deployment.wire.secure import unpacked
@@ -247,7 +245,7 @@ class Sums:
             self._store.delete(path.name)
         self._keys, self._opening, self._opener, self._posted, self._tails = {}, None, None, "", {}
 
-    def _post_once(self, what: str, event: object, content: bytes | None = None) -> None:
+    def _post_once(self, what: str, event: object, content: memoryview | None = None) -> None:
         if self._posted != what:
             self._posted = what
             self.post(event, content)
@@ -391,14 +389,13 @@ class Sums:
         try:
             # Only the numbers, whose digest is compared: what is behind them was read when the round was closed.
             paths = {name: self._state.blob_path(round_.uploads[name]) for name in names}
-            bodies = {name: np.frombuffer(read_file(path, count=size), np.uint8) for name, path in paths.items()}
-            total = opener.open(bodies, self._layout)
+            total = opener.open({name: map_file(path, size) for name, path in paths.items()}, self._layout)
         except (DataError, Refused) as problem:
             self._post_once("failed", RoundFailed(round_.version, str(problem)))
             return
         for liar, how in opener.liars.items():
             self._report("warning", f"learner '{liar}' lied in the secure sum: {how}")
-        self._post_once("opened", SumOpened(round_.version, names), total.tobytes())
+        self._post_once("opened", SumOpened(round_.version, names), total.data)
 
     def _upload(self, learner: LearnerId, blob: str, opening: Opening) -> Upload:
         """What came behind the masked numbers, as it was received."""

@@ -312,13 +312,13 @@ class Writer:
         controller, durable = self.durable.controller, self.durable
         return masked_round(controller, durable.hashes[controller.community.stamp.version], durable.local_blobs)
 
-    def open_sum(self, event: Event, content: bytes) -> None:
+    def open_sum(self, event: Event, content: memoryview) -> None:
         """In the writer: journal the sum of a closed round; one that does not fit the public weights fails it."""
         secure, closed = self.controller.secure, self.controller.closed
         if not isinstance(event, SumOpened) or secure is None or closed is None or closed.version != event.version:
             return
         if secure.fits(np.frombuffer(content, np.uint8), event.learners):
-            self.journal(event, self.now(), self._state.put_blob([memoryview(content)]))
+            self.journal(event, self.now(), self._state.put_blob([content]))
         else:
             reason = "the sum of the weights is not the public one: a member has masked something else"
             self.journal(RoundFailed(event.version, reason), self.now())
