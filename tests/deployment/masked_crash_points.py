@@ -149,9 +149,9 @@ class Federation:
 
     def _strace(self) -> list[str]:
         if self.point is None:
-            return ["strace", "--seccomp-bpf", "-f", "-y", "-o", str(self.log), "-e", f"trace={','.join(CALLS)}"]
+            return ["strace", "-f", "-y", "-o", str(self.log), "-e", f"trace={','.join(CALLS)}"]
         rule = f"inject={self.point.call}:signal=SIGKILL:when={self.point.number}"
-        return ["strace", "--seccomp-bpf", "-f", "-o", str(self.log), "-e", f"trace={self.point.call}", "-e", rule]
+        return ["strace", "-f", "-o", str(self.log), "-e", f"trace={self.point.call}", "-e", rule]
 
     async def _victim(self, *arguments: str) -> None:
         """To its end; once killed, it is started again, without strace."""

@@ -261,7 +261,7 @@ GUARDS: dict[str, Bug] = {
     ),
     "an update has a possible length": Bug(_CONTROLLER, "return body < length <= body + _TAIL", "return body < length"),
     "a file that was damaged is not in the sum": _never(
-        _CONTROLLER, "if self._tails.get(learner) != tail and file_sha256(path) != blob:"
+        _CONTROLLER, "if self._tails.get(learner) != tail and not has_checksum(path, checksum_in(blob)):"
     ),
     "the statement is durable": Bug(
         _CONTROLLER, '            self._store.write("statement", statement.encode())\n', "            pass\n"
