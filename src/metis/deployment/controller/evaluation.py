@@ -129,6 +129,8 @@ class Evaluations:
             self._spawn(self.journal(event))
 
     def _concluded(self) -> Evaluated | None:
+        if not self._reports.fresh:
+            return None
         connected = self._evaluating()
         if not self._reports.due(connected, monotonic()):
             return None

@@ -13,6 +13,7 @@ from metis.deployment.controller.view import View
 from metis.deployment.controller.writer import Writer
 from metis.system import monotonic
 
+_LOOK_SECONDS = 0.1  # between two looks at the leases: one at every event takes N^2 in a round of N learners
 _LONG_GAP = 5.0  # seconds of suspension that the operator hears of
 
 
@@ -34,7 +35,7 @@ class Timekeeper:
         self._settings, self._report = settings, report
         ticked, self._away_for = read_tick(self._path, state.run)
         self.clock = RunClock(max(seconds, ticked))
-        self._saved_at = -math.inf
+        self._saved_at = self._looked_at = -math.inf
         self._deadline_posted: float | None = None  # the one that the writer knows has passed
         self._waiting_since: float | None = None
 
@@ -58,17 +59,22 @@ class Timekeeper:
         if monotonic() - self._saved_at >= TICK and not self._view.standing.on_hold:
             self._saved_at = monotonic()
             write_tick(self._path, self._run, self.clock.now())
-        for learner in self._presence.silent(sessions.open):
-            if (session := sessions.open.get(learner)) is not None:
-                session.close()
-            self._report("warning", f"learner '{learner}' was silent for {self._settings.lease:g} s and has left")
-            self.release(learner)
+        if monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = monotonic()
+            self._end_leases(sessions)
         standing = self._view.standing
         if not standing.started:
             self._wait_for_learners(monotonic())
         if self.clock.now() >= standing.deadline != self._deadline_posted and not standing.finished:
             self._deadline_posted = standing.deadline
             self._writer.post(DeadlinePassed(), self._deadline_given_up)
+
+    def _end_leases(self, sessions: Sessions) -> None:
+        for learner in self._presence.silent(sessions.open):
+            if (session := sessions.open.get(learner)) is not None:
+                session.close()
+            self._report("warning", f"learner '{learner}' was silent for {self._settings.lease:g} s and has left")
+            self.release(learner)
 
     def _deadline_given_up(self) -> None:
         self._deadline_posted = None
