@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planning": _USE | {"experiments"},
     "reproduction": _USE | {"experiments", "reporting"},
     "cli": _USE | {"experiments", "reporting", "planning", "reproduction", "metis"},
+    "__main__": {"cli"},
     "metis": _USE | {"experiments", "reporting"},  # the public names in __init__.py
 }
 
