@@ -169,7 +169,7 @@ def test_prepare_says_what_the_learner_brings(trainer: Trainer, site: Path) -> N
     assert done == {
         "examples": 40, "batch_size": 10, "evaluation_examples": 20, "fingerprint": silo.engine.layout.fingerprint,
         "layout": silo.engine.layout.to_json(), "metric": "accuracy", "higher_is_better": True, "seed": 1990,
-        "metrics": ["accuracy", "loss"], "validation_examples": 0, "frozen": "",
+        "metrics": ["accuracy", "loss"], "validation_examples": 0, "frozen": "", "network": None,
     }  # fmt: skip
 
 

@@ -21,20 +21,23 @@ HANG = 600.0
 def test_a_thread_gets_every_piece_in_order_and_several_at_once() -> None:
     async def scene() -> None:
         seen: list[list[bytes]] = []
-        free = threading.Event()
+        begun, free = threading.Event(), threading.Event()
 
         def take(pieces: Sequence[Bytes]) -> None:
+            begun.set()
             assert free.wait(HANG)
             seen.append([bytes(piece) for piece in pieces])
 
         intake = Intake(take, together=40)
         pieces = [bytes([number]) * 10 for number in range(50)]
-        for piece in pieces:
+        for piece in pieces[:4]:
+            await intake.put(piece, 1000)
+        assert await asyncio.to_thread(begun.wait, HANG)
+        for piece in pieces[4:]:
             await intake.put(piece, 1000)
         free.set()
         await intake.finish()
-        assert [piece for together in seen for piece in together] == pieces
-        assert len(seen) == 2 and len(seen[0]) >= 4  # while some are worked on, the others come together
+        assert seen == [pieces[:4], pieces[4:]]  # while some are worked on, the others come together
 
     asyncio.run(asyncio.wait_for(scene(), HANG))
 

@@ -68,18 +68,19 @@ class Policy:
 
     def _check_parts(self) -> None:
         """What a user's package gives must be there and callable: better said now than in the middle of a run."""
-        if isinstance(self.protocol, type):
-            name = self.protocol.__name__
+        given: object = self.protocol
+        if isinstance(given, type):
+            name = given.__name__
             raise DefinitionError(f"the protocol of policy '{self.name}' is the class {name}; give an object: {name}()")
-        protocol = type(self.protocol).__name__
+        protocol = type(given).__name__
         for method, arguments in (("ready", "roster, now"), ("tasks", "who, roster, moment, measure")):
-            if not callable(getattr(self.protocol, method, None)):
+            if not callable(getattr(given, method, None)):
                 raise DefinitionError(
                     f"the protocol {protocol} of policy '{self.name}' has no method {method}({arguments})"
                 )
-        if not isinstance(getattr(self.protocol, "deadline", None), (int, float)):
+        if not isinstance(getattr(given, "deadline", None), (int, float)):
             raise DefinitionError(f"deadline of {protocol} must be a number of seconds, math.inf for never: a property")
-        if not is_dataclass(self.protocol):
+        if not is_dataclass(given):
             raise DefinitionError(
                 f"the protocol {protocol} of policy '{self.name}' must be a @dataclass, for its settings"
             )
