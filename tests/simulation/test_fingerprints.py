@@ -36,6 +36,7 @@ ASYNC = {"name": "async_fedavg", "local_epochs": 1, "rebuild_every": 7}
 FEDREC = {"name": "fedrec", "local_epochs": 1}
 FEDASYNC = {"name": "fedasync", "local_epochs": 1}
 FEDBUFF = {"name": "fedbuff", "local_epochs": 1, "buffer_size": 3}
+UNTUNED = {"name": "semisync"}
 MOMENTUM = {"solver": "momentum", "learning_rate": 0.05, "momentum": 0.5, "keep_momentum": False}
 SCAFFOLD = {"solver": "scaffold", "learning_rate": 0.05, "momentum": 0.5}
 SCHEDULE = {"start": 1.0, "end": 0.25, "length": 5.0, "over": "rounds", "shape": "linear"}
@@ -79,6 +80,20 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "semisync sampled": {**SEMISYNC, "sample": {"learners": 3}},
     "semisync sampled, adaptive": {**ADAPTIVE, "sample": {"learners": 3}},
+    "without parameters": {**UNTUNED, "training": MOMENTUM},
+    "without parameters, int8": {**UNTUNED, "compression": {"kind": "int8"}},
+    "without parameters, scaffold, top_k": {
+        **UNTUNED,
+        "training": SCAFFOLD,
+        "compression": {"kind": "top_k", "share": 0.1},
+    },
+    "without parameters, rate": {**UNTUNED, "rate": SCHEDULE},
+    "without parameters, sampled": {**UNTUNED, "sample": {"learners": 3}},
+    "without parameters, messages, proximal": {
+        **UNTUNED,
+        "update_requests_an_hour": 3600,
+        "training": {"solver": "fedprox", "learning_rate": 0.05},
+    },
     "async": ASYNC,
     "async scaffold": {**ASYNC, "training": SCAFFOLD},
     "fedrec": {**FEDREC, "rebuild_every": 7},
