@@ -323,10 +323,10 @@ CONDITIONS = (
         "heart-disease", "heart disease, 4 hospitals", True,
         table_of_sites("heart_disease", (SLOW, FAST), 8, 16, metis.MomentumSGD(0.003, 0.75)),
     ),
-    Condition("tcga-brca", "TCGA-BRCA, 6 regions", True, tcga, seeds=3),
+    Condition("tcga-brca", "TCGA-BRCA, 6 regions", True, tcga),
     Condition(
         "batchnorm", "BatchNorm, Skewed & Non-IID(5)", True,
-        digits_of(kind="skewed", classes=5, network=normed), seeds=3,
+        digits_of(kind="skewed", classes=5, network=normed),
     ),
     Condition(
         "adamw", "AdamW, Power Law & Non-IID(3)", True,
@@ -358,7 +358,7 @@ CONDITIONS = (
     Condition("one", "one learner", True, digits_of(examples=1000, speeds=(0.1,))),
     Condition(
         "learners-200", "200 learners, log-normal speeds, Non-IID(5)", True,
-        digits_of(batch=5, examples=2000, classes=5, speeds=lognormal(200, 1.0)), rounds=60, seeds=3,
+        digits_of(batch=5, examples=2000, classes=5, speeds=lognormal(200, 1.0)), rounds=60,
     ),
     Condition(
         "cifar-uniform", "CIFAR-10 CNN, Uniform & IID", True,

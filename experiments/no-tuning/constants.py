@@ -26,7 +26,7 @@ from metis.core.stop import StopRule, Target
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "constants.json"
 CONDITIONS = (
-    "uniform-iid",
+    "all-equal-3",
     "skewed-5",
     "learners-3",
     "heart-disease",
@@ -42,6 +42,8 @@ CHANGES: dict[str, metis.Layer | None] = {
     "a probe waits 6 times as long": metis.Probe(patience=6.0),
     "4 batches on average": metis.MeasuredPace(batches=4),
     "16 batches on average": metis.MeasuredPace(batches=16),
+    "25 % of these batches where models lead apart": metis.MeasuredPace(apart=0.25),
+    "all of these batches where models lead apart": metis.MeasuredPace(apart=1.0),
     "most do 1 batch": metis.MeasuredPace(fewest=1),
     "most do 4 batches": metis.MeasuredPace(fewest=4),
     "most are 40 %": metis.MeasuredPace(share=0.4),

@@ -11,6 +11,7 @@ from conditions import CONDITIONS, Condition
 
 RULE = "semisync"
 WITHIN = 1.05
+UNSEEN = 1992  # and later seeds were not used to change the rule
 Rows = Mapping[str, Mapping[int, Mapping[str, Any]]]  # of one condition: by contender and seed
 # Student's t for 95 %, by degrees of freedom.
 _T = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776}
@@ -77,7 +78,17 @@ def rivals(rows: Rows) -> dict[str, str | None]:
         "fedcompass": best(rows, lambda name: name.startswith("fedcompass")),
         "fedqueue": best(rows, lambda name: name.startswith("fedqueue")),
         "first rule": "first rule",
-        "all": best(rows, lambda name: not name.startswith(("semisync", "first"))),
+        "second rule": "second rule",
+        "all": best(rows, lambda name: not name.startswith(("semisync", "first", "second"))),
+    }
+
+
+def unseen(rows: Rows) -> Rows:
+    """Without the two seeds that the rule was changed by."""
+    return {
+        name: {seed: row for seed, row in own.items() if seed >= UNSEEN}
+        for name, own in rows.items()
+        if max(own) >= UNSEEN
     }
 
 
@@ -130,12 +141,17 @@ def summary(some: Sequence[Condition], rows: Mapping[str, Rows]) -> str:
         ("adaptive, momentum", "adaptive with the same momentum"),
         ("all", "the best of all"),
         ("first rule", "the rule as it was found first"),
+        ("second rule", "the rule as it was before the last changes"),
+        ("fresh", "the best λ with the same momentum, only seeds that were not looked at"),
     ):
         means = {}
         for condition in some:
-            name = rivals(rows[condition.name])[rival]
-            if name is not None and name in rows[condition.name]:
-                means[condition.title] = statistics.geometric_mean(ratios(rows[condition.name], name))
+            own = rows[condition.name]
+            if rival == "fresh":
+                own = unseen(own)
+            found = rivals(own).get("with momentum" if rival == "fresh" else rival) if own.get(RULE) else None
+            if found is not None and found in own:
+                means[condition.title] = statistics.geometric_mean(ratios(own, found))
         if means:
             worst = max(means, key=lambda title: means[title])
             near = sum(value <= WITHIN for value in means.values())
