@@ -23,7 +23,6 @@ POLICIES: dict[str, Callable[[], metis.Policy]] = {
     "semisync_fedavg": lambda: metis.semisync_fedavg(slowest_learner_epochs=1),
     "semisync_deadline": lambda: metis.semisync_fedavg(slowest_learner_epochs=1.5, budget="deadline"),
     "semisync": metis.semisync,
-    "semisync_scaffold": metis.semisync,
     "async_fedavg": lambda: metis.async_fedavg(local_epochs=1.5, rebuild_every=7),
     "fedrec": lambda: metis.fedrec(local_epochs=1),
     "fedasync": lambda: metis.fedasync(local_epochs=1),
