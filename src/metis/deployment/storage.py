@@ -23,13 +23,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-import numpy as np
-
 from metis.errors import ConfigError, DataError, StateError
 from metis.files import durable_file, replacing, sync
 from metis.system import disk, random_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from numpy.typing import NDArray
 
@@ -355,6 +354,8 @@ def read_file(path: Path, offset: int = 0, count: int | None = None) -> bytes:
 
 def map_file(path: Path, count: int) -> NDArray[np.uint8]:
     """The first bytes of a file, mapped, so that memory need not hold them; read if they are sealed."""
+    import numpy as np  # a state folder can be looked at without it
+
     if (found := storage().size(path)) < count:
         raise DataError(f"{path} has {found} bytes, not {count}")
     if storage().sealed or not count:
