@@ -939,7 +939,7 @@ def test_two_learners_cannot_work_in_one_folder(play: Play, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play: Play, tmp_path: Path) -> None:
+def test_with_a_full_disk_a_learner_leaves_and_comes_back(play: Play, tmp_path: Path) -> None:
     """No file may be larger than 3,000 bytes: neither a model of 4,200 nor, then, its update can be kept."""
 
     async def story(controller: ScriptedController) -> None:
@@ -949,6 +949,8 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             "sys.dont_write_bytecode = True\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
             "sys.argv = ['metis', *sys.argv[1:]]\n"
+            "from metis.deployment.learner.absence import Absence\n"
+            "Absence.look_seconds = Absence.room_seconds = 0.1\n"
             "runpy.run_module('metis.cli.app', run_name='__main__')\n"
         )
         wide = tmp_path / "site.py"
@@ -967,6 +969,8 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             text = f"the community model cannot be kept in {tmp_path}/work/models/{controller.sha256} (File too large)"
             assert text in entry(tmp_path / "work", failed.cause)
             assert list((tmp_path / "work" / "models").iterdir()) == []
+            assert (await stream.expect("leaving")).cause == failed.cause
+            stream = await controller.ready()
             # Somebody puts the model there by hand, so that only the update does not fit.
             (tmp_path / "work" / "models" / controller.sha256).write_bytes(controller.model)
             stream.send(task=controller.task(2))
@@ -974,6 +978,8 @@ def test_a_full_disk_at_the_learner_fails_the_task_and_the_learner_goes_on(play:
             assert failed.cause.kind == pb.Cause.DISK
             text = f"the model cannot be written to {tmp_path}/work/spool/2.model: File too large"
             assert text in entry(tmp_path / "work", failed.cause)
+            assert (await stream.expect("leaving")).cause == failed.cause
+            stream = await controller.ready()
             await stream.beats(2)
             await until(lambda: empty(tmp_path / "work" / "spool"))
 

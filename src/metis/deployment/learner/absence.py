@@ -1,4 +1,4 @@
-"""Staying away from the federation while the site policy does not let a learner take part, and coming back."""
+"""Staying away from the federation while the site policy, or a full disk, does not let a learner take part."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Absence:
 
     look_seconds = 5.0  # between two looks at the clock and at the policy
     away_seconds = 300.0  # after which a learner whose policy refused something comes back
+    room_seconds = 30.0  # after which one that could not write to its disk does
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class Absence:
     def away(self) -> bool:
         return self._until is not None
 
-    def begin(self) -> None:
-        self._until = (monotonic() + self.away_seconds, self._policy.ask()[0])
+    def begin(self, seconds: float | None = None) -> None:
+        until = monotonic() + (self.away_seconds if seconds is None else seconds)
+        self._until = (until, self._policy.ask()[0])
 
     async def end(self) -> bool:
         """Wait until the site policy lets the learner dial; False if it never will."""

@@ -277,9 +277,9 @@ class LearnerProcess:
                     task.cancel()
                 await asyncio.gather(writing, beating, watching, return_exceptions=True)
 
-    def _step_back(self, cause: pb.Cause) -> None:
+    def _step_back(self, cause: pb.Cause, seconds: float | None = None) -> None:
         """Leave, and come back when the hours begin, the policy changes, or after a while."""
-        self._absence.begin()
+        self._absence.begin(seconds)
         self._supervisor.start(self._leave_for_a_while(cause))
 
     async def _leave_for_a_while(self, cause: pb.Cause) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from metis.deployment.learner import outgoing
+from metis.deployment.learner.absence import Absence
 from metis.deployment.learner.connection import Connection, Session
 from metis.deployment.learner.downloads import Downloads, TaskFailed
 from metis.deployment.learner.site_log import SiteLog, kind_of
@@ -38,7 +39,7 @@ class Tasks:
         uploads: Uploads,
         log: SiteLog,
         policy: PolicyFile,
-        step_back: Callable[[pb.Cause], None],  # leave the federation for a while
+        step_back: Callable[[pb.Cause, float | None], None],  # leave the federation for so many seconds, or as usual
         sums: Sums,
     ) -> None:
         self._sums = sums
@@ -73,7 +74,7 @@ class Tasks:
         cause = self._log.failed(pb.Cause.SITE_POLICY, text, rule=refusal.rule)
         if task is not None:
             self._connection.send_failed(task.number, cause, self.steps, seconds)
-        self._step_back(cause)
+        self._step_back(cause, None)
 
     def measure(self, request: pb.Evaluate) -> None:
         """Measure the last community model; what is being trained does not count any more."""
@@ -163,10 +164,14 @@ class Tasks:
         self, task: pb.Task, kind: pb.Cause.Kind, reason: str, steps: int, seconds: float, details: str = ""
     ) -> None:
         self.current = None
+        away = Absence.room_seconds if kind == pb.Cause.DISK else None  # the next task would fail just so, at once
         if self._training.private and kind != pb.Cause.PRIVACY_BUDGET:  # how a training failed may tell of its records
             kind, steps, seconds = pb.Cause.UNKNOWN, 0, 0.0
-        cause = self._log.failed(kind, f"task {task.number}: failed: {reason}", details)
+        back = "" if away is None else f"; this learner leaves and comes back in {away:g} s"
+        cause = self._log.failed(kind, f"task {task.number}: failed: {reason}{back}", details)
         self._connection.send_failed(task.number, cause, steps, seconds)
+        if away is not None:
+            self._step_back(cause, away)
 
     async def _evaluate(self, task: pb.Task | pb.Evaluate) -> None:
         try:
