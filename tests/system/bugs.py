@@ -235,7 +235,7 @@ BUGS: dict[str, Bug] = {
         "            first = await first_message(requests)\n            self._streams.alive(learner)\n",
         "            first = await first_message(requests)\n",
         (("            self._streams.alive(learner)\n            request = _read", "            request = _read"),),
-        needs="kill learner|power learner|strike learner",
+        needs="(kill|power|strike) learner.*slow line|slow line.*strike learner",
     ),
     "after a restart nobody has time to come back": Bug(
         f"{_CONTROLLER}.sessions",
@@ -412,7 +412,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "if not self.state.verify_blob(self.hashes[0]):",
         "if False:",
-        needs="rot controller",
+        needs="rot first model",
     ),
     "a learner that left keeps its task": Bug(
         f"{_CORE}.roster",

@@ -519,11 +519,14 @@ class VirtualDisk(Disk):
 
 # --- SQLite --------------------------------------------------------------------------------------
 
+_JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
+
 
 class _VfsFile:
-    """One file of a database."""
+    """One file of a database; at its first sync a journal also syncs its folder, as in SQLite's VFS for Unix."""
 
-    def __init__(self, boot: Boot, path: str) -> None:
+    def __init__(self, boot: Boot, path: str, flags: int) -> None:
+        self._folder_too = bool(flags & apsw.SQLITE_OPEN_CREATE and flags & _JOURNALS)
         self._boot, self._machine, self._path = boot, _machine(path), path
         item = self._machine.item(path)
         self._item = self._machine.create(path) if item is None else item
@@ -553,6 +556,13 @@ class _VfsFile:
 
     def xSync(self, flags: int) -> None:
         self._guarded(self._machine.sync, self._item, self._path)
+        if self._folder_too:
+            self._folder_too = False
+            self._guarded(self._sync_folder)
+
+    def _sync_folder(self) -> None:
+        with contextlib.suppress(OSError):  # SQLite does not look at what comes of it
+            self._machine.sync(self._machine.find(self._path)[0], os.path.dirname(self._path))
 
     def xFileSize(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -585,7 +595,7 @@ class _Vfs(apsw.VFS):
         path, boot = name.filename() if isinstance(name, apsw.URIFilename) else str(name), BOOT.get()
         assert boot is not None
         try:
-            return _VfsFile(boot, path)
+            return _VfsFile(boot, path, flags[0])
         except Crashed:
             raise apsw.CantOpenError("dead") from None
         except OSError as problem:

@@ -102,7 +102,7 @@ KINDS = (
 )  # fmt: skip
 MORE_KINDS = (  # that are drawn by themselves
     "rot learner", "rot download", "hang up", "full disk at a deadline", "member vanishes", "member dawdles",
-    "full disk at a sum", "rot upload",
+    "full disk at a sum", "rot upload", "rot first model",
 )  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
@@ -212,10 +212,13 @@ def drawn_faults(seed: int) -> list[Fault]:
 
 
 def _drawn_rot(seed: int) -> list[Fault]:
-    """A bit of an update that waits at a learner, or of a community model of which a part has come."""
-    rng = random.Random(f"rot {seed}")
+    """A bit of an update that waits at a learner, of a model of which a part has come, or of the first one."""
+    rng, first = random.Random(f"rot {seed}"), random.Random(f"rot first model {seed}")
     kinds = [kind for kind in ("rot learner", "rot download") if rng.random() < 0.15]
-    return [Fault(rng.uniform(1.0, 12.0), kind, rng.randrange(1 << 30)) for kind in kinds]
+    faults = [Fault(rng.uniform(1.0, 12.0), kind, rng.randrange(1 << 30)) for kind in kinds]
+    if first.random() < 0.03:
+        faults.append(Fault(first.uniform(1.0, 12.0), "rot first model", first.randrange(1 << 30)))
+    return faults
 
 
 def _drawn_of_members(seed: int) -> list[Fault]:
@@ -381,10 +384,12 @@ class Federation(World):
         name = rng.choice(self.learners)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
-        everywhere = kind.endswith(("controller", "upload")) or kind.startswith(("EIO", "command", "clock", "hang"))
+        everywhere = kind.endswith(("controller", "upload", "model")) or kind.startswith(
+            ("EIO", "command", "clock", "hang")
+        )
         self.note("fault", kind if everywhere else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
-        whose = CONTROLLER if kind.endswith("controller") else name
+        whose = CONTROLLER if kind.endswith(("controller", "model")) else name
         boot, machine, line = self.boots[whose], self.machines[whose], self.network.line(name)
         match kind.split()[0]:
             case "kill" | "power":
@@ -421,7 +426,8 @@ class Federation(World):
             case "rot":
                 if boot is not None:
                     self.kill(boot, power=False)
-                    self._rotten = machine.rot(rng, "state")
+                    which = self._versions[0] if kind == "rot first model" else "*"
+                    self._rotten = machine.rot(rng, "state", which) or self._rotten
                     self.note("rot", str(self._rotten))
             case "command" if kind == _AT_THE_END:
                 self._extend_at_the_end = fault.number

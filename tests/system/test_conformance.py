@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
+from deployment.crash_points import strace_problem
 from metis.deployment.controller.state import State
 from metis.errors import StateError
 from metis.system import REAL, SYSTEM, Disk, System
@@ -473,6 +477,52 @@ def test_a_state_folder_is_as_one_of_the_system() -> None:
         real = _state_script(Path(folder, "state"))
 
     assert _simulated(simulated) == real
+
+
+_TWICE = """
+import sys
+from pathlib import Path
+from metis.deployment.controller.state import State
+for _ in range(2):
+    with State.open(Path(sys.argv[1])) as state:
+        state.append(1.0, {"event": "one"})
+"""
+
+
+@pytest.mark.skipif(bool(strace_problem()), reason=str(strace_problem()))
+def test_a_state_folder_syncs_what_it_does_on_the_system() -> None:
+    """File by file: SQLite syncs the folder of a new WAL by itself, and relies on it."""
+
+    async def simulated(boot: Boot) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            machine = Machine(boot.world, f"{folder}/machine")
+            SYSTEM.set(System(threads=SYSTEM.get().threads, disk=VirtualDisk(boot, machine)))
+            synced: list[str] = []
+            sync = machine.sync
+
+            def listen(item: Any, path: str) -> None:
+                synced.append(path[len(machine.below) :])
+                sync(item, path)
+
+            machine.sync = listen  # type: ignore[method-assign]
+            try:
+                for _ in range(2):
+                    with State.open(DiskPath(f"{machine.root}/state")) as state:
+                        state.append(1.0, {"event": "one"})
+            finally:
+                machine.close()
+        return synced
+
+    with tempfile.TemporaryDirectory() as folder:
+        below = f"{os.path.realpath(folder)}/"
+        traced = subprocess.run(
+            ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync", sys.executable, "-c", _TWICE, f"{below}state"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    real = [path[len(below) :] for path in re.findall(r"sync\(\d+<([^>]*)>", traced.stderr)]
+
+    assert _simulated(simulated) == real
+    assert "state/controller.db-wal" in real
 
 
 def test_what_was_synced_survives_and_what_was_not_may_be_lost() -> None:
