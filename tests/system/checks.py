@@ -57,7 +57,8 @@ class Leases:
 
     def __init__(self, lease: float, violated: Violated) -> None:
         self._lease, self._violated = lease, violated
-        self._since = 0.0  # the controller could hear, and note what it heard
+        self._since = 0.0  # this controller could hear, and note what it heard
+        self._process: ControllerProcess | None = None
         self._due: tuple[ControllerProcess, float] | None = None  # whose deadline has passed
         self._due_since = 0.0
 
@@ -65,8 +66,8 @@ class Leases:
         self, now: float, process: ControllerProcess | None, busy: bool, heard: dict[str, float], deadline_in: float
     ) -> None:
         """`busy`: the controller is down or stopped, or its disk is full."""
-        if busy or process is None or process._view.standing.finished:
-            self._since = now
+        if busy or process is None or process is not self._process or process._view.standing.finished:
+            self._process, self._since = process, now
             self._due = None
             return
         for learner in process._presence.heard:
