@@ -235,7 +235,7 @@ BUGS: dict[str, Bug] = {
         "            first = await first_message(requests)\n            self._streams.alive(learner)\n",
         "            first = await first_message(requests)\n",
         (("            self._streams.alive(learner)\n            request = _read", "            request = _read"),),
-        needs="(kill|power|strike) learner.*slow line|slow line.*strike learner",
+        needs="vanish after an upload",
     ),
     "after a restart nobody has time to come back": Bug(
         f"{_CONTROLLER}.sessions",
@@ -406,6 +406,18 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.process",
         "self._administration.ended = True",
         "self._administration.ended = False",
+        needs="command extend at the end",
+    ),
+    "a rollback is journaled before its model is synced": Bug(
+        f"{_CONTROLLER}.durable",
+        "        self.state.sync_blob(kept[version])  # what the journal names is on the disk\n",
+        "",
+        needs="command rollback.*(power|strike) controller",
+    ),
+    "nobody's lease ends after an extension": Bug(
+        f"{_CONTROLLER}.sessions",
+        "        self.owed.discard(learner)\n\n    def begin_again",
+        "        self.gone(learner)\n\n    def begin_again",
         needs="command extend at the end",
     ),
     "a damaged first model stays": Bug(

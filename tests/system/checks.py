@@ -70,7 +70,7 @@ class Leases:
             self._process, self._since = process, now
             self._due = None
             return
-        for learner in process._presence.heard:
+        for learner in [record.learner for record in process._writer.controller.roster if record.present]:
             silent = now - max(self._since, heard.get(learner, 0.0))
             if silent > 2 * self._lease + 5:  # one that could not be journaled ends after another lease
                 self._violated(f"I22: {learner} was not heard for {silent:.0f} s and is still counted on")

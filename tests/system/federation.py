@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ KINDS = (
 )  # fmt: skip
 MORE_KINDS = (  # that are drawn by themselves
     "rot learner", "rot download", "hang up", "full disk at a deadline", "member vanishes", "member dawdles",
-    "full disk at a sum", "rot upload", "rot first model",
+    "full disk at a sum", "rot upload", "rot first model", "EIO learner",
+    "vanish after an upload",
 )  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
@@ -208,7 +210,8 @@ def drawn_faults(seed: int) -> list[Fault]:
     if rng.random() < 0.06:  # somebody is silent, a deadline comes, and it cannot be journaled
         at = rng.uniform(2.0, 10.0)
         faults += [Fault(at, kind, rng.randrange(1 << 30)) for kind in ("cut", "full disk at a deadline")]
-    return sorted([*faults, *_drawn_rot(seed), *_drawn_of_members(seed), *_drawn_commands(seed)], key=lambda f: f.at)
+    others = (_drawn_rot, _drawn_of_learners, _drawn_of_members, _drawn_commands)
+    return sorted([*faults, *(fault for drawn in others for fault in drawn(seed))], key=lambda f: f.at)
 
 
 def _drawn_rot(seed: int) -> list[Fault]:
@@ -218,6 +221,20 @@ def _drawn_rot(seed: int) -> list[Fault]:
     faults = [Fault(rng.uniform(1.0, 12.0), kind, rng.randrange(1 << 30)) for kind in kinds]
     if first.random() < 0.03:
         faults.append(Fault(first.uniform(1.0, 12.0), "rot first model", first.randrange(1 << 30)))
+    return faults
+
+
+def _drawn_of_learners(seed: int) -> list[Fault]:
+    """Its disk fails once; or it begins an upload on a slow line, and is gone."""
+    rng, gone = random.Random(f"EIO learner {seed}"), random.Random(f"vanish {seed}")
+    faults = []
+    if rng.random() < 0.1:
+        at, number = rng.uniform(0.5, 15.0), rng.randrange(1 << 30)
+        faults.append(Fault(at, "EIO learner", number))
+        if rng.random() < 0.6:  # what it builds on must survive the loss of its power too
+            faults.append(Fault(at + rng.uniform(0.5, 8.0), "power learner", number))
+    if gone.random() < 0.04:
+        faults.append(Fault(gone.uniform(0.5, 10.0), "vanish after an upload", gone.randrange(1 << 30)))
     return faults
 
 
@@ -359,6 +376,7 @@ class Federation(World):
         self._done: asyncio.Future[None] = self.loop.create_future()
         self._rotten: str | None = None  # a file with a wrong bit; a controller may refuse to start from it
         self._refused = False
+        self._last_upload: dict[str, float] = {}  # who vanishes, and how many seconds after its next one
         # what the checkers know
         self.acknowledged: dict[int, tuple[int, str]] = {}  # by task: entry and checksum
         self.refused: set[int] = set()
@@ -384,8 +402,10 @@ class Federation(World):
         name = rng.choice(self.learners)
         if self._administered and kind in ("reset", "cut", "slow line") and fault.number % 2:
             name = ADMIN
-        everywhere = kind.endswith(("controller", "upload", "model")) or kind.startswith(
-            ("EIO", "command", "clock", "hang")
+        everywhere = (
+            kind.endswith(("controller", "upload", "model"))
+            or kind == "EIO"
+            or kind.startswith(("command", "clock", "hang"))
         )
         self.note("fault", kind if everywhere else f"{kind} {name}")
         self.sometimes(f"fault: {kind}")
@@ -399,7 +419,7 @@ class Federation(World):
                 machine.strike_at = machine.calls + rng.randrange(1, 60)
                 machine.strike = rng.choice(("kill", "power", "ENOSPC"))
             case "EIO":
-                machine = self.machines[CONTROLLER]
+                machine = machine if kind == "EIO learner" else self.machines[CONTROLLER]
                 machine.strike_at, machine.strike = machine.calls + rng.randrange(1, 40), "EIO"
             case "reset":
                 for connection in list(line.connections):
@@ -415,6 +435,10 @@ class Federation(World):
                 if stopped is not None:
                     stopped.stopped = True
                     self.loop.call_later(rng.choice((0.5, 4.0, 25.0)), self.loop.go_on, stopped)
+            case "vanish":
+                line.latency, line.jitter = 1.0, 3.0
+                self.loop.call_later(15, _quicken, line)
+                self._last_upload[name] = rng.uniform(0.0, rng.choice((0.1, 3.0)))
             case "hang":
                 self.office.hang_up = rng.uniform(0.01, rng.choice((0.06, 0.5)))
             case "rot" if kind == "rot learner":
@@ -607,9 +631,9 @@ class Federation(World):
                 self._start_later(CONTROLLER, 0.5)  # somebody does not have the final model yet
 
     def _is_through(self, name: str) -> bool:
-        """Whether it has the final model, was refused, or had not joined when an administrator stopped everything."""
-        code = self._codes.get(name)
-        return code == 0 or (code == 2 and self.office.out(name)) or self._never_joined(name)
+        """Whether it has the final model, is out, or had not joined when an administrator stopped everything."""
+        code, out = self._codes.get(name), self.office.out(name)
+        return code == 0 or (out and (code == 2 or self._finished)) or self._never_joined(name)
 
     def _never_joined(self, name: str) -> bool:
         if not (self._finished and self.office.asked["stop"]):
@@ -766,6 +790,9 @@ class Federation(World):
         self._calls.written(call, message)
         if isinstance(message, pb.UploadPart) and message.HasField("header"):
             self._uploads[call] = (message.header.task, announced_checksum(message.header), self.loop.now)
+            boot = self.boots.get(who := call.channel.boot.name)
+            if boot is not None and (seconds := self._last_upload.pop(who, None)) is not None:
+                self.loop.call_later(seconds, partial(self.kill, boot, power=False, away=14.0))
         if isinstance(message, pb.FromLearner) and message.HasField("secure"):
             self.mask_checks.heard(dict(call.metadata)["metis-learner"], message.secure)
 

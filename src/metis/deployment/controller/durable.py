@@ -168,6 +168,7 @@ class DurableController:
         if version not in kept or not self.state.verify_blob(kept[version]):
             known = ", ".join(map(str, sorted(kept.keys() - {version}, reverse=True)))
             raise ConfigError(f"community model {version} is not kept; those that are, the newest first: {known}")
+        self.state.sync_blob(kept[version])  # what the journal names is on the disk
         return RolledBack(version, Model.empty()), kept[version]
 
     def apply(self, entry: Entry) -> list[Action]:

@@ -193,6 +193,7 @@ class ControllerProcess(MaskedService):
                     if self._administration is not None:
                         self._administration.ended = True
                     return True
+                self._presence.begin_again()
         finally:
             for task in self._background:
                 task.cancel()

@@ -53,9 +53,18 @@ class Presence:
         self._awaited.discard(learner)
 
     def gone(self, learner: LearnerId) -> None:
-        """It takes no part any more: it was removed, or the federation has ended and it has the final model."""
+        """It was removed, and takes no part any more."""
         self.heard.pop(learner, None)
         self.owed.discard(learner)
+
+    def served(self, learner: LearnerId) -> None:
+        """The federation has ended, and it has the final model."""
+        self.owed.discard(learner)
+
+    def begin_again(self) -> None:
+        """The federation goes on after its end: everybody who took part has a whole lease to come back."""
+        self.heard = dict.fromkeys(self.heard, monotonic())
+        self.owed |= self.heard.keys()
 
     def last_heard(self, learner: LearnerId, session: Session | None) -> float:
         """On the monotonic clock; minus infinity for a learner that is neither present nor connected."""
@@ -197,7 +206,7 @@ class Sessions:
         if learner in heard:
             heard[learner] = session.last_heard
         if self._view.standing.finished:
-            self._presence.gone(learner)
+            self._presence.served(learner)
 
     def check_ready(self, session: Session, ready: pb.Ready) -> None:
         """Refuse a learner whose network or numbers do not fit."""
