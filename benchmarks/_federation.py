@@ -123,7 +123,7 @@ def _random_block() -> NDArray[np.float32]:
 async def _serve(spec: Spec) -> None:
     """As `metis controller` does it, without a evaluator."""
     folder, layout = Path(spec.folder), spec.layout
-    use_all_processors(in_service=True)
+    use_all_processors(in_service=True, scratch=folder)
     with State.open(folder, spec.durability) as state:  # type: ignore[arg-type]
         facts = state.facts()
         if facts is None:

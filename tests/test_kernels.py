@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import os
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ from hypothesis import given, settings, strategies as st
 
 from metis import kernels
 from metis.core import arithmetic
-from metis.core.arithmetic import CALL, Arithmetic, add_scaled, average, quotient
-from metis.kernels import FastArithmetic
+from metis.core.arithmetic import CALL, Arithmetic, add_scaled, average, quotient, widened
+from metis.kernels import FastArithmetic, scratch
+from metis.kernels.scratch import Scratch
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,7 @@ def plain() -> Iterator[None]:
 
 def always_fast(patch: pytest.MonkeyPatch) -> None:
     """Threads, the compiler and kept memory also for small models."""
-    for limit in ("_LARGE", "_WORTH_THREADS", "_WORTH_COMPILER"):
+    for limit in ("_LARGE", "_WORTH_THREADS", "_WORTH_COMPILED_THREADS", "_WORTH_COMPILER"):
         patch.setattr(kernels, limit, 1)
 
 
@@ -75,14 +78,17 @@ def test_every_bit_is_the_same(
         pairs = list(zip(rows, factors, strict=True))
         start = np.random.default_rng(seed).standard_normal(size)
         results = []
-        for variant in (Arithmetic(), FastArithmetic(threads)):
+        patch.setattr(scratch, "_LARGE", 1)
+        in_files = FastArithmetic(threads, keeps_memory=False, scratch=Scratch(Path(tempfile.gettempdir())))
+        for variant in (Arithmetic(), FastArithmetic(threads), in_files):
             arithmetic.choose(variant)
-            total = start.copy()
+            total = widened(start)
             add_scaled(total, pairs)
             results.append((average(size, pairs, divisor), total, quotient(total, divisor)))
 
-    for plain, fast in zip(*results, strict=True):
-        np.testing.assert_array_equal(plain.view(np.uint8), fast.view(np.uint8))
+    for plain, *others in zip(*results, strict=True):
+        for fast in others:
+            np.testing.assert_array_equal(plain.view(np.uint8), fast.view(np.uint8))
     np.testing.assert_array_equal(results[0][0], slow_average(rows, factors, divisor))
 
 
@@ -99,6 +105,33 @@ def test_models_that_are_mapped_from_files(tmp_path: Path, monkeypatch: pytest.M
     mixed = average(1000, [(row, 0.1) for row in mapped], 0.5)
 
     np.testing.assert_array_equal(mixed, slow_average(rows, [0.1] * 5, 0.5))
+
+
+def test_large_sums_are_in_files_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory can be given back at any time, and what was written is there again."""
+    monkeypatch.setattr(scratch, "_LARGE", 1000)
+    fast = FastArithmetic(1, scratch=Scratch(tmp_path))
+    total, result = fast.zeros(100_000), fast.empty(100_000)
+    assert list(tmp_path.iterdir()) == []
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert len(mapped) == 2
+    total[:] = np.arange(100_000)
+    fast.release([total[5:90_000], result, result[:0], np.ones(5)])
+    assert np.array_equal(total, np.arange(100_000))
+    assert fast.zeros(999).base is None
+
+
+def test_without_room_on_the_disk_sums_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file without blocks would end the process when it is written to."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(scratch, "_LARGE", 1000)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    total = FastArithmetic(1, scratch=Scratch(tmp_path)).zeros(2000)
+    assert total.base is None
+    assert not total.any()
 
 
 def test_an_error_in_a_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:

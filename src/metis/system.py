@@ -18,7 +18,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -131,12 +131,6 @@ class Disk:
     def connect(self, path: Path) -> sqlite3.Connection:
         """An SQLite database in which each statement is a transaction."""
         return sqlite3.connect(path, timeout=1, isolation_level=None, check_same_thread=False)
-
-    def write_arrays(self, path: Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-        """A safetensors file."""
-        from safetensors.numpy import save_file
-
-        save_file(dict(arrays), path, dict(metadata))
 
     def space(self, folder: Path) -> tuple[int, int]:
         """Bytes of the file system that holds this folder: all, and those that are free."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
 
 from metis.core import arithmetic
-from metis.core.arithmetic import Arithmetic, add_scaled, squared_distance
+from metis.core.arithmetic import Arithmetic, add_scaled, average, squared_distance
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +47,46 @@ def test_the_square_of_a_distance_is_summed_in_float64() -> None:
 
     assert squared_distance(to, start, size) == sum((n - 2) ** 2 for n in range(size))
     assert squared_distance(to, None, 5) == 0 + 1 + 4 + 9 + 16
+
+
+@pytest.mark.parametrize("models", [1, 32, 33, 70])
+def test_models_in_files_are_read_in_parts_and_a_few_at_a_time(models: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit what models in memory give; what was worked off is given back."""
+    size, held, most = 1000, 0, 0
+
+    class Row:
+        def __init__(self, numbers: np.ndarray) -> None:
+            self._numbers = numbers
+
+        def __getitem__(self, part: slice, /) -> np.ndarray:
+            nonlocal held, most
+            held += 1
+            most = max(most, held)
+            assert part.stop - part.start <= 64
+            return self._numbers[part]
+
+    class Counting(Arithmetic):
+        def release(self, pieces: Iterable[np.ndarray]) -> None:
+            nonlocal held
+            held -= sum(piece.dtype == np.float32 and piece.base is not result for piece in pieces)
+
+        def empty(self, size: int) -> np.ndarray:
+            return result
+
+    monkeypatch.setattr(arithmetic, "_READ", 64)
+    rng = np.random.default_rng(models)
+    rows = [rng.normal(size=size).astype(np.float32) for _ in range(models)]
+    factors = rng.uniform(0.1, 9, models).tolist()
+    expected, total = np.zeros(size), np.zeros(size)
+    add_scaled(expected, list(zip(rows, factors, strict=True)))
+    mean = average(size, list(zip(rows, factors, strict=True)), 3.0)
+
+    result = np.empty(size, np.float32)
+    arithmetic.choose(Counting())
+    in_files = [(Row(row), factor) for row, factor in zip(rows, factors, strict=True)]
+    add_scaled(total, in_files)
+    average(size, in_files, 3.0)
+
+    assert total.tobytes() == expected.tobytes()
+    assert result.tobytes() == mean.tobytes()
+    assert (held, most) == (0, min(models, 32))

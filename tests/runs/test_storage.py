@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from metis.core.mixing import CachedAverage, FullPass, MemoryStore
@@ -110,16 +115,25 @@ def test_foreign_and_broken_files_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "nowhere")
 
 
-def test_arrays_with_any_names_come_back(tmp_path: Path) -> None:
-    """Learners' names are in the keys of a checkpoint."""
+def _by_the_library(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    with safe_open(path, framework="numpy") as file:
+        return load_file(path), {"events": file.metadata()["events"]}
+
+
+@pytest.mark.parametrize("read", [load_arrays, partial(load_arrays, mapped=True), _by_the_library])
+def test_arrays_with_any_names_come_back(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    """Learners' names are in the keys of a checkpoint; other programs can read the file too."""
     arrays = {
         "local/a/b ü": np.arange(6, dtype=np.float32).reshape(2, 3).T,
         "single": np.array(3.5),
         "none": np.zeros(0, np.int64),
+        "flags": np.array([True, False, True]),
+        "small": np.array([1, 2, 3], np.int8),
+        "large": np.array([2.0**60, 3]),
     }
     save_arrays(tmp_path / "x.safetensors", arrays, {"events": "12"})
 
-    again, metadata = load_arrays(tmp_path / "x.safetensors")
+    again, metadata = read(tmp_path / "x.safetensors")
 
     assert metadata == {"events": "12"}
     assert again.keys() == arrays.keys()
@@ -133,12 +147,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "x.safetensors"
     save_arrays(path, {"w": np.zeros(3)}, {"events": "1"})
 
-    def no_space(*args: object) -> None:
-        raise OSError("no space left on device")
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if self.tell() + len(data) > 500:
+                raise OSError("no space left on device")
+            return super().write(data)
 
-    monkeypatch.setattr("safetensors.numpy.save_file", no_space)
+    monkeypatch.setattr("metis.system.Disk.file", lambda self, descriptor: os.close(descriptor) or Full())
     with pytest.raises(OSError, match="no space"):
-        save_arrays(path, {"w": np.ones(3)}, {"events": "2"})
+        save_arrays(path, {"w": np.ones(100)}, {"events": "2"})
 
     assert load_arrays(path)[1] == {"events": "1"}
 

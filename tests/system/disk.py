@@ -18,7 +18,6 @@ import random
 import shutil
 import sqlite3
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import apsw
@@ -497,12 +496,6 @@ class VirtualDisk(Disk):
 
     def connect(self, path: Any) -> Any:
         return _Connection(self._boot, str(path))
-
-    def write_arrays(self, path: Any, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-        from safetensors.numpy import save
-
-        with DiskPath(path).open("wb") as file:
-            file.write(save(dict(arrays), dict(metadata)))
 
     def space(self, folder: Any) -> tuple[int, int]:
         return _SPACE, 0 if self._machine.full else _SPACE // 2

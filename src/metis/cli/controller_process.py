@@ -33,6 +33,7 @@ from metis.deployment.controller.state import State
 from metis.deployment.controller.status_server import StatusServer
 from metis.deployment.preflight import serving_problem
 from metis.deployment.security.identity import Revocations, check_kit, load_kit, server_credentials, warnings
+from metis.deployment.storage import storage
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire.models import model_parts, read_model
 from metis.errors import ConfigError, LearnerError
@@ -133,7 +134,7 @@ def run_controller(
         problem = serving_problem(None, *host_and_port(http, listen=True))
     if problem is not None:
         raise ConfigError(problem)
-    use_all_processors(in_service=True)
+    use_all_processors(in_service=True, scratch=None if storage().sealed else folder)
 
     def watched(fold: RunFold) -> None:
         progress(fold)

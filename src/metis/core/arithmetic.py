@@ -7,15 +7,18 @@ it: the bits are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 128 * 1024  # numbers; sums over a whole model are made of sums over these, so their bits depend on it
 CALL = 256 * 1024  # numbers that one call of the arithmetic works off
-_PIECE = 16 * 1024  # numbers whose float64 values stay in the processor's cache
+_PIECE = 16 * 1024  # numbers whose float64 values stay in the processor's cache; inner products depend on it
+_TILE = 32 * 1024  # the same for sums, in which a longer call takes less time for a number
+_READ = 128 * 1024  # numbers of a model that are read from its file at a time
+_ROWS_AT_ONCE = 32  # models of which so much is in memory at the same time
 
 
 class Row(Protocol):
@@ -31,14 +34,21 @@ class Arithmetic:
         """Memory for a result."""
         return np.empty(size, np.float32)
 
+    def zeros(self, size: int) -> NDArray[np.float64]:
+        """Memory for a sum."""
+        return np.zeros(size, np.float64)
+
+    def release(self, pieces: Iterable[NDArray[Any]]) -> None:
+        """These were worked off: what is in a file as well need not stay in memory."""
+
     def add(self, total: NDArray[np.float64], pieces: Sequence[tuple[NDArray[np.float32], float]]) -> None:
         """total += factor * piece, one piece after the other."""
-        products = np.empty(min(_PIECE, total.size), np.float64)
-        for start in range(0, total.size, _PIECE):
-            part = total[start : start + _PIECE]
+        products = np.empty(min(_TILE, total.size), np.float64)
+        for start in range(0, total.size, _TILE):
+            part = total[start : start + _TILE]
             product = products[: part.size]
             for piece, factor in pieces:
-                product[:] = piece[start : start + _PIECE]  # first: float32 times a Python float is float32
+                product[:] = piece[start : start + _TILE]  # first: float32 times a Python float is float32
                 product *= factor
                 part += product
 
@@ -46,9 +56,9 @@ class Arithmetic:
         self, result: NDArray[np.float32], pieces: Sequence[tuple[NDArray[np.float32], float]], divisor: float
     ) -> None:
         """result = the sum of factor * piece, one piece after the other, over the divisor."""
-        sums = np.empty(min(_PIECE, result.size), np.float64)
-        for start in range(0, result.size, _PIECE):
-            part = slice(start, min(start + _PIECE, result.size))
+        sums = np.empty(min(_TILE, result.size), np.float64)
+        for start in range(0, result.size, _TILE):
+            part = slice(start, min(start + _TILE, result.size))
             total = sums[: part.stop - start]
             total.fill(0.0)
             Arithmetic.add(self, total, [(piece[part], factor) for piece, factor in pieces])
@@ -74,7 +84,9 @@ def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) ->
     """total += sum of factor * row, element by element in the order given."""
 
     def work(start: int, end: int) -> None:
-        _chosen.add(total[start:end], [(row[start:end], factor) for row, factor in rows])
+        for part in _readable(rows, start, end):
+            _add(total[part], rows, part)
+            _chosen.release([total[part]])
 
     _chosen.each_part(total.size, len(rows), work)
 
@@ -82,29 +94,92 @@ def add_scaled(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]]) ->
 def average(size: int, rows: Sequence[tuple[Row, float]], divisor: float) -> NDArray[np.float32]:
     """The sum of factor * row over the divisor, with no more than the result in memory."""
     result = _chosen.empty(size)
+    few = _in_memory(rows) or len(rows) <= _ROWS_AT_ONCE
 
     def work(start: int, end: int) -> None:
-        _chosen.average(result[start:end], [(row[start:end], factor) for row, factor in rows], divisor)
+        for part in _readable(rows, start, end):
+            if few:
+                pieces = [(row[part], factor) for row, factor in rows]
+                _chosen.average(result[part], pieces, divisor)
+                _chosen.release([piece for piece, _ in pieces])
+            else:
+                total = np.zeros(part.stop - part.start)
+                _add(total, rows, part)
+                np.divide(total, divisor, out=result[part], casting="same_kind")
+            _chosen.release([result[part]])
 
     _chosen.each_part(size, len(rows), work)
     return result
 
 
+def _in_memory(rows: Sequence[tuple[Row, float]]) -> bool:
+    return all(type(row) is np.ndarray for row, _ in rows)
+
+
+def _readable(rows: Sequence[tuple[Row, float]], start: int, end: int) -> Iterator[slice]:
+    """Parts of a size to be read from files, if that is where the rows are."""
+    at_once = CALL if _in_memory(rows) else _READ
+    for begin in range(start, end, at_once):
+        yield slice(begin, min(begin + at_once, end))
+
+
+def _add(total: NDArray[np.float64], rows: Sequence[tuple[Row, float]], part: slice) -> None:
+    """total += this part of the rows, of which a few are in memory at a time, if they are read from files."""
+    at_once = len(rows) if _in_memory(rows) else _ROWS_AT_ONCE
+    for begin in range(0, len(rows), max(1, at_once)):
+        pieces = [(row[part], factor) for row, factor in rows[begin : begin + at_once]]
+        _chosen.add(total, pieces)
+        _chosen.release([piece for piece, _ in pieces])
+
+
+def in_parts(work: Callable[..., object], *vectors: NDArray[Any]) -> None:
+    """Call `work` with the same part of all these vectors, which are equally long, for every part of them."""
+
+    def each(start: int, end: int) -> None:
+        pieces = [vector[start:end] for vector in vectors]
+        work(*pieces)
+        _chosen.release(pieces)
+
+    _chosen.each_part(vectors[0].size, len(vectors), each)
+
+
+def release(*pieces: NDArray[Any]) -> None:
+    """These were worked off: what is in a file as well need not stay in memory."""
+    _chosen.release(pieces)
+
+
+def empty(size: int) -> NDArray[np.float32]:
+    """Memory for a model."""
+    return _chosen.empty(size)
+
+
+def zeros(size: int) -> NDArray[np.float64]:
+    """The beginning of a sum that is as long as a model."""
+    return _chosen.zeros(size)
+
+
+def widened(numbers: NDArray[Any]) -> NDArray[np.float64]:
+    """A copy in float64, to be changed in place."""
+    copy = _chosen.zeros(numbers.size)
+    in_parts(np.copyto, copy, numbers)
+    return copy
+
+
 def quotient(total: NDArray[np.float64], divisor: float) -> NDArray[np.float32]:
     """total / divisor as float32, with no more than the result in memory."""
     result = _chosen.empty(total.size)
-
-    def work(start: int, end: int) -> None:
-        np.divide(total[start:end], divisor, out=result[start:end], casting="same_kind")
-
-    _chosen.each_part(total.size, 1, work)
+    in_parts(lambda part, out: np.divide(part, divisor, out=out, casting="same_kind"), total, result)
     return result
 
 
 def largest(row: Row | NDArray[np.float64], size: int) -> float:
     """The largest absolute value; 0 of nothing."""
-    parts = (row[begin : min(begin + BLOCK, size)] for begin in range(0, size, BLOCK))
-    return max((max(float(part.max()), -float(part.min())) for part in parts), default=0.0)
+    found = 0.0
+    for begin in range(0, size, BLOCK):
+        part = row[begin : min(begin + BLOCK, size)]
+        found = max(found, float(part.max()), -float(part.min()))
+        _chosen.release([part])
+    return found
 
 
 def squared_distance(to: Row | NDArray[np.float64], start: Row | None, size: int) -> float:
@@ -112,9 +187,13 @@ def squared_distance(to: Row | NDArray[np.float64], start: Row | None, size: int
     total = 0.0
     for begin in range(0, size, BLOCK):
         part = slice(begin, min(begin + BLOCK, size))
-        delta = to[part].astype(np.float64)
+        ahead = to[part]
+        delta = ahead.astype(np.float64)
         if start is not None:
-            delta -= start[part]
+            behind = start[part]
+            delta -= behind
+            _chosen.release([behind])
+        _chosen.release([ahead])
         total += float(np.add.reduce(np.square(delta, out=delta)))
     return total
 
@@ -128,7 +207,9 @@ def elementwise(
     def work(start: int, end: int) -> None:
         for begin in range(start, end, _PIECE):
             part = slice(begin, min(begin + _PIECE, end))
-            result[part] = combine(np.stack([row[part] for row in rows]))
+            pieces = [row[part] for row in rows]
+            result[part] = combine(np.stack(pieces))
+            _chosen.release([result[part], *pieces])
 
     _chosen.each_part(size, len(rows), work)
     return result
@@ -144,7 +225,9 @@ def inner_products(rows: Sequence[Row], start: Row | None, parts: Iterable[slice
     for whole in parts:
         for begin in range(whole.start, whole.stop, _PIECE):
             part = slice(begin, min(begin + _PIECE, whole.stop))
-            deltas = np.stack([row[part] for row in rows]).astype(np.float64)
+            pieces = [row[part] for row in rows]
+            deltas = np.stack(pieces).astype(np.float64)
+            _chosen.release(pieces)
             if start is not None:
                 deltas -= start[part]
             for i in range(len(rows)):

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import CALL, release
+
 Vector = NDArray[np.float32]
 Role = Literal["parameter", "buffer", "counter", "control"]
 
@@ -201,7 +203,10 @@ class Model:
     def sha256(self) -> str:
         """Names these weights: equal exactly when layout and every bit are equal."""
         digest = hashlib.sha256(self.layout.fingerprint.encode())
-        digest.update(np.ascontiguousarray(self.vector, "<f4").data)
+        for start in range(0, self.vector.size, CALL):
+            piece = self.vector[start : start + CALL]
+            digest.update(np.ascontiguousarray(piece, "<f4").data)
+            release(piece)
         digest.update(np.ascontiguousarray(self.counters, "<i8").data)
         return digest.hexdigest()
 

@@ -93,10 +93,10 @@ class Storage:
 
         save_arrays(path, arrays, metadata)
 
-    def load_arrays(self, path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    def load_arrays(self, path: Path, *, mapped: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         from metis.runs.storage import load_arrays
 
-        return load_arrays(path)
+        return load_arrays(path, mapped=mapped)
 
     def named(self, path: Path) -> Path:
         """What a file for other programs is called, which cannot read it if it is sealed."""
@@ -223,7 +223,7 @@ class SealedStorage(Storage):
         with replacing(path) as new:
             self.write_file(new, save(dict(arrays), dict(metadata)))
 
-    def load_arrays(self, path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    def load_arrays(self, path: Path, *, mapped: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         from safetensors.numpy import load
 
         content = read_file(path)

@@ -10,17 +10,21 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.arithmetic import CALL, Arithmetic, choose
+from metis.kernels.scratch import Scratch, release
 
 _LARGE = 1 << 20  # numbers of all models; below, new memory is cheap
-_WORTH_THREADS = 1 << 19  # numbers of all models; below, waking a thread takes longer than the work
+_WORTH_THREADS = 1 << 19  # numbers of all models; below, waking a thread takes longer than numpy's work
+_WORTH_COMPILED_THREADS = 1 << 21  # the same for compiled work
 _WORTH_COMPILER = 1 << 27  # numbers mixed so far; by then numpy has taken as long as loading the compiler takes
 _MAX_THREADS = 8  # more would only wait for memory
 _LIST = [object()]
@@ -32,15 +36,19 @@ Pieces = Sequence[tuple[NDArray[np.float32], float]]
 class FastArithmetic(Arithmetic):
     """A contiguous share of the numbers for each thread."""
 
-    def __init__(self, threads: int | None = None, *, keeps_memory: bool = True) -> None:
+    def __init__(
+        self, threads: int | None = None, *, keeps_memory: bool = True, scratch: Scratch | None = None
+    ) -> None:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or min(processors, _MAX_THREADS)
         self._mixed = 0
-        self._keeps_memory = keeps_memory
+        self._keeps_memory, self._scratch = keeps_memory, scratch
         self._results: list[NDArray[np.float32]] = []
 
     def empty(self, size: int) -> NDArray[np.float32]:
         """Memory of an earlier result that is no longer used: new memory takes longer than a model's average."""
+        if self._scratch is not None and (made := self._scratch.zeros(size, np.float32)) is not None:
+            return made
         if size < _LARGE or not self._keeps_memory:
             return super().empty(size)
         for index in range(len(self._results)):
@@ -49,6 +57,13 @@ class FastArithmetic(Arithmetic):
                 return self._results[index][:]
         self._results = [super().empty(size), *self._results[:1]]
         return self._results[0][:]
+
+    def zeros(self, size: int) -> NDArray[np.float64]:
+        made = None if self._scratch is None else self._scratch.zeros(size, np.float64)
+        return super().zeros(size) if made is None else made
+
+    def release(self, pieces: Iterable[NDArray[Any]]) -> None:
+        release(pieces)
 
     def add(self, total: NDArray[np.float64], pieces: Pieces) -> None:
         if (kernels := self._compiled(total.size * len(pieces))) is None:
@@ -68,7 +83,8 @@ class FastArithmetic(Arithmetic):
         return _kernels() if self._mixed >= _WORTH_COMPILER or _kernels.cache_info().currsize else None
 
     def each_part(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
-        if size * models < _WORTH_THREADS or self.threads == 1:
+        worth = _WORTH_THREADS if self._compiled(0) is None else _WORTH_COMPILED_THREADS
+        if size * models < worth or self.threads == 1:
             super().each_part(size, models, work)
             return
         edges = [size * thread // self.threads for thread in range(self.threads + 1)]
@@ -86,13 +102,13 @@ class FastArithmetic(Arithmetic):
             other.result()
 
 
-def use_all_processors(*, in_service: bool = False) -> None:
+def use_all_processors(*, in_service: bool = False, scratch: Path | None = None) -> None:
     """Let this process mix with all its processors.
 
-    In service, as a controller is, what the first large mixing would wait for is loaded now, and no memory is kept
-    between two mixings.
+    In service, as a controller is, what the first large mixing would wait for is loaded now, no memory is kept between
+    two mixings, and large sums are in files without a name in the folder `scratch`, if there is one.
     """
-    choose(FastArithmetic(keeps_memory=not in_service))
+    choose(FastArithmetic(keeps_memory=not in_service, scratch=None if scratch is None else Scratch(scratch)))
     if in_service:
         _kernels()
 

@@ -43,8 +43,9 @@ def _row(address: int, start: int, size: int) -> Any:
 
 
 @_compile()
-def _add_tile(total: Any, addresses: Any, factors: Any, start: int) -> None:
-    size, models, done = total.size, addresses.size, 0
+def _add_tile(total: Any, addresses: Any, factors: Any, models: int, start: int) -> None:
+    """total += the first so many models."""
+    size, done = total.size, 0
     while models - done >= 4:  # a processor reads ahead best in a few streams
         a, b = _row(addresses[done], start, size), _row(addresses[done + 1], start, size)
         c, d = _row(addresses[done + 2], start, size), _row(addresses[done + 3], start, size)
@@ -66,21 +67,75 @@ def _add_tile(total: Any, addresses: Any, factors: Any, start: int) -> None:
             total[i] += np.float64(a[i]) * by_a
 
 
+# Where a sum ends, it is divided and rounded in the same pass. `total` is None where it also begins, which the compiler
+# sees; 0.0 is added all the same, as it makes a 0.0 of a -0.0.
+
+
+@_compile()
+def _end_four(result: Any, total: Any, addresses: Any, factors: Any, at: int, start: int, divisor: float) -> None:
+    size = result.size
+    a, b = _row(addresses[at], start, size), _row(addresses[at + 1], start, size)
+    c, d = _row(addresses[at + 2], start, size), _row(addresses[at + 3], start, size)
+    by_a, by_b, by_c, by_d = factors[at], factors[at + 1], factors[at + 2], factors[at + 3]
+    for i in range(size):
+        so_far = 0.0 if total is None else total[i]
+        so_far = (
+            ((so_far + np.float64(a[i]) * by_a) + np.float64(b[i]) * by_b) + np.float64(c[i]) * by_c
+        ) + np.float64(d[i]) * by_d
+        result[i] = np.float32(so_far / divisor)
+
+
+@_compile()
+def _end_two(result: Any, total: Any, addresses: Any, factors: Any, at: int, start: int, divisor: float) -> None:
+    size = result.size
+    a, b = _row(addresses[at], start, size), _row(addresses[at + 1], start, size)
+    by_a, by_b = factors[at], factors[at + 1]
+    for i in range(size):
+        so_far = 0.0 if total is None else total[i]
+        result[i] = np.float32(((so_far + np.float64(a[i]) * by_a) + np.float64(b[i]) * by_b) / divisor)
+
+
+@_compile()
+def _end_one(result: Any, total: Any, addresses: Any, factors: Any, at: int, start: int, divisor: float) -> None:
+    size = result.size
+    a, by_a = _row(addresses[at], start, size), factors[at]
+    for i in range(size):
+        so_far = 0.0 if total is None else total[i]
+        result[i] = np.float32((so_far + np.float64(a[i]) * by_a) / divisor)
+
+
+@_compile()
+def _average_tile(result: Any, total: Any, addresses: Any, factors: Any, start: int, divisor: float) -> None:
+    models = addresses.size
+    if models == 1:
+        _end_one(result, None, addresses, factors, 0, start, divisor)
+    elif models == 2:
+        _end_two(result, None, addresses, factors, 0, start, divisor)
+    elif models == 4:
+        _end_four(result, None, addresses, factors, 0, start, divisor)
+    else:
+        last = 4 if models % 4 == 0 else 2 if models % 4 == 2 else 1
+        total[:] = 0.0
+        _add_tile(total, addresses, factors, models - last, start)
+        if last == 4:
+            _end_four(result, total, addresses, factors, models - 4, start, divisor)
+        elif last == 2:
+            _end_two(result, total, addresses, factors, models - 2, start, divisor)
+        else:
+            _end_one(result, total, addresses, factors, models - 1, start, divisor)
+
+
 @_compile(types.void(types.Array(types.float64, 1, "C"), _ADDRESSES, _FACTORS))
 def add(total: Any, addresses: Any, factors: Any) -> None:
     """total += factor * the numbers at the address, one model after the other."""
     for start in range(0, total.size, _TILE):
-        _add_tile(total[start : start + _TILE], addresses, factors, start)
+        _add_tile(total[start : start + _TILE], addresses, factors, addresses.size, start)
 
 
 @_compile(types.void(types.Array(types.float32, 1, "C"), _ADDRESSES, _FACTORS, types.float64))
 def average(result: Any, addresses: Any, factors: Any, divisor: float) -> None:
-    """result = the sum of factor * the numbers at the address over the divisor."""
+    """result = the sum of factor * the numbers at the address over the divisor, of at least one model."""
     sums = np.empty(min(_TILE, result.size), np.float64)
     for start in range(0, result.size, _TILE):
         part = result[start : start + _TILE]
-        total = sums[: part.size]
-        total[:] = 0.0
-        _add_tile(total, addresses, factors, start)
-        for i in range(part.size):
-            part[i] = np.float32(total[i] / divisor)
+        _average_tile(part, sums[: part.size], addresses, factors, start, divisor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from metis.core.arithmetic import release
 from metis.core.events import LearnerId
 from metis.core.model import Layout, Model, TensorSpec, Vector
 from metis.errors import DataError
 from metis.files import replacing
 from metis.system import disk
 
+_PIECE = 8 << 20  # bytes
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
 _DIGEST = "metis_digest"  # of all arrays: safetensors itself does not notice a flipped bit
 
 
@@ -54,16 +61,50 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mappin
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not ascontiguousarray, which would make a list of one out of a single number.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    header = _header(contiguous, {**metadata, _DIGEST: _digest(contiguous)})
     with replacing(path) as new:
-        disk().write_arrays(new, contiguous, {**metadata, _DIGEST: _digest(contiguous)})
+        with disk().file(disk().open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)) as file:
+            file.write(header)
+            for name in _order(contiguous):
+                for piece in _pieces(contiguous[name]):
+                    file.write(piece)
 
 
-def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read what `save_arrays` wrote: the arrays and the metadata."""
+def _order(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    """In which they lie in the file: the widest numbers first, so that all are aligned."""
+    return sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+
+
+def _header(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the numbers. The library writes the same, but needs a second copy of all arrays for it."""
+    content: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in _order(arrays):
+        array, begin = arrays[name], end
+        end += array.nbytes
+        content[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
+    """The bytes of an array, a part at a time, which need not stay in memory afterwards."""
+    flat = array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8)
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        yield piece.data
+        release(piece)
+
+
+def load_arrays(path: Path, *, mapped: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read what `save_arrays` wrote: the arrays and the metadata; mapped ones are read when they are needed."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
+        with safe_open(path, framework="numpy") as file:  # which checks the header
+            arrays = {} if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = dict(file.metadata() or {})
+        if mapped:
+            arrays = _mapped(path)
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{path} cannot be read as a safetensors file: {problem}") from problem
     if metadata.pop(_DIGEST, None) not in (None, _digest(arrays)):  # None: written by another program
@@ -75,8 +116,23 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
-        digest.update(arrays[name].reshape(-1).data)
+        for piece in _pieces(arrays[name]):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _mapped(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file whose header is sound; they cannot be written to."""
+    whole = np.memmap(path, np.uint8, mode="r")
+    start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
+    content = json.loads(whole[8:start].tobytes())
+    content.pop("__metadata__", None)
+    numbers = {code: np.dtype(name) for name, code in _DTYPES.items()}
+    arrays = {}
+    for name, tensor in content.items():
+        begin, end = tensor["data_offsets"]
+        arrays[name] = whole[start + begin : start + end].view(numbers[tensor["dtype"]]).reshape(tensor["shape"])
+    return arrays
 
 
 def save_model(path: Path, model: Model, metadata: Mapping[str, str] | None = None) -> None:

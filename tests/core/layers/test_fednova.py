@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from core.play import Play, model
-from metis.core.layers import fednova as nova_module
 from metis.core.layers.fednova import FedNova, NormalizedAverage, accumulated_steps
 from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
@@ -141,21 +140,6 @@ def test_buffers_are_averaged_and_not_normalised():
     assert nova.model.vector.tolist() == pytest.approx(
         [1 / 4 * average / 1 * 1 + 3 / 4 * average / 9 * 10, (1 * 1 + 3 * 3) / 4]
     )
-
-
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    rng = np.random.default_rng(0)
-    layout = Layout((TensorSpec("w", (50,)),))
-    start, one, other = (Model(layout, rng.normal(size=50).astype(np.float32)) for _ in range(3))
-    results = []
-    for block in (7, 1000):
-        monkeypatch.setattr(nova_module, "_BLOCK", block)
-        nova = NormalizedAverage(start, MemoryStore())
-        nova.commit("a", one, 1.0, 3, None)
-        nova.commit("b", other, 2.0, 5, None)
-        nova.publish()
-        results.append(nova.model.sha256())
-    assert results[0] == results[1]
 
 
 def test_a_policy_with_normalised_averaging_keeps_its_course():

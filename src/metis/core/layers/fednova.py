@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import accumulated_steps
+from metis.core.arithmetic import accumulated_steps, add_scaled, in_parts, widened
 from metis.core.events import LearnerId
 from metis.core.layers.base import Layer
 from metis.core.mixing import FullPass, Mixing, ModelStore
@@ -32,8 +32,6 @@ from metis.registry import Setting
 
 if TYPE_CHECKING:
     from metis.core.solvers import SolverFacts
-
-_BLOCK = 32 * 1024  # numbers
 
 
 @dataclass(frozen=True)
@@ -124,12 +122,7 @@ class NormalizedAverage(FullPass):
 
     def _mixture(self, weights: Mapping[LearnerId, float]) -> NDArray[np.float64]:
         """The current model with what the weights leave to it, plus the weighted local ones, in learner order."""
-        result = self.model.vector.astype(np.float64)
-        result *= 1 - math.fsum(weights.values())
-        for learner, weight in weights.items():
-            row = self._store.get(learner)
-            for start in range(0, result.size, _BLOCK):
-                product = row[start : start + _BLOCK].astype(np.float64)
-                product *= weight
-                result[start : start + _BLOCK] += product
+        result, left = widened(self.model.vector), 1 - math.fsum(weights.values())
+        in_parts(lambda part: np.multiply(part, left, out=part), result)
+        add_scaled(result, [(self._store.get(learner), weight) for learner, weight in weights.items()])
         return result

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import empty, in_parts, release, widened, zeros
 from metis.core.layers.base import Layer
 from metis.core.layers.wrapper import Wrapper
 from metis.core.mixing import Community, Mixing, ModelStore
@@ -69,7 +70,7 @@ class FedAvgM(ServerOptimizer, key="server", order=30, choice="momentum"):
     title = "FedAvgM"
 
     def start_state(self, size: int) -> dict[str, Block]:
-        return {"momentum": np.zeros(size)}
+        return {"momentum": zeros(size)}
 
     def step(self, difference: Block, state: Mapping[str, Block]) -> Block:
         momentum = state["momentum"]
@@ -83,7 +84,9 @@ class FedAvgM(ServerOptimizer, key="server", order=30, choice="momentum"):
 
 
 def _adaptive_start(size: int, tau: float) -> dict[str, Block]:
-    return {"mean": np.zeros(size), "variance": np.full(size, tau**2)}
+    variance = zeros(size)
+    in_parts(lambda part: part.fill(tau**2), variance)
+    return {"mean": zeros(size), "variance": variance}
 
 
 def _adaptive_step(
@@ -176,12 +179,13 @@ class Optimized(Wrapper):
         return True
 
     def _step(self, current: Vector, proposed: Vector, layout: Layout, rate: float) -> Vector:
-        result = np.empty(layout.size, np.float32)
+        result = empty(layout.size)
         for start in range(0, layout.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             before = current[part].astype(np.float64)
             state = {name: vector[part] for name, vector in self._state.items()}
             result[part] = before + rate * self._optimizer.step(proposed[part] - before, state)
+            release(result[part], current[part], proposed[part], *state.values())
         for spec in layout.tensors:
             if spec.role in ("buffer", "control"):
                 result[layout.slices[spec.name]] = proposed[layout.slices[spec.name]]
@@ -193,4 +197,4 @@ class Optimized(Wrapper):
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         super().load_arrays(model, arrays, store)
-        self._state = {name: np.array(arrays[f"server/{name}"], np.float64) for name in self._state}
+        self._state = {name: widened(arrays[f"server/{name}"]) for name in self._state}

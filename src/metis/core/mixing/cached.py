@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import Row, add_scaled, largest, quotient
+from metis.core.arithmetic import Row, add_scaled, largest, quotient, widened, zeros
 from metis.core.events import LearnerId
 from metis.core.mixing.community import Published
 from metis.core.mixing.store import ModelStore, stored_models, weighted_sum
@@ -35,7 +35,7 @@ class CachedAverage(Published):
         self._store = store
         self._rebuild_every = rebuild_every
         self._values: dict[LearnerId, float] = {}  # p_k
-        self._sum = np.zeros(initial_model.layout.size, np.float64)  # W
+        self._sum = zeros(initial_model.layout.size)  # W
         self._peak = 0.0  # the largest term of W since it was last exact
         self._commits = 0
         self._changed = False
@@ -109,7 +109,7 @@ class CachedAverage(Published):
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
-        self._sum = np.array(arrays["sum"], np.float64)
+        self._sum = widened(arrays["sum"])
         self._peak = float(arrays["peak"].sum()) if "peak" in arrays else 0.0  # earlier versions did not keep it
         for learner in self._values:
             self._store.put(learner, arrays[f"local/{learner}"])

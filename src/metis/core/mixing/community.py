@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from metis.core.arithmetic import quotient
 from metis.core.contribution import capped
 from metis.core.events import CommunityStamp, LearnerId, RoundMeasure
 from metis.core.mixing.store import ModelStore
@@ -131,7 +132,9 @@ class Published:
         self.committed_steps = 0
 
     def _stamp_new(self, vector: NDArray[np.float32] | NDArray[np.float64]) -> None:
-        self.model = self.model.with_vector(vector.astype(np.float32, copy=vector.dtype != np.float32))
+        exact = vector.dtype == np.float32
+        rounded = vector.astype(np.float32, copy=False) if exact else quotient(vector.astype(np.float64, copy=False), 1)
+        self.model = self.model.with_vector(rounded)
         self.stamp = CommunityStamp(self.stamp.version + 1, self.committed_steps)
 
     def adopt(self, model: Model) -> None:

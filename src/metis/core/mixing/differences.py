@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import accumulated_steps, add_scaled, squared_distance
+from metis.core.arithmetic import accumulated_steps, add_scaled, in_parts, squared_distance
 from metis.core.events import LearnerId, RoundMeasure
 from metis.core.mixing.full_pass import FullPass
 from metis.core.mixing.store import ModelStore, weighted_sum
@@ -98,13 +98,13 @@ class DifferenceAverage(FullPass):
         eta = extrapolated(self._extrapolation, spread, length, progress, self._largest)
         parameters = parameter_parts(layout)
         for part in parameters if eta != 1 else ():
-            mean[part] *= eta
+            in_parts(lambda numbers: np.multiply(numbers, eta, out=numbers), mean[part])
         if self._equalize and sum(part.stop - part.start for part in parameters) < layout.size:
             plain = self._mean(shares)
             for part in parameters:
                 plain[part] = mean[part]
             mean = plain
-        mean += self.model.vector
+        in_parts(lambda numbers, before: np.add(numbers, before, out=numbers), mean, self.model.vector)
         for kept in (self._values, self._bases, self._squares, self._reaches):
             kept.clear()
         self._stamp_new(mean)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import add_scaled
+from metis.core.arithmetic import add_scaled, in_parts, widened
 from metis.core.events import LearnerId
 from metis.core.mixing.community import Published
 from metis.core.mixing.store import ModelStore
@@ -24,7 +24,7 @@ class Interpolation(Published):
         if not 0 < mixing <= 1:
             raise ArgumentError(f"mixing is {mixing}; it must be greater than 0 and at most 1", "mixing")
         self._mixing = mixing
-        self._vector = initial_model.vector.astype(np.float64)
+        self._vector = widened(initial_model.vector)
         self._changed = False
         self.contributors = 0
 
@@ -38,7 +38,7 @@ class Interpolation(Published):
         examples: int = 1,
     ) -> None:
         alpha = self._mixing * value
-        self._vector *= 1 - alpha
+        in_parts(lambda part: np.multiply(part, 1 - alpha, out=part), self._vector)
         add_scaled(self._vector, [(local_model.vector, alpha)])
         self.committed_steps += steps
         self.contributors += 1
@@ -56,11 +56,11 @@ class Interpolation(Published):
 
     def adopt(self, model: Model) -> None:
         super().adopt(model)
-        self._vector = model.vector.astype(np.float64)
+        self._vector = widened(model.vector)
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model = model
-        self._vector = np.array(arrays["vector"], np.float64)
+        self._vector = widened(arrays["vector"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import add_scaled
+from metis.core.arithmetic import add_scaled, in_parts, widened, zeros
 from metis.core.events import LearnerId
 from metis.core.mixing.community import Published
 from metis.core.mixing.store import ModelStore
@@ -36,8 +36,8 @@ class Buffered(Published):
             )
         self._buffer_size = buffer_size
         self._server_learning_rate = server_learning_rate
-        self._vector = initial_model.vector.astype(np.float64)
-        self._differences = np.zeros(initial_model.layout.size, np.float64)
+        self._vector = widened(initial_model.vector)
+        self._differences = zeros(initial_model.layout.size)
         self.contributors = 0
 
     def commit(
@@ -60,20 +60,25 @@ class Buffered(Published):
     def publish(self, seconds: float = 0.0) -> bool:
         if self.contributors < self._buffer_size:
             return False
-        self._vector += self._server_learning_rate / self.contributors * self._differences
-        self._differences[:] = 0.0
+        rate = self._server_learning_rate / self.contributors
+
+        def step(vector: NDArray[np.float64], differences: NDArray[np.float64]) -> None:
+            vector += rate * differences
+            differences[:] = 0.0
+
+        in_parts(step, self._vector, self._differences)
         self.contributors = 0
         self._stamp_new(self._vector)
         return True
 
     def adopt(self, model: Model) -> None:
         super().adopt(model)
-        self._vector = model.vector.astype(np.float64)
+        self._vector = widened(model.vector)
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
         return {"vector": self._vector, "differences": self._differences}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model = model
-        self._vector = np.array(arrays["vector"], np.float64)
-        self._differences = np.array(arrays["differences"], np.float64)
+        self._vector = widened(arrays["vector"])
+        self._differences = widened(arrays["differences"])

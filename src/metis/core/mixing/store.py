@@ -9,11 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import Row, add_scaled, average, quotient
+from metis.core.arithmetic import Row, add_scaled, average, zeros
 from metis.core.events import LearnerId
 from metis.core.model import Vector
-
-_ROWS_AT_ONCE = 32  # local models mapped at the same time, which bounds memory on a disk store
 
 
 class ModelStore(Protocol):
@@ -42,24 +40,29 @@ class MemoryStore:
 
 def weighted_sum(size: int, store: ModelStore, values: Mapping[LearnerId, float]) -> NDArray[np.float64]:
     """Full pass over the stored models in learner order, so that arrival order cannot change a bit."""
-    total = np.zeros(size, np.float64)
-    order, at_once = sorted(values), _models_per_pass(store, len(values))
-    for start in range(0, len(order), at_once):
-        add_scaled(total, [(store.get(k), values[k]) for k in order[start : start + at_once]])
+    total = zeros(size)
+    add_scaled(total, _rows(store, values))
     return total
 
 
 def stored_average(size: int, store: ModelStore, values: Mapping[LearnerId, float]) -> Vector:
-    """The same numbers as the weighted sum over its weight, with no more than the result in memory where possible."""
-    normalization = math.fsum(values.values())
-    if len(values) > _models_per_pass(store, len(values)):
-        return quotient(weighted_sum(size, store, values), normalization)
-    return average(size, [(store.get(learner), values[learner]) for learner in sorted(values)], normalization)
+    """The same numbers as the weighted sum over its weight, with no more than the result in memory."""
+    return average(size, _rows(store, values), math.fsum(values.values()))
 
 
-def _models_per_pass(store: ModelStore, models: int) -> int:
-    """How many models are added in one pass: all, unless they are read from a disk."""
-    return max(1, models) if isinstance(store, MemoryStore) else _ROWS_AT_ONCE
+class _Stored:
+    """A stored model that is opened for each part, so that any number of them can be mixed at the same time."""
+
+    def __init__(self, store: ModelStore, learner: LearnerId) -> None:
+        self._store, self._learner = store, learner
+
+    def __getitem__(self, part: slice, /) -> Vector:
+        return self._store.get(self._learner)[part]
+
+
+def _rows(store: ModelStore, values: Mapping[LearnerId, float]) -> list[tuple[Row, float]]:
+    in_memory = isinstance(store, MemoryStore)
+    return [(store.get(k) if in_memory else _Stored(store, k), values[k]) for k in sorted(values)]
 
 
 def stored_models(store: ModelStore, learners: Iterable[LearnerId]) -> dict[str, NDArray[Any]]:

@@ -15,10 +15,8 @@ ends; the next one reads what is really there.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import sqlite3
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -320,8 +318,6 @@ class State:
         self, seq: int, arrays: Mapping[str, NDArray[Any]], facts: dict[str, Any], blobs: Collection[str] = ()
     ) -> None:
         """Keep the state after entry `seq`, durably; of earlier snapshots one stays, in case this one is damaged."""
-        from safetensors import SafetensorError
-
         text, needed = _json(facts), json.dumps(sorted(blobs))
         with self._lock:
             if not max((known.seq for known in self.snapshots()), default=0) <= seq <= self.last_seq():
@@ -334,11 +330,7 @@ class State:
         path = self._snapshots / f"{seq:012d}-{token_hex(4)}.safetensors"
         try:
             with writing(path):
-                try:
-                    storage().save_arrays(path, arrays, {"run": self.run, "seq": str(seq)})
-                except SafetensorError as problem:
-                    code = re.search(r"os error (\d+)", str(problem))
-                    raise OSError(int(code[1]) if code else errno.EIO, str(problem)) from problem
+                storage().save_arrays(path, arrays, {"run": self.run, "seq": str(seq)})
                 if self._durable:
                     sync(path)
                     sync(self._snapshots)
@@ -378,10 +370,10 @@ class State:
         return sound[:2]
 
     def load_snapshot(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
-        """Its arrays; a DataError says that they are damaged, and then it is not offered again."""
+        """Its arrays, mapped; a DataError says that they are damaged, and then it is not offered again."""
         path = self._snapshots / snapshot.arrays
         try:
-            arrays, metadata = storage().load_arrays(path)
+            arrays, metadata = storage().load_arrays(path, mapped=True)
             if metadata != {"run": self.run, "seq": str(snapshot.seq)}:
                 raise DataError(f"{path} is damaged: it is not the snapshot after entry {snapshot.seq} of this run")
         except DataError:
