@@ -408,6 +408,18 @@ BUGS: dict[str, Bug] = {
         "self._administration.ended = False",
         needs="command extend at the end",
     ),
+    "a masked round goes on after the end": Bug(
+        f"{_CORE}.masked",
+        "begun = self.secure is not None and self.secure.values",
+        "begun = False",
+        needs="command extend.*command stop.*masked",
+    ),
+    "two downloads write to one file": Bug(
+        "metis.deployment.learner.downloads",
+        "        async with self._one_at_a_time:\n            return",
+        "        if True:\n            return",
+        needs="command rollback at a task.*slow threads",
+    ),
     "a rollback is journaled before its model is synced": Bug(
         f"{_CONTROLLER}.durable",
         "        self.state.sync_blob(kept[version])  # what the journal names is on the disk\n",

@@ -141,7 +141,7 @@ SOMETIMES = (  # what a thousand seeds reach
     "a cohort was fixed", "a statement was signed", "shares were given", "a sum was opened",
     "a sum without some of its members", "what was masked before a crash is sent again",
 )  # fmt: skip
-_AT_THE_END = "command extend at the end"
+_AT_THE_END, _AT_A_TASK = "command extend at the end", "command rollback at a task"
 _MASKED_COMMANDS = ("pause", "resume", "extend", "rollback", "stop")  # a fifth site has no certificate, three too few
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
@@ -253,6 +253,11 @@ def _drawn_commands(seed: int) -> list[Fault]:
     """What administrators ask for in a third of all seeds, at any time and as if nothing were wrong."""
     rng, at_the_end = random.Random(f"commands {seed}"), random.Random(f"at the end {seed}")
     last = [Fault(0.5, _AT_THE_END, at_the_end.randrange(1 << 30))] if at_the_end.random() < 0.08 else []
+    if masks(seed) and (stopped := random.Random(f"stopped {seed}")).random() < 0.05:
+        at = stopped.uniform(1.0, 10.0)
+        last += [Fault(at, "command stop", 0), Fault(at + 1.0, "command extend", stopped.randrange(1 << 30))]
+    if (at_a_task := random.Random(f"at a task {seed}")).random() < 0.04:
+        last.append(Fault(at_a_task.uniform(0.5, 6.0), _AT_A_TASK, at_a_task.randrange(1 << 30)))
     if rng.random() > 0.35:
         return last
     enabled = [command for command in COMMANDS if rng.random() < 0.5] or ["rollback"]
@@ -455,6 +460,8 @@ class Federation(World):
                     self.note("rot", str(self._rotten))
             case "command" if kind == _AT_THE_END:
                 self._extend_at_the_end = fault.number
+            case "command" if kind == _AT_A_TASK:
+                self._roll_back_at_a_task(fault.number, len(self._tasks), 2000)
             case "command" if kind == "command revoke":
                 self.office.revoke("l1")
             case "command":
@@ -517,6 +524,13 @@ class Federation(World):
         self._rotten = self.machines[CONTROLLER].rot(rng, "state/blobs", blob) or self._rotten
         self.note("rot", str(self._rotten))
         self.reached["a masked model rotted"] += self._rotten is not None
+
+    def _roll_back_at_a_task(self, number: int, known: int, attempts: int) -> None:
+        """While learners fetch the model of a task that they have just been given."""
+        if len(self._tasks) > known:
+            self.office.order(Order("rollback", number))
+        elif attempts:
+            self.loop.call_later(0.01, self._roll_back_at_a_task, number, known, attempts - 1)
 
     def _vanish(self, names: list[str], away: float, when: str, attempts: int) -> None:
         """As soon as a masked round is there: without keys, while its members train, or while it is opened."""

@@ -167,6 +167,7 @@ class Controller(MaskedRounds):
                     self.roster.void_tasks()  # what came after the end was refused, and the models may be old
                     if (reason := self._spent(now)) is not None:
                         return self._finish(reason)
+                    actions += self._go_on()
             case MemberAdded():
                 self._change_member(event.learner, added=True)
             case MemberRemoved():

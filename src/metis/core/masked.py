@@ -83,3 +83,8 @@ class MaskedRounds(ABC):
         self.secure.clear()
         community.continue_from(CommunityStamp(stamp.version + 1, community.committed_steps))
         return [RoundAbandoned(stamp.version, reason), CommunityPublished(community.stamp, 0, community.model)]
+
+    def _go_on(self) -> list[Action]:
+        """After an end that was not one: a round that had begun begins again."""
+        begun = self.secure is not None and self.secure.values
+        return self._begin_again("at the end its members erased their secrets") if begun else []

@@ -27,6 +27,7 @@ from metis.core.events import (
     RoundFailed,
     SendTask,
     StopRequested,
+    StopRuleChanged,
     SumOpened,
     UpdateRefused,
 )
@@ -296,6 +297,18 @@ def test_stopping_or_rolling_back_leaves_a_closed_round_unopened() -> None:
     assert play.controller.finished and play.version == 1
     with pytest.raises(UnexpectedEvent):
         play.handle(SumOpened(1, _secure(play).learners, _secure(play).total()))
+
+
+def test_a_federation_that_goes_on_after_its_end_begins_its_round_again() -> None:
+    """At the end the members erased their secrets: what they masked can never be opened."""
+    play = _play()
+    play.opens = False
+    play.run()
+    play.handle(StopRequested(publish=False))
+    actions = play.handle(StopRuleChanged(StopRule(rounds=9)))
+    assert [type(action) for action in actions[:2]] == [RoundAbandoned, CommunityPublished]
+    assert play.controller.closed is None and play.version == 1
+    assert len([action for action in actions if isinstance(action, SendTask)]) == 5
 
 
 def test_a_replay_without_weights_takes_the_same_course() -> None:

@@ -103,6 +103,7 @@ class Service:
         first = await first_message(requests)
         if first is None or first.WhichOneof("message") != "hello":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be a Hello")
+        self._identify(context)  # it may have been revoked meanwhile
         hello = first.hello
         if hello.protocol != PROTOCOL:
             raise Refused(

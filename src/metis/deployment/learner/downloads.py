@@ -47,6 +47,7 @@ class Downloads:
         self._supervisor, self._connection, self._work = supervisor, connection, work
         self._stretch = stretch
         self.received = 0  # bytes of models so far
+        self._one_at_a_time = asyncio.Lock()  # what a task that was abandoned still writes may go to the same file
         self.in_use = ""  # SHA-256 of a model that must stay although another one is fetched
 
     async def fetch(self, task: pb.Task | pb.Evaluate) -> Path:
@@ -81,6 +82,10 @@ class Downloads:
         """Have the model in its file; False if something else arrived. Of a small one the content is here already."""
         if not (len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")):
             raise TaskFailed("the controller names a model by something that is not a SHA-256")
+        async with self._one_at_a_time:
+            return await self._obtain(calls, sha256, length, model_mac, content)
+
+    async def _obtain(self, calls: Calls, sha256: str, length: int, model_mac: bytes, content: bytes) -> bool:
         try:
             if content:
                 keeping = asyncio.ensure_future(asyncio.to_thread(self._keep, sha256, length, model_mac, content))
