@@ -390,9 +390,9 @@ BUGS: dict[str, Bug] = {
         needs="command revoke",
     ),
     "a federation that goes on hands out its old tasks": Bug(
-        f"{_CORE}.controller",
-        "                    self.roster.void_tasks()  # what",
-        "                    pass  # what",
+        f"{_CORE}.masked",
+        "        self.roster.void_tasks()  # what",
+        "        pass  # what",
         needs="command extend",
     ),
     # --- rounds -----------------------------------------------------------------------------------

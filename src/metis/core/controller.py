@@ -164,7 +164,6 @@ class Controller(MaskedRounds):
                 self.stop, self._stagnation = event.rule, Stagnation()
                 if self.finished:
                     self.finished = False
-                    self.roster.void_tasks()  # what came after the end was refused, and the models may be old
                     if (reason := self._spent(now)) is not None:
                         return self._finish(reason)
                     actions += self._go_on()

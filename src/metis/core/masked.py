@@ -85,6 +85,7 @@ class MaskedRounds(ABC):
         return [RoundAbandoned(stamp.version, reason), CommunityPublished(community.stamp, 0, community.model)]
 
     def _go_on(self) -> list[Action]:
-        """After an end that was not one: a round that had begun begins again."""
+        """After an end that was not one: a masked round that had begun begins again."""
+        self.roster.void_tasks()  # what came after the end was refused, and the models may be old
         begun = self.secure is not None and self.secure.values
         return self._begin_again("at the end its members erased their secrets") if begun else []
