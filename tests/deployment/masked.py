@@ -38,7 +38,7 @@ from metis.core.layers import ControlVariates, FedNova, SecureSum
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
-from metis.core.policies import semisync, sync_fedavg
+from metis.core.policies import fedbuff, semisync, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
@@ -60,6 +60,7 @@ POLICIES = {  # by METIS_TEST_POLICY of the training processes
     "nova": sync_fedavg(1).with_layers(SecureSum(), FedNova()),
     "scaffold": sync_fedavg(1).with_layers(SecureSum(), ControlVariates()),
     "semisync": semisync(longest_period=5.0).with_layers(SecureSum()),
+    "fedbuff": fedbuff(1, buffer_size=3, server_learning_rate=0.7).with_layers(SecureSum()),
 }
 TERMS = DeploymentSettings(expected=4, minimum=1, lease=60, heartbeat=0.5, linger=20, evaluate_at_learners=False)
 TRAINER = [sys.executable, __file__]
@@ -118,8 +119,8 @@ def folded(home: Path, policy: Policy = POLICY, rounds: int = ROUNDS, layout: La
             if "published" in entry.record:
                 continue
             event: Any = from_record(entry.record)[1]
-            if isinstance(event, UpdateRequest):
-                local, loss = train(event.learner, event.task, event.steps, controller.community.model)
+            if isinstance(event, UpdateRequest) and (task := controller.roster[event.learner].task) is not None:
+                local, loss = train(event.learner, event.task, event.steps, models[task.based_on.version])
                 event = replace(event, local_model=local, loss=loss)
             elif isinstance(event, SumOpened):
                 secure = controller.secure

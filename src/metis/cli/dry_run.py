@@ -156,8 +156,9 @@ def _messages(
 
 def refusals(config: ExperimentConfig, rules: SitePolicy) -> list[str]:
     """Why this site's policy would not let it train in the federation of this file."""
-    masked = build_policy(config.policy[0]).secure_sum is not None
-    task = pb.Task(number=1, opening=b"an opening" if masked else b"")
+    policy = build_policy(config.policy[0])
+    masked, rounds = policy.secure_sum is not None, policy.protocol.has_rounds
+    task = pb.Task(number=1, opening=b"an opening" if masked and rounds else b"", window=masked and not rounds)
     found = [] if (refusal := rules.refuses_task(task)) is None else [refusal.text]
     if masked:
         names = [name for group in config.learners for name in group.learner_names]

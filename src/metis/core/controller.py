@@ -47,6 +47,7 @@ from metis.core.events import (
 )
 from metis.core.masked import MaskedRounds
 from metis.core.mixing import MemoryStore, ModelStore
+from metis.core.mixing.windows import Windows
 from metis.core.model import Model, mixable_problem
 from metis.core.policy import Policy
 from metis.core.privacy_budget import BY_DEADLINE, SPENT, rounds_left, within_privacy
@@ -185,6 +186,7 @@ class Controller(MaskedRounds):
         expected = math.inf if self.learners_expected is None else self.learners_expected
         self.started = self.started or self.roster.available_count >= expected
         if self.started and not self.paused:
+            actions += self._give_window_up()
             if self.protocol.ready(self.roster, now):
                 actions += self._publish_and_assign(now)
             elif not self.policy.chooses and self.secure is None and (joining := self._joining(now)):
@@ -339,8 +341,8 @@ class Controller(MaskedRounds):
     def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         if (secure := self.secure) is not None:
-            idle = secure.windowed and not self.roster.training
-            if len(secure.learners) >= (secure.least if idle else secure.wanted):
+            full = self._window_is_full(secure) if isinstance(secure, Windows) else len(secure.learners) >= secure.least
+            if full:
                 return [self._close(secure)]
             # No two rounds may be based on one version: what members have signed is bound to it.
             actions = self._begin_again(secure.too_few()) if secure.values and not secure.windowed else []

@@ -206,6 +206,7 @@ class CohortFixed:
 
     version: int  # of the community model that the round is based on
     learners: tuple[LearnerId, ...]
+    tasks: tuple[int, ...] = ()  # of a window: the number of the task that each of these hands in
 
 
 @dataclass(frozen=True, slots=True)

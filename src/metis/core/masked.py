@@ -9,14 +9,19 @@ from metis.core.events import (
     CohortFixed,
     CommunityPublished,
     CommunityStamp,
+    LearnerId,
     RoundAbandoned,
     RoundClosed,
     RoundMeasure,
     SumOpened,
+    UpdateRequest,
 )
 from metis.core.layers.wrapper import innermost
 from metis.core.mixing import Community
 from metis.core.mixing.secure import SecureAverage
+from metis.core.mixing.windows import Windows
+from metis.core.model import Model
+from metis.core.policy import Policy
 from metis.core.roster import Roster
 from metis.errors import UnexpectedEvent
 
@@ -24,6 +29,7 @@ from metis.errors import UnexpectedEvent
 class MaskedRounds(ABC):
     """What a controller does where local models are masked; where they are not, nothing."""
 
+    policy: Policy
     community: Community
     roster: Roster
     finished: bool
@@ -56,10 +62,46 @@ class MaskedRounds(ABC):
         secure = self._masked_round(event.version)
         if self.closed is not None or secure.fixed or not set(event.learners) <= secure.values.keys():
             raise UnexpectedEvent(f"the members of the round on community model {event.version} are fixed already")
+        if isinstance(secure, Windows):
+            secure.fix_window(dict(zip(event.learners, event.tasks, strict=True)))
+            return
         for learner in secure.values.keys() - set(event.learners):
             if self.roster[learner].task is not None:
                 self.roster.close_task(learner)
         secure.fix(event.learners)
+
+    def member_values(self) -> dict[LearnerId, float]:
+        """What the update of each member of the open round or window counts, before it is handed in."""
+        secure, current = self.secure, self.community.stamp
+        assert secure is not None
+        values = dict(secure.values)
+        if secure.windowed:
+            for record in self.roster.training:
+                task = record.task
+                assert task is not None
+                update = UpdateRequest(record.learner, task.number, task.budget.steps or 1, 0.0, 1.0, Model.empty())
+                value = self.policy.contribution(update, record, task.based_on, current)
+                values[record.learner] = secure.value(record.learner, value)
+        return values
+
+    def _awaited(self, window: Windows) -> list[LearnerId]:
+        """Who of a window's learners trains, or hands in, what it was to hand in."""
+        open_ = {record.learner: record.task for record in self.roster.training}
+        return [k for k, n in window.expected.items() if (task := open_.get(k)) is not None and task.number == n]
+
+    def _window_is_full(self, window: Windows) -> bool:
+        """Whether its sum is to be opened."""
+        count = len(window.learners)
+        if window.fixed:
+            return not self._awaited(window) and count >= window.least
+        return count >= (window.wanted if self.roster.training else window.least)
+
+    def _give_window_up(self) -> list[Action]:
+        """Begin again if so many of a window's learners are gone that its sum can never be opened."""
+        window = self.secure
+        if not isinstance(window, Windows) or not window.fixed or self._awaited(window):
+            return []
+        return self._begin_again(window.too_few()) if len(window.learners) < window.least else []
 
     def _open(self, event: SumOpened, now: float) -> list[Action]:
         secure = self._masked_round(event.version)

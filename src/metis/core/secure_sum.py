@@ -80,12 +80,32 @@ class SignedKey(Message):
 
 
 @dataclass(frozen=True)
+class Trained(Message):
+    """What a member hands in to a window: which task it has trained, and from what."""
+
+    task: int
+    version: int
+    model: bytes  # SHA-256 of that community model's bytes
+    rate: float  # factor of the learning rate
+
+    def __post_init__(self) -> None:
+        check_hash("a model of a window", self.model)
+        if self.task < 0 or self.version < 0:
+            raise Refused("what is handed in to a window has a task and a version that are not negative")
+
+
+@dataclass(frozen=True)
 class Place(Message):
-    """A member of a cohort: its contribution value and number of steps, which are public, and its key."""
+    """A member of a cohort: its contribution value and number of steps, which are public, and its key.
+
+    In a round everybody hands in what it trained from the model of the opening. A window says of each member what it
+    hands in; who hands in nothing is there to agree on the sum.
+    """
 
     weight: float
     steps: int
     key: SignedKey
+    trained: tuple[Trained, ...] = ()  # one or none
 
     @property
     def name(self) -> str:
@@ -96,7 +116,7 @@ class Place(Message):
 class Opening(Message):
     """What all members of a round must see alike; its hash, the context, is part of every mask, box and signature.
 
-    In a window of an asynchronous protocol `version` counts windows and `model` is the base of the encoding.
+    In a window of an asynchronous protocol `version` counts windows, and members train from models of their own.
     """
 
     protocol: int
@@ -118,6 +138,8 @@ class Opening(Message):
         names = self.names
         if not FEWEST <= len(names) <= MOST_MEMBERS or list(names) != sorted(set(names)):
             raise Refused(f"a cohort has {FEWEST} to {MOST_MEMBERS} members, sorted by name, each once")
+        if any(len(place.trained) > 1 for place in self.members):
+            raise Refused("a member hands in one update to a window")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,8 +155,34 @@ class Opening(Message):
 
     @property
     def most(self) -> float:
-        """The largest contribution value of the cohort."""
-        return max(place.weight for place in self.members)
+        """The largest contribution value of the cohort; what is worth 1 in the ring, which in windows is 1."""
+        return 1.0 if self.windowed else max(place.weight for place in self.members)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it is of a window, to which only some members hand in something."""
+        return any(place.trained for place in self.members)
+
+    @property
+    def handing_in(self) -> tuple[str, ...]:
+        """Whose updates may be in the sum."""
+        return tuple(place.name for place in self.members if place.trained) if self.windowed else self.names
+
+    def trained_by(self, name: str) -> Trained | None:
+        """What this member hands in to a window; None if it hands in nothing, or in a round."""
+        return next((place.trained[0] for place in self.members if place.name == name and place.trained), None)
+
+    def check_models(self, before: Opening | None = None) -> None:
+        """Refuse a window in which, or since the one before, a version has two models."""
+        known = {} if before is None else dict(before._models)
+        for version, model in self._models:
+            if known.setdefault(version, model) != model:
+                raise Refused(f"community model {version} is not the same for all members of this window")
+
+    @property
+    def _models(self) -> list[tuple[int, bytes]]:
+        trained = [place.trained[0] for place in self.members if place.trained]
+        return [(self.version, self.model), *((each.version, each.model) for each in trained)]
 
 
 @dataclass(frozen=True)
@@ -306,6 +354,8 @@ class Pins:
     steps: tuple[int, int] = (1, MOST_STEPS)
     clips: tuple[float, float] = (1e-4, 1e4)
     max_ratio: float = 1000.0  # of contribution values, the largest over the smallest
+    windows: bool = False  # whether members may hand in what they trained from different models
+    max_rate_ratio: float = 10.0  # of a window's factors of the learning rate, the largest over the smallest
 
     def __post_init__(self) -> None:
         most = max_colluders(len(self.peers)) if len(self.peers) >= FEWEST else -1
@@ -329,13 +379,39 @@ class Pins:
         if self.colluders > max_colluders(count):
             raise Refused(f"{count} members tolerate {max_colluders(count)} colluders; this site pins {self.colluders}")
         fewest = min_learners(self.colluders, opening.extra_vectors)
-        if not 0 <= opening.extra_vectors <= 8 or not fewest <= opening.least <= count:
-            raise Refused(f"a sum here needs {fewest} to {count} learners, not {opening.least}")
-        if opening.ring.bits not in self.bits or not count <= opening.ring.learners <= len(self.peers):
+        most = len(opening.handing_in)
+        if not 0 <= opening.extra_vectors <= 8 or not fewest <= opening.least <= most:
+            raise Refused(f"a sum here needs {fewest} to {most} learners, not {opening.least}")
+        # Windows have one ring, whoever is there.
+        fits = (
+            opening.ring.learners == MOST_MEMBERS
+            if opening.windowed
+            else count <= opening.ring.learners <= len(self.peers)
+        )
+        if opening.ring.bits not in self.bits or not fits:
             raise Refused(
                 f"a ring of {opening.ring.bits} bits for {opening.ring.learners} learners does not fit {count} members"
             )
         self._check_table(opening)
+        if opening.windowed:
+            self._check_window(opening)
+
+    def _check_window(self, opening: Opening) -> None:
+        if not self.windows:
+            raise Refused("this site takes part in rounds only, whose members train from the same model")
+        opening.check_models()
+        trained = [place.trained[0] for place in opening.members if place.trained]
+        for each in trained:
+            _within("the factor of the learning rate", each.rate, self.rates)
+            if each.version > opening.version:
+                raise Refused(f"community model {each.version} is later than the window on {opening.version}")
+        # All but one could be kept from moving.
+        rates = [each.rate for each in trained]
+        if max(rates) > self.max_rate_ratio * min(rates):
+            raise Refused(
+                f"the factors of the learning rate reach from {min(rates):g} to {max(rates):g}; this site pins a ratio "
+                f"of {self.max_rate_ratio:g} at most"
+            )
 
     def _check_table(self, opening: Opening) -> None:
         for clip in (opening.ring.clip, opening.ring.control_clip):
@@ -347,9 +423,10 @@ class Pins:
                 raise Refused(f"the contribution value of {place.name} is not a positive number")
         # A weight that dwarfs the others makes the sum one learner's, and rounds theirs to zero.
         smallest = min(place.weight for place in opening.members)
-        if opening.most > self.max_ratio * smallest:
+        largest = max(place.weight for place in opening.members)
+        if largest > self.max_ratio * smallest:
             raise Refused(
-                f"the contribution values reach from {smallest:g} to {opening.most:g}; this site pins a ratio of "
+                f"the contribution values reach from {smallest:g} to {largest:g}; this site pins a ratio of "
                 f"{self.max_ratio:g} at most"
             )
 
@@ -370,7 +447,7 @@ def check_statement(opening: Opening, statement: Statement) -> None:
     """Refuse a statement that is not about a large enough part of this cohort."""
     if statement.context != opening.context:
         raise Refused("the statement is about another context")
-    if not set(statement.names) <= set(opening.names):
+    if not set(statement.names) <= set(opening.handing_in):
         raise Refused("the statement names learners that are not in the cohort")
     if len(statement.names) < opening.least:
         raise Refused(f"a sum of {len(statement.names)} learners is refused; {opening.least} are the fewest")

@@ -83,6 +83,7 @@ class _State(Message):
     version: int = -1  # the largest that was accepted
     keys: tuple[_Key, ...] = ()
     rounds: tuple[_Round, ...] = ()  # of that version
+    task: int = -1  # the latest that was masked for a window
 
 
 class Member:
@@ -120,7 +121,7 @@ class Member:
         self,
         opening: Opening,
         *,
-        model: bytes,
+        model: bytes | None,
         layout: Layout,
         settings: bytes,
         extra_vectors: int = 0,
@@ -129,10 +130,15 @@ class Member:
         """Check everything that this learner will trust, and remember it; the context.
 
         `model` is the SHA-256 of the bytes that this learner trains on, `settings` the hash that it computes itself.
+        In a window it is None: what each trained from is in the table, and `trained_by` is for the caller to compare.
         """
-        expected = {"model": model, "layout": bytes.fromhex(layout.fingerprint), "settings": settings}
-        check_expected(opening, {**expected, "run": self._run, "extra_vectors": extra_vectors})
+        expected = {"layout": bytes.fromhex(layout.fingerprint), "settings": settings, "run": self._run}
+        if not opening.windowed or model is not None:
+            expected["model"] = model
+        check_expected(opening, {**expected, "extra_vectors": extra_vectors})
         self._pins.check(opening)
+        if opening.windowed and self.latest is not None:
+            opening.check_models(self.latest)
         mine = [place.key for place in opening.members if place.name == self.name]
         if not mine or mine[0] not in [held.public for held in self._state.keys]:
             raise Refused(f"the key of {self.name} in the opening is not the one that it made for this version")
@@ -147,7 +153,7 @@ class Member:
             self._save(replace(state, rounds=(*state.rounds, _Round(opening))))
         else:
             keys = tuple(held for held in state.keys if held.public.version >= opening.version)
-            self._save(_State(opening.version, keys, (_Round(opening),)))
+            self._save(_State(opening.version, keys, (_Round(opening),), state.task))
             self._store.delete(self._body_name)
         return opening.context
 
@@ -178,6 +184,7 @@ class Member:
         sections = opening.ring.sections(layout)
         if bytes.fromhex(layout.fingerprint) != opening.layout or body.size != sections[-1].end:
             raise Refused(f"a body of {body.size} bytes does not fit the layout of the opening")
+        task = self._unmasked_task(opening)
         me, count = names.index(self.name), len(names)
         pairs = self._pairs(opening)
         seeds = [
@@ -213,8 +220,19 @@ class Member:
         upload = replace(unsealed, boxes=boxes, signature=self._identity.sign(unsealed.digest))
         # The body first: without the record nothing leaves, and a body without a record is overwritten.
         self._store.write(self._body_name, body.data)
-        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])))
+        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])), task)
         return upload
+
+    def _unmasked_task(self, opening: Opening) -> int:
+        """What it hands in to a window, which must not be in any other sum."""
+        if not opening.windowed:
+            return self._state.task
+        trained = opening.trained_by(self.name)
+        if trained is None:
+            raise Refused(f"{self.name} hands in nothing to this window")
+        if trained.task <= self._state.task:
+            raise Refused(f"task {trained.task}, or a later one, was masked for an earlier window; never again")
+        return trained.task
 
     def masked(self, context: bytes) -> bool:
         """Whether a body was masked for this context, which happens once."""
@@ -288,13 +306,18 @@ class Member:
     def erase(self) -> None:
         """Delete keys, shares and masked bodies; only the version stays, so that nothing is ever summed twice."""
         version = self._state.version
-        self._save(_State(version + 1 if self._state.rounds else version))
+        self._save(_State(version + 1 if self._state.rounds else version, task=self._state.task))
         self._store.delete(self._body_name)
 
     @property
     def contexts(self) -> tuple[bytes, ...]:
         """The contexts of the latest version, as they were accepted."""
         return tuple(round_.opening.context for round_ in self._state.rounds)
+
+    @property
+    def latest(self) -> Opening | None:
+        """The opening that was accepted last, unless it was erased."""
+        return self._state.rounds[-1].opening if self._state.rounds else None
 
     def _round(self, context: bytes) -> _Round:
         for round_ in self._state.rounds:
@@ -307,10 +330,10 @@ class Member:
             self._verified = {opening.context: self._peers.keys(opening)}
         return self._verified[opening.context]
 
-    def _change(self, changed: _Round) -> None:
+    def _change(self, changed: _Round, task: int | None = None) -> None:
         context = changed.opening.context
         rounds = tuple(changed if round_.opening.context == context else round_ for round_ in self._state.rounds)
-        self._save(replace(self._state, rounds=rounds))
+        self._save(replace(self._state, rounds=rounds, task=self._state.task if task is None else task))
 
     def _save(self, state: _State) -> None:
         self._store.write(self._name, state.encode())

@@ -63,6 +63,8 @@ class Opener:
     def take(self, upload: Upload) -> None:
         """Take an upload in; Refused if it comes late, is not signed, or is another one than before."""
         self._check_author(upload.name, upload.context, upload.digest, upload.signature, "upload")
+        if upload.name not in self.opening.handing_in:
+            raise Refused(f"{upload.name} hands in nothing to this window")
         if len(upload.commitments) != len(self._index):
             raise Refused(f"the upload of {upload.name} is for a cohort of {len(upload.commitments)}")
         known = self.uploads.setdefault(upload.name, upload) if self.closed is None else self.uploads.get(upload.name)

@@ -126,7 +126,7 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record |= {name: number for name, number in value.items() if math.isfinite(number)}
         elif key == "measure":
             continue  # not measured
-        elif key in {"not_awaited", "lengths"}:
+        elif key in {"not_awaited", "lengths", "tasks"}:
             if value:
                 record[key] = list(value)
         elif key in ("cuts", "resent"):
@@ -176,6 +176,8 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             rest["by_learner"] = {who: _metrics(own) for who, own in rest.get("by_learner", {}).items()}
         elif name in ("cohort_fixed", "sum_opened"):
             rest["learners"] = tuple(rest["learners"])
+            if name == "cohort_fixed":
+                rest["tasks"] = tuple(rest.get("tasks", ()))
         elif name == "stop_rule_changed":
             rest["rule"] = stop_rule(rest["rule"])
     else:

@@ -154,6 +154,10 @@ class SecureAverage(Published):
         """What the model of this learner counts: as was fixed when the round began, before anybody trained."""
         return self.values[learner]
 
+    def counted(self, learner: LearnerId) -> float:
+        """What a model that was handed in counts."""
+        return self.values[learner]
+
     def fix(self, learners: Collection[LearnerId]) -> None:
         """Only these members take part."""
         self._begun = {learner: p for learner, p in self._begun.items() if learner in learners}
@@ -217,7 +221,7 @@ class SecureAverage(Published):
     def fits(self, total: Body, learners: Collection[LearnerId]) -> bool:
         """Whether the first number of a sum is the public sum of these learners' weights."""
         most, nothing = self.most, Model.empty()
-        bodies = (self.ring.quantize(nothing, nothing, self.values[learner], most, (0.0,) * 3) for learner in learners)
+        bodies = (self.ring.quantize(nothing, nothing, self.counted(k), most, (0.0,) * 3) for k in learners)
         head = self.ring.sum((body.body for body in bodies), nothing.layout)
         return bytes(head[:8]) == bytes(total[:8])
 

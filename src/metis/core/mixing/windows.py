@@ -32,7 +32,7 @@ _WIDER = 1024.0  # numbers themselves, not how far they moved in a round, fit in
 _LARGER = 4.0  # contribution values may grow by so much after the start
 
 
-class _Windows(SecureAverage):
+class Windows(SecureAverage):
     """What both have: who has handed in, to which window it belongs, and that it is opened once."""
 
     averages_rounds = False
@@ -42,6 +42,7 @@ class _Windows(SecureAverage):
         super().__init__(initial_model, store, secure_sum)
         self._fresh: dict[LearnerId, float] = {}  # p_k of those that have handed in something new
         self._closing: tuple[LearnerId, ...] = ()  # of these, those in the window that is being opened
+        self.expected: dict[LearnerId, int] = {}  # where members agree on keys: who hands in which task
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
@@ -50,8 +51,15 @@ class _Windows(SecureAverage):
     def begin(self, weights: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> None:
         self.values = {**self.values, **weights}
 
+    def fix_window(self, tasks: Mapping[LearnerId, int]) -> None:
+        """The window is of these learners, each with the task that it has trained."""
+        self.expected, self.fixed = dict(tasks), True
+
     def value(self, learner: LearnerId, contribution: float) -> float:
         return 1.0 if self._secure_sum.weights == "equal" else min(contribution, self.most)
+
+    def counted(self, learner: LearnerId) -> float:
+        return self._fresh[learner]
 
     def note_loss(self, learner: LearnerId, loss: float) -> None:
         """Rounds are measured by it, and there are none."""
@@ -82,9 +90,10 @@ class _Windows(SecureAverage):
         for learner in self.learners:
             self._drop(learner)
         self._closing, self._total, self._opened = (), None, False
+        self.expected, self.fixed = {}, False
 
 
-class CachedWindows(_Windows):
+class CachedWindows(Windows):
     """The weighted average of everybody's latest models, from a running sum of differences in a ring of 64 bits."""
 
     weighs_learners = True
@@ -179,7 +188,7 @@ def _new(learner: LearnerId) -> str:
     return f"{learner}\n"
 
 
-class BufferedWindows(_Windows):
+class BufferedWindows(Windows):
     """FedBuff: the weighted differences of `buffer_size` learners make one step of the community model."""
 
     uses_base = True
@@ -227,14 +236,21 @@ class BufferedWindows(_Windows):
         base: Model | None = None,
         examples: int = 1,
     ) -> None:
-        assert base is not None
-        body = self.ring.quantize(local_model, base, value, self.most, scalars(local_model, base, 0.0)).body
-        self.ring.add(self._sums[bool(self._closing)], body, local_model.layout)
+        if local_model.vector.size:
+            assert base is not None
+            body = self.ring.quantize(local_model, base, value, self.most, scalars(local_model, base, 0.0)).body
+            self.ring.add(self._sums[bool(self._closing)], body, local_model.layout)
+        else:  # masked
+            self._store.put(learner, local_model.vector)
         self._fresh[learner] = value
         self.committed_steps += steps
 
     def withdraw(self, learner: LearnerId) -> None:
         """Nothing: differences are summed as they come and cannot be separated."""
+
+    def _drop(self, learner: LearnerId) -> None:
+        super()._drop(learner)
+        self._store.remove(learner)
 
     def total(self) -> Body:
         total = self.ring.total(self.model.layout)
@@ -251,8 +267,10 @@ class BufferedWindows(_Windows):
         super().clear()
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
-        return {f"windows/sum{index}": total for index, total in enumerate(self._sums)}
+        # Where updates are masked there are none.
+        return {f"windows/sum{index}": total for index, total in enumerate(self._sums) if total.any()}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
         self.model, self._store = model, store
-        self._sums = [np.array(arrays[f"windows/sum{index}"]) for index in range(2)]
+        nothing = self.ring.total(model.layout)
+        self._sums = [np.array(arrays.get(f"windows/sum{index}", nothing)) for index in range(2)]

@@ -221,7 +221,8 @@ class LearnerRequests:
 
 def _over(controller: Controller, task: LocalTask | None) -> bool:
     """Whether a task is of a masked round that is over: it cannot be sent again, because its keys are gone."""
-    return controller.secure is not None and task is not None and task.based_on != controller.community.stamp
+    secure, stamp = controller.secure, controller.community.stamp
+    return secure is not None and not secure.windowed and task is not None and task.based_on != stamp
 
 
 def _too_late(task: int, version: int) -> pb.Receipt:

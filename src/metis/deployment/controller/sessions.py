@@ -302,6 +302,7 @@ class Sessions:
                 seal=opened.model_mac,
                 evaluate=evaluate,
                 opening=opening,
+                window=self.opening_of is not None and not opening,
                 model=opened.model,
             )
         )

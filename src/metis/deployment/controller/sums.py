@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metis.core.canonical import HASH
@@ -26,6 +26,7 @@ from metis.core.secure_sum import (
     Place,
     SignedKey,
     Statement,
+    Trained,
     Upload,
     Vote,
     threshold,
@@ -60,9 +61,13 @@ class MaskedRound:
     fixed: bool
     closed: RoundClosed | None
     uploads: Mapping[LearnerId, str]  # the blobs of those that have handed in
+    models: Mapping[int, str]  # SHA-256 of the community models that tasks are based on
+    window: int = 0  # how many updates fill a window; 0 in rounds
 
 
-def masked_round(controller: Controller, sha256: str, blobs: Mapping[LearnerId, str]) -> MaskedRound | None:
+def masked_round(
+    controller: Controller, hashes: Mapping[int, str], blobs: Mapping[LearnerId, str]
+) -> MaskedRound | None:
     """In the writer: of a run whose sums are masked; None of any other."""
     secure = controller.secure
     if secure is None:
@@ -71,16 +76,29 @@ def masked_round(controller: Controller, sha256: str, blobs: Mapping[LearnerId, 
     training = {record.learner: record.task for record in controller.roster.training if record.task is not None}
     return MaskedRound(
         stamp.version,
-        sha256,
-        dict(secure.values),
-        {learner: task for learner, task in training.items() if task.based_on == stamp},
+        hashes[stamp.version],
+        controller.member_values() if secure.values else {},
+        {learner: task for learner, task in training.items() if secure.windowed or task.based_on == stamp},
         secure.ring if secure.values else None,
         secure.least,
         secure.fewest,
         secure.fixed,
         controller.closed,
         {learner: blobs[learner] for learner in secure.learners if learner in blobs},
+        {task.based_on.version: hashes[task.based_on.version] for task in training.values()},
+        secure.wanted if secure.windowed else 0,
     )
+
+
+def _trained(round_: MaskedRound, task: LocalTask) -> tuple[Trained, ...]:
+    version = task.based_on.version
+    return (Trained(task.number, version, bytes.fromhex(round_.models[version]), float(task.rate)),)
+
+
+def _fixed(opening: Opening) -> CohortFixed:
+    names = opening.handing_in
+    trained = [opening.trained_by(name) for name in names]
+    return CohortFixed(opening.version, names, tuple(each.task for each in trained if each is not None))
 
 
 class _Files(FolderStore):
@@ -134,6 +152,9 @@ class Sums:
         self._round: MaskedRound | None = None
         self._jobs: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._keys: dict[LearnerId, SignedKey] = {}
+        self._trained: dict[LearnerId, int] = {}  # the tasks that wait for a window, in the order in which they came
+        self._has_opening: set[LearnerId] = set()  # of a window, since it has connected
+        self._overdue = -1  # the version whose keys have been awaited for long enough
         self._opening: Opening | None = None  # of the current version
         self._opener: Opener | None = None
         self._posted = ""  # what was journaled last of this version
@@ -182,7 +203,7 @@ class Sums:
 
     def back(self, learner: LearnerId) -> None:
         """A learner has reconnected: what it was asked for may be lost."""
-        self._jobs.put_nowait(lambda: self._ask(learner))
+        self._jobs.put_nowait(lambda: self._ask_again(learner))
 
     def hear(self, learner: LearnerId, message: pb.SecureSum) -> None:
         self._jobs.put_nowait(lambda: self._hear(learner, message))
@@ -190,6 +211,8 @@ class Sums:
     def opening_of(self, version: int) -> bytes | None:
         """What goes with a task of this version; None while its keys are awaited."""
         opening, round_ = self._opening, self._round
+        if round_ is not None and round_.window:
+            return b""  # it comes when the task is trained
         if opening is None or round_ is None or opening.version != version or not round_.fixed:
             return None
         return opening.encode()
@@ -226,9 +249,12 @@ class Sums:
         elif self._opening is None:
             for learner in round_.tasks:
                 self._ask(learner)
-            self._try_opening(round_, late=False)
+            self._try_opening(round_)
         elif not round_.fixed:
-            self._post_once("fixed", CohortFixed(round_.version, self._opening.names))
+            self._post_once("fixed", _fixed(self._opening))
+        elif round_.window:
+            for learner in set(self._opening.names) - self._has_opening:
+                self._ask(learner)
         else:
             self._out += [lambda learner=learner: self._offer(learner) for learner in round_.tasks]  # type: ignore[misc]
         if round_.closed is not None and self._opening is not None and self._opener is None:
@@ -244,6 +270,7 @@ class Sums:
         for path in sorted(self._store.folder.iterdir(), key=lambda path: path.name == "opening"):
             self._store.delete(path.name)
         self._keys, self._opening, self._opener, self._posted, self._tails = {}, None, None, "", {}
+        self._has_opening = set()
 
     def _post_once(self, what: str, event: object, content: memoryview | None = None) -> None:
         if self._posted != what:
@@ -253,20 +280,25 @@ class Sums:
     def _late(self, version: int) -> None:
         round_ = self._round
         if round_ is not None and round_.version == version and not round_.fixed:
-            self._try_opening(round_, late=True)
+            self._overdue = version
+            self._try_opening(round_)
 
-    def _try_opening(self, round_: MaskedRound, *, late: bool) -> None:
+    def _try_opening(self, round_: MaskedRound) -> None:
         if self._opening is not None or round_.ring is None or not round_.tasks:
             return
         members = sorted(learner for learner in round_.tasks if learner in self._keys)
+        late = self._overdue == round_.version
         if len(members) < len(round_.tasks) and not late:
             return
         if len(members) < round_.fewest:
-            if late:
+            if late and not round_.window:
                 reason = f"{len(members)} learners gave a key, and a masked round needs {round_.fewest}"
                 self._post_once("failed", RoundFailed(round_.version, reason))
             return
-        tasks = round_.tasks
+        tasks, handing_in = round_.tasks, self._window(round_, members)
+        if round_.window and len(handing_in) < round_.least:
+            return
+        ring = round_.ring if round_.window else replace(round_.ring, learners=len(members))
         opening = Opening(
             protocol=PROTOCOL,
             run=self._state.run,
@@ -275,19 +307,34 @@ class Sums:
             model=bytes.fromhex(round_.sha256),
             layout=bytes.fromhex(self._layout.fingerprint),
             settings=self._settings,
-            rate=float(tasks[members[0]].rate),
+            rate=1.0 if round_.window else float(tasks[members[0]].rate),
             extra_vectors=int(self._layout.control.size > 0),
-            ring=replace(round_.ring, learners=len(members)),
+            ring=ring,
             threshold=threshold(len(members)),
             least=round_.least,
             members=tuple(
-                Place(round_.values[name], min(tasks[name].budget.steps or MOST_STEPS, MOST_STEPS), self._keys[name])
+                Place(
+                    round_.values[name],
+                    min(tasks[name].budget.steps or MOST_STEPS, MOST_STEPS),
+                    self._keys[name],
+                    _trained(round_, tasks[name]) if name in handing_in else (),
+                )
                 for name in members
             ),
         )
         self._store.write("opening", opening.encode())
         self._opening = opening
-        self._post_once("fixed", CohortFixed(round_.version, opening.names))
+        self._post_once("fixed", _fixed(opening))
+
+    def _window(self, round_: MaskedRound, members: Collection[LearnerId]) -> list[LearnerId]:
+        """Who hands in to the next window: the first that have trained, or all if nobody else can; else nobody."""
+        self._trained = {k: task for k, task in self._trained.items() if k in round_.tasks}
+        there = [k for k, task in self._trained.items() if k in members and round_.tasks[k].number == task]
+        return there[: round_.window] if len(there) >= min(round_.window, len(members)) else []
+
+    def _ask_again(self, learner: LearnerId) -> None:
+        self._has_opening.discard(learner)
+        self._ask(learner)
 
     def _ask(self, learner: LearnerId) -> None:
         """What is wanted of this member now."""
@@ -295,6 +342,12 @@ class Sums:
         if round_ is None or not round_.values:
             return
         message: pb.SecureSum | None = None
+        opening = self._opening
+        if round_.window and round_.fixed and opening is not None and learner in opening.names:
+            window = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=round_.version, content=opening.encode())
+            if learner not in self._has_opening:  # before anything is asked about it
+                self._out.append(lambda: self._send(learner, window))
+            self._has_opening.add(learner)
         if self._opening is None and learner in round_.tasks and learner not in self._keys:
             message = pb.SecureSum(kind=pb.SecureSum.KEY, version=round_.version)
         elif opener is not None and opener.closed is not None and learner in opener.opening.names:
@@ -309,6 +362,12 @@ class Sums:
 
     def _hear(self, learner: LearnerId, message: pb.SecureSum) -> None:
         round_ = self._round
+        if round_ is not None and message.kind == pb.SecureSum.WINDOW:
+            if self._trained.get(learner) != message.task:  # its place in the order is that of this task
+                self._trained.pop(learner, None)
+            self._trained[learner] = message.task
+            self._try_opening(round_)
+            return
         if round_ is None or message.version != round_.version:
             return
         if message.kind == pb.SecureSum.KEY:
@@ -318,7 +377,7 @@ class Sums:
             public = self._peers.key(learner, key.certificate)
             check_signature(public, key.signed, key.signature, f"the key of '{learner}'")
             self._keys[learner] = key
-            self._try_opening(round_, late=False)
+            self._try_opening(round_)
         elif self._opener is not None:
             self._hear_member(learner, message, round_, self._opener)
 

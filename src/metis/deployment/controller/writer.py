@@ -309,8 +309,7 @@ class Writer:
         return OpenTask(task, sent_at, durable.hashes[version], mac, durable.small_model(version))
 
     def _masked(self) -> MaskedRound | None:
-        controller, durable = self.durable.controller, self.durable
-        return masked_round(controller, durable.hashes[controller.community.stamp.version], durable.local_blobs)
+        return masked_round(self.controller, self.durable.hashes, self.durable.local_blobs)
 
     def open_sum(self, event: Event, content: memoryview) -> None:
         """In the writer: journal the sum of a closed round; one that does not fit the public weights fails it."""

@@ -58,6 +58,10 @@ EXAMPLE = """\
 # peers = ["hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e"]
 # colluders = 1
 # min_masked_members = 5
+
+# Asynchronous policies sum what members have trained from different community models. This site takes part in such
+# windows only if it says so: a controller that lies can keep the others of a window from moving.
+# masked_windows = true
 """
 
 
@@ -102,6 +106,7 @@ class SitePolicy:
     peers: tuple[str, ...] = ()
     colluders: int = 0
     min_masked_members: int | None = None
+    masked_windows: bool = False
 
     # --- what is refused ------------------------------------------------------------------------
 
@@ -131,7 +136,10 @@ class SitePolicy:
     def refuses_task(self, task: pb.Task) -> Refusal | None:
         """A task without an end in steps is judged while it runs, by `max_task_seconds`."""
         opening: Any = task.opening
-        if not opening and (self.peers or self.min_masked_members is not None):
+        if task.window and not self.masked_windows:
+            text = "its sums are of windows, whose members train from different models (masked_windows)"
+            return Refusal(pb.Cause.MASKS, text)
+        if not (opening or task.window) and (self.peers or self.min_masked_members is not None):
             wanted = "peers" if self.min_masked_members is None else f"{self.min_masked_members} members"
             rule = "peers" if self.min_masked_members is None else "min_masked_members"
             text = f"its model would not be masked, and this site wants a sum with {wanted} ({rule})"
@@ -285,4 +293,5 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "colluders": ("a whole number of 0 or more", lambda value: type(value) is int and value >= 0),
     "min_masked_members": _COUNT,
+    "masked_windows": ("true or false", lambda value: isinstance(value, bool)),
 }  # fmt: skip

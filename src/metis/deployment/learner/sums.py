@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ from metis.system import unix_time
 _WEEK = 7 * 86400.0
 
 
+@dataclass
+class _Wait:
+    """A task whose update is masked when a window has a place for it."""
+
+    task: pb.Task
+    model: bytes  # SHA-256 of what it is trained from
+    place: asyncio.Future[dict[str, Any]]
+    trained: bool = False
+
+
 class Sums:
     """Answers what masked rounds ask of this learner; without a certificate it refuses."""
 
@@ -48,6 +59,7 @@ class Sums:
         self._kit = kit  # with this site's certificate, its key and the CA
         self._folder = work.folder / "sums"
         self._lock = asyncio.Lock()  # one thing after the other: each reads and writes the same file
+        self._wait: _Wait | None = None  # for a window
 
     @contextmanager
     def _member(self, policy: SitePolicy) -> Iterator[Member]:
@@ -59,7 +71,7 @@ class Sums:
                 "this federation masks its sums; name the learners to take part with: peers in the site policy"
             )
         try:
-            pins = Pins(frozenset(policy.peers), policy.colluders)
+            pins = Pins(frozenset(policy.peers), policy.colluders, windows=policy.masked_windows)
         except ArgumentError as problem:
             raise Refused(f"the site policy cannot be used: {problem}") from None
         identity, peers, store = signing_identity(self._kit), Peers(load_kit(self._kit).authority), self._store()
@@ -70,8 +82,14 @@ class Sums:
         return FolderStore(self._folder)
 
     async def accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any] | None:
-        """What the training process needs to mask this task; None if it is not masked. Raises `TaskFailed`."""
+        """What the training process needs to mask this task; None if it is not masked, or not yet.
+
+        Raises `TaskFailed`.
+        """
         announced: Any = task.opening
+        self._wait = None
+        if task.window and not announced:
+            return await self._await_window(task, model, policy)
         if not announced:
             return None
         async with self._lock:
@@ -83,30 +101,106 @@ class Sums:
     def _accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any]:
         announced: Any = task.opening
         opening = Opening.decode(announced)
-        fewest = policy.min_masked_members or 0
-        if len(opening.names) < fewest:
-            raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
         welcome = self._connection.welcome
         steps = min(task.steps if task.HasField("steps") else MOST_STEPS, MOST_STEPS)
         mine = {place.name: place.steps for place in opening.members}.get(welcome.learner)
         rate = task.rate if task.HasField("rate") else 1.0
         if (opening.version, opening.rate, mine) != (task.version, rate, steps):
             raise Refused("the task is not the one that its opening describes")
+        # Of the bytes that are trained on, whatever was announced.
+        self._member_accepts(opening, bytes.fromhex(file_sha256(model)), policy)
+        return self._order(opening)
+
+    def _member_accepts(self, opening: Opening, model: bytes | None, policy: SitePolicy) -> None:
+        welcome = self._connection.welcome
         layout = Layout.from_json(json.loads(welcome.layout))
+        fewest = policy.min_masked_members or 0
+        if len(opening.names) < fewest:
+            raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
         with self._member(policy) as member:
             member.accept(
                 opening,
-                model=bytes.fromhex(file_sha256(model)),  # of the bytes that are trained on, whatever was announced
+                model=model,
                 layout=layout,
                 settings=settings_hash(welcome.settings),
                 extra_vectors=int(layout.control.size > 0),
             )
+
+    def _order(self, opening: Opening) -> dict[str, Any]:
+        """For the training process."""
         return {
             "identity": str(self._kit),
             "store": str(self._folder),
             "run": self._work.run,
-            "opening": announced.hex(),
+            "opening": opening.encode().hex(),
         }
+
+    # --- windows ----------------------------------------------------------------------------------
+
+    async def _await_window(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any] | None:
+        """From now on a window may have a place for this task; one that had it before a crash is the one."""
+
+        def latest() -> tuple[Opening | None, bytes]:
+            with self._member(policy) as member:
+                return member.latest, bytes.fromhex(file_sha256(model))
+
+        async with self._lock:
+            try:
+                opening, sha256 = await asyncio.to_thread(latest)
+                self._wait = wait = _Wait(task, sha256, asyncio.get_running_loop().create_future())
+                if opening is not None:
+                    self._give_place(opening)
+            except (Refused, ConfigError) as problem:
+                raise TaskFailed(str(problem), pb.Cause.SITE_POLICY) from problem
+        return wait.place.result() if wait.place.done() else None
+
+    async def place(self, task: pb.Task) -> dict[str, Any]:
+        """What the training process needs to mask this task for a window, as soon as one has a place for it."""
+        wait = self._wait
+        assert wait is not None and wait.task is task, "it was accepted"
+        wait.trained = True
+        self.announce()
+        return await wait.place
+
+    def announce(self) -> None:
+        """Tell the controller that a task is trained; also one that was away when it was told."""
+        wait = self._wait
+        if wait is not None and wait.trained and not wait.place.done():
+            message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=wait.task.version, task=wait.task.number)
+            self._connection.send(secure=message)
+
+    async def _take_window(self, message: pb.SecureSum, policy: SitePolicy) -> None:
+        """A window begins: this member agrees on its sum, and may hand in something."""
+        try:
+            opening = Opening.decode(message.content)
+        except Refused as problem:
+            self._supervisor.report("warning", f"window on community model {message.version}: {problem}")
+            return
+        async with self._lock:
+            try:
+                if not opening.windowed:
+                    raise Refused("nobody hands in anything to this window")
+                await asyncio.to_thread(self._member_accepts, opening, None, policy)
+                self._give_place(opening)
+            except (Refused, ConfigError) as problem:
+                self._supervisor.report("warning", f"window on community model {opening.version}: {problem}")
+                wait, mine = self._wait, opening.trained_by(self._connection.welcome.learner)
+                if wait is not None and mine is not None and mine.task == wait.task.number and not wait.place.done():
+                    wait.place.set_exception(TaskFailed(str(problem), pb.Cause.SITE_POLICY))
+
+    def _give_place(self, opening: Opening) -> None:
+        """If this accepted window has a place for the task that is trained here, it must be as it was trained."""
+        wait, name = self._wait, self._connection.welcome.learner
+        mine = opening.trained_by(name)
+        if wait is None or mine is None or mine.task != wait.task.number or wait.place.done():
+            return
+        task = wait.task
+        steps = min(task.steps if task.HasField("steps") else MOST_STEPS, MOST_STEPS)
+        places = {place.name: place.steps for place in opening.members}
+        rate = task.rate if task.HasField("rate") else 1.0
+        if (mine.version, mine.model, mine.rate, places[name]) != (task.version, wait.model, rate, steps):
+            raise Refused("what this site has trained is not what the window says")
+        wait.place.set_result(self._order(opening))
 
     def hear(self, message: pb.SecureSum) -> None:
         """Something that a masked round asks of this member."""
@@ -115,6 +209,9 @@ class Sums:
     async def _answer(self, message: pb.SecureSum) -> None:
         policy, refusal = self._policy.ask()
         if refusal is not None:
+            return
+        if message.kind == pb.SecureSum.WINDOW:
+            await self._take_window(message, policy)
             return
         async with self._lock:
             try:

@@ -105,7 +105,8 @@ class Tasks:
             await self._training.wait_until_idle()
 
     def send_unsent(self, session: Session) -> None:
-        """Send the evaluations that were made without a session."""
+        """Send what was not sent because there was no session: evaluations, and that a task waits for a window."""
+        self._sums.announce()
         while self._unsent:
             session.send(evaluation=self._unsent.popleft())
 
@@ -130,6 +131,8 @@ class Tasks:
             masking = await self._sums.accept(task, model, policy)
             training = self._training.train(task, received, model, policy, self._progress, masking)
             update = await asyncio.wait_for(training, policy.max_task_seconds)
+            if update is None:
+                update = await self._training.mask(task, await self._sums.place(task), policy)
         except asyncio.TimeoutError:
             text = f"it took more than the {policy.max_task_seconds:g} s that this site allows (max_task_seconds)"
             self.refuse(Refusal(pb.Cause.TASK_SECONDS, text), monotonic() - received)

@@ -148,12 +148,15 @@ class Training:
         policy: SitePolicy,
         progress: Callable[[int], None],
         masking: Mapping[str, Any] | None = None,
-    ) -> Update:
-        """Train for a task that was received at this time, and keep the update in the spool."""
+    ) -> Update | None:
+        """Train for a task that was received at this time, and keep the update in the spool.
+
+        None if the training process holds it, until it is known with whose updates it is summed.
+        """
         facts = await self.prepare(self._connection.welcome)
         if facts is None:
             raise TaskFailed("the training process cannot be kept alive", pb.Cause.PROCESS_DIED)
-        run, seconds = self._work.run, None
+        seconds = None
         if task.HasField("seconds"):
             seconds = max(0.0, task.seconds - (monotonic() - received))
         answer = await self._child.call(
@@ -166,12 +169,25 @@ class Training:
             batches_per_step=task.batches_per_step if task.HasField("batches_per_step") else 1,
             out=str(self._work.update_file(task.number)),
             masking=masking,
+            hold=bool(task.window),
             seal=bool(task.seal),  # a controller that makes seals checks them
             progress=progress,
         )
+        progress(answer["steps"])
+        return None if "bytes" not in answer else await self._kept(task, answer, facts, policy)
+
+    async def mask(self, task: pb.Task, masking: Mapping[str, Any], policy: SitePolicy) -> Update:
+        """Have what was trained for a task masked for a window, and keep it in the spool."""
+        out, seal = str(self._work.update_file(task.number)), bool(task.seal)
+        answer = await self._child.call("mask", task=task.number, masking=masking, out=out, seal=seal)
+        return await self._kept(task, answer, self._facts, policy)
+
+    async def _kept(
+        self, task: pb.Task, answer: dict[str, Any], facts: Mapping[str, Any], policy: SitePolicy
+    ) -> Update:
         answer["loss"] = math.nan if answer["loss"] is None else answer["loss"]
-        update = update_of(run, {**answer, "loss": outgoing.loss(answer["loss"], facts["examples"], policy)})
-        progress(update.steps)
+        loss = outgoing.loss(answer["loss"], facts["examples"], policy)
+        update = update_of(self._work.run, {**answer, "loss": loss})
         try:
             await asyncio.to_thread(self._work.keep, update)
         except OSError as problem:

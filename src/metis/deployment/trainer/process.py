@@ -92,6 +92,15 @@ class Group(NamedTuple):
 ALONE = Group()
 
 
+class _Held(NamedTuple):
+    """A local model that is masked when a window has a place for it; it is in this process's memory only."""
+
+    task: int
+    model: Model
+    base: Model
+    facts: dict[str, Any]
+
+
 class _Abandoned(Exception):
     """The parent wants no more of this training."""
 
@@ -116,9 +125,11 @@ class _Trainer:
         self._guard: PrivacyGuard | None = None
         self._key: SharedKey | None = None
         self._pace = 0.0
+        self._held: _Held | None = None
         self._works: dict[str, Callable[[dict[str, Any], float, dict[str, Any]], dict[str, Any]]] = {
             "prepare": self._prepare,
             "train": self._train,
+            "mask": self._mask,
             "evaluate": self._evaluate,
             "initial": self._initial,
             "save": self._save,
@@ -228,7 +239,8 @@ class _Trainer:
             raise ConfigError("the controller's own process does not train")
         task, number = int(command["task"]), command["id"]
         order = None if self._group.rank else command.get("masking")
-        masking = None if order is None else Masking(order)
+        masking, hold = None if order is None else Masking(order), order is None and bool(command.get("hold"))
+        self._held = None
         if masking is not None and (done := masking.done()) is not None:  # before a crash
             return {**done[0], **_written(command, done[1])}
         community_model = self._opened(_read(command["model"], self._ready.layout))
@@ -278,9 +290,13 @@ class _Trainer:
             "seconds": trained.seconds,
             "time_per_batch": robust_time_per_batch(whole),
             # A masked one is part of the sum.
-            "loss": trained.loss if masking is None and self._key is None and math.isfinite(trained.loss) else None,
+            "loss": None if order or hold or self._key or not math.isfinite(trained.loss) else trained.loss,
             "compression_error": trained.notes.get("compression_error"),
         }
+        if hold and not self._group.rank:
+            self._held = _Held(task, trained.model, community_model, facts_of)
+            self._memories.keep(task, dict(trained.memory))
+            return facts_of
         parts = [memoryview(trained.payload)] if trained.payload else list(model_parts(trained.model))
         if self._key is not None:
             parts = self._key.sealed(trained.model, community_model)
@@ -289,6 +305,14 @@ class _Trainer:
         written = {"sha256": "", "bytes": 0} if self._group.rank else _written(command, parts)
         self._memories.keep(task, dict(trained.memory))
         return {**facts_of, **written}
+
+    def _mask(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
+        """Mask what was trained, now that a window has a place for it."""
+        held, self._held = self._held, None
+        if held is None or held.task != int(command["task"]):
+            raise DataError(f"the model of task {command['task']} is not here any more; another process has trained it")
+        parts = Masking(command["masking"]).mask(held.model, held.base, math.nan, held.facts, self._ready.policy)
+        return {**held.facts, **_written(command, parts)}
 
     def _evaluate(self, command: dict[str, Any], _arrived: float, _facts: dict[str, Any]) -> dict[str, Any]:
         silo = self._ready

@@ -12,7 +12,7 @@ from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_p
 from metis.deployment.wire.untrusted import cleaned
 from metis.system import SYSTEM
 
-PROTOCOL = 5
+PROTOCOL = 6
 _MAX_MESSAGE = CHUNK + (1 << 16)
 SERVICE = "metis.Federation"
 ADMINISTRATION = "metis.Administration"

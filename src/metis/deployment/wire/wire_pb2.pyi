@@ -25,22 +25,26 @@ class FromLearner(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., secure: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
 
 class SecureSum(_message.Message):
-    __slots__ = ("kind", "version", "content")
+    __slots__ = ("kind", "version", "content", "task")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KEY: _ClassVar[SecureSum.Kind]
         STATEMENT: _ClassVar[SecureSum.Kind]
         SHARES: _ClassVar[SecureSum.Kind]
+        WINDOW: _ClassVar[SecureSum.Kind]
     KEY: SecureSum.Kind
     STATEMENT: SecureSum.Kind
     SHARES: SecureSum.Kind
+    WINDOW: SecureSum.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     kind: SecureSum.Kind
     version: int
     content: bytes
-    def __init__(self, kind: _Optional[_Union[SecureSum.Kind, str]] = ..., version: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    task: int
+    def __init__(self, kind: _Optional[_Union[SecureSum.Kind, str]] = ..., version: _Optional[int] = ..., content: _Optional[bytes] = ..., task: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "software", "instance", "run", "task", "unix_time")
@@ -249,7 +253,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., learner: _Optional[str] = ..., index: _Optional[int] = ..., settings: _Optional[str] = ..., layout: _Optional[str] = ..., unix_time: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., chunk_bytes: _Optional[int] = ..., task: _Optional[int] = ..., members: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "opening", "model", "evaluate")
+    __slots__ = ("number", "epoch", "version", "version_steps", "steps", "seconds", "sha256", "bytes", "seal", "rate", "batches_per_step", "opening", "window", "model", "evaluate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +266,7 @@ class Task(_message.Message):
     RATE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -276,9 +281,10 @@ class Task(_message.Message):
     rate: float
     batches_per_step: int
     opening: bytes
+    window: bool
     model: bytes
     evaluate: bool
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., opening: _Optional[bytes] = ..., model: _Optional[bytes] = ..., evaluate: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., version_steps: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., seal: _Optional[bytes] = ..., rate: _Optional[float] = ..., batches_per_step: _Optional[int] = ..., opening: _Optional[bytes] = ..., window: bool = ..., model: _Optional[bytes] = ..., evaluate: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("version", "sha256", "bytes", "seal")
