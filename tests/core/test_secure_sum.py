@@ -20,6 +20,7 @@ from metis.core.secure_sum import (
     Request,
     SignedKey,
     Statement,
+    Trained,
     Upload,
     Vote,
     check_expected,
@@ -164,6 +165,66 @@ def test_a_statement_is_about_enough_learners_of_this_cohort() -> None:
             check_statement(made, bad)
 
 
+# --- windows ----------------------------------------------------------------------------------
+
+OLDER = b"2" * 32
+
+
+def window(*trained: Trained | None, **changes: Any) -> Opening:
+    """One to which some members hand in what they have trained, from versions 2 and 3."""
+    given = trained or (*(Trained(k, 3, HASH, 1.0) for k in range(4)), Trained(4, 2, OLDER, 0.5))
+    places = [
+        replace(place, weight=1.0, trained=() if mine is None else (mine,))
+        for place, mine in zip(opening().members, (*given, *[None] * 7), strict=False)
+    ]
+    return opening(**{"members": tuple(places), "ring": Ring(32, 1000, 1.0), **changes})
+
+
+WINDOWS = replace(PINS, windows=True)
+
+
+def test_a_window_says_who_hands_in_what() -> None:
+    made = window()
+    assert made.windowed and not opening().windowed
+    assert made.handing_in == NAMES[:5] and opening().handing_in == NAMES
+    assert made.trained_by("h4") == Trained(4, 2, OLDER, 0.5) and made.trained_by("h5") is None
+    assert made.most == 1.0  # what is worth 1 does not depend on who is there
+    WINDOWS.check(made)
+    statement = Statement(made.context, NAMES[:4], (HASH,) * 4)
+    check_statement(made, statement)
+    with pytest.raises(Refused, match="not in the cohort"):
+        check_statement(made, replace(statement, names=(*NAMES[:3], "h5")))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (window(*(Trained(k, 3, HASH, 1.0) for k in range(3))), "needs 4 to 3 learners, not 4"),
+        (window(ring=Ring(32, 7, 1.0)), "a ring of 32 bits for 7 learners"),
+        (window(*(Trained(k, 3, OLDER if k else HASH, 1.0) for k in range(5))), "community model 3 is not the same"),
+        (window(*(Trained(k, 2, HASH if k else OLDER, 1.0) for k in range(5))), "community model 2 is not the same"),
+        (window(*(Trained(k, 4, OLDER, 1.0) for k in range(5))), "community model 4 is later than the window on 3"),
+        (window(*(Trained(k, 3, HASH, 1e-9) for k in range(5))), "factor of the learning rate is 1e-09"),
+        (window(*(Trained(k, 3, HASH, 0.05 if k else 1.0) for k in range(5))), "reach from 0.05 to 1; this site pins"),
+    ],
+)
+def test_a_window_that_could_show_one_model_is_refused(changed: Opening, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        WINDOWS.check(changed)
+
+
+def test_a_site_takes_part_in_windows_only_if_it_says_so() -> None:
+    with pytest.raises(Refused, match="rounds only"):
+        PINS.check(window())
+
+
+def test_a_version_has_the_same_model_in_every_window() -> None:
+    later = window(*(Trained(9 + k, 3, HASH, 1.0) for k in range(5)), version=4, model=b"4" * 32)
+    later.check_models(window())
+    with pytest.raises(Refused, match="community model 3 is not the same"):
+        later.check_models(window(*(Trained(k, 2, OLDER, 1.0) for k in range(5)), model=b"3" * 32))
+
+
 # --- messages ---------------------------------------------------------------------------------
 
 MESSAGES: list[Message] = [
@@ -176,6 +237,8 @@ MESSAGES: list[Message] = [
     Abandonment(HASH, (Vote(HASH, "h0", b"", b"s"),)),
     Request(STATEMENT, (), (b"", b"x"), (HASH, HASH)),
     Answer(HASH, "h0", HASH, (b"", HASH * 7), b"s"),
+    window(),
+    Trained(4, 2, OLDER, 0.5),
 ]
 
 
@@ -210,6 +273,10 @@ def test_every_message_comes_back(message: Message) -> None:
         (MESSAGES[7], {"boxes": ()}, "a box and a root"),
         (MESSAGES[7], {"roots": (b"", b"")}, "a root of a request"),
         (MESSAGES[8], {"rows": (bytes(32_001),)}, "a row of an answer"),
+        (MESSAGES[9], {"members": tuple(replace(p, trained=p.trained * 2) for p in window().members)}, "one update"),
+        (MESSAGES[10], {"task": -1}, "not negative"),
+        (MESSAGES[10], {"version": -1}, "not negative"),
+        (MESSAGES[10], {"model": b""}, "a model of a window"),
     ],
 )
 def test_a_message_that_breaks_its_rules_is_refused(message: Any, changes: dict[str, Any], words: str) -> None:
@@ -228,6 +295,8 @@ def test_the_context_binds_everything_in_the_opening() -> None:
         opening(members=(Place(11.0, 20, key), *opening().members[1:])),
         opening(members=(Place(10.0, 21, key), *opening().members[1:])),
         opening(members=(Place(10.0, 20, replace(key, key=b"1" * 32)), *opening().members[1:])),
+        *(window(Trained(*each)) for each in [(1, 2, OLDER, 1.0), (2, 2, OLDER, 1.0), (1, 3, OLDER, 1.0),
+                                              (1, 2, HASH, 1.0), (1, 2, OLDER, 0.5)]),
     ]  # fmt: skip
     assert len({variant.context for variant in variants}) == len(variants)
 

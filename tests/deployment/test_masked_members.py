@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,17 @@ from deployment.scripted_learner import LAYOUT
 from metis.core.canonical import digest
 from metis.core.policies import sync_fedavg
 from metis.core.ring import Ring
-from metis.core.secure_sum import PROTOCOL, Opening, Place, SignedKey, Statement, Upload, Vote, threshold
+from metis.core.secure_sum import (
+    PROTOCOL,
+    Opening,
+    Place,
+    SignedKey,
+    Statement,
+    Trained,
+    Upload,
+    Vote,
+    threshold,
+)
 from metis.deployment.learner.downloads import TaskFailed
 from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.sums import Sums
@@ -239,6 +250,107 @@ def test_keys_go_at_the_end_and_when_they_are_old(sites: dict[str, Site], monkey
     assert not any(name.endswith("-body") or name == "facts" for name in left)
     assert "has passed" in sites["ann"].refusal(opening) or "not the one that it made" in sites["ann"].refusal(opening)
     assert sites["ann"].hear(pb.SecureSum.KEY) == b""
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def _window(sites: dict[str, Site], task: int = 1, steps: int = STEPS, **changes: Any) -> Opening:
+    """Of everybody, for this task of each, trained from the model of the version before."""
+    opening, about = opening_of(sites), {"version": VERSION - 1, "rate": 1.0, **changes}
+    trained = (Trained(task, **{"model": opening.model, **about}),)
+    places = tuple(Place(1.0, steps, place.key, trained) for place in opening.members)
+    return opening_of(sites, members=places, ring=Ring(32, 1000, 4.0), model=digest("model", "the current one"))
+
+
+def _waiting(site: Site, opening: Opening, *, before: bool = False) -> tuple[dict[str, Any] | None, str]:
+    """What its training process gets for task 1, once it has trained, and why it gets nothing."""
+
+    async def scene() -> tuple[dict[str, Any] | None, str]:
+        task = pb.Task(number=1, version=VERSION - 1, steps=STEPS, window=True)
+        policy = PolicyFile(site.policy_path).read()
+        message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=VERSION, content=opening.encode())
+        if before:
+            await site.sums._take_window(message, policy)
+        try:
+            early = await site.sums.accept(task, site.home / "model", policy)
+            if early is not None:
+                return early, ""
+            place = asyncio.ensure_future(site.sums.place(task))
+            await asyncio.sleep(0)
+            await site.sums._take_window(message, policy)
+            return await asyncio.wait_for(place, 0.05), ""
+        except asyncio.TimeoutError:
+            return None, ""
+        except TaskFailed as problem:
+            return None, str(problem)
+
+    return asyncio.run(scene())
+
+
+@pytest.fixture
+def windowed(sites: dict[str, Site]) -> dict[str, Site]:
+    for site in sites.values():
+        site.policy_path.write_text(site.policy_path.read_text() + "masked_windows = true\n")
+    return sites
+
+
+def test_what_is_trained_is_masked_when_a_window_has_a_place_for_it(windowed: dict[str, Site]) -> None:
+    """It says that it is there, and masks once; after a restart it finds the window and the same bytes."""
+    ann, opening = windowed["ann"], _window(windowed)
+    order, _ = _waiting(ann, opening)
+    (said,) = [message for message in ann.sent if message.kind == pb.SecureSum.WINDOW]
+    assert said.task == 1 and order is not None and order["opening"] == opening.encode().hex()
+    first = ann.train(order)[1]()
+    again = Site(ann.home, "ann")
+    order, _ = _waiting(again, opening)
+    assert order is not None and not [message for message in again.sent if message.kind == pb.SecureSum.WINDOW]
+    done = again.train(order)[0].done()
+    assert done is not None and b"".join(done[1]) == first
+    assert _waiting(windowed["bob"], opening, before=True)[0] is not None
+
+
+def test_a_window_that_has_no_place_for_a_task_leaves_it_waiting(windowed: dict[str, Site]) -> None:
+    """The site agrees on its sum all the same."""
+    assert _waiting(windowed["ann"], _window(windowed, task=2)) == (None, "")
+    assert not windowed["ann"].reports
+    announced = [message for message in windowed["ann"].sent if message.kind == pb.SecureSum.WINDOW]
+    windowed["ann"].sums.announce()  # after a new connection
+    assert announced and windowed["ann"].sent[-1] == announced[-1]
+
+
+def test_a_window_must_say_what_the_site_has_trained(windowed: dict[str, Site]) -> None:
+    """Another version, model, rate or number of steps: the task fails, and nothing is masked."""
+    other = "what this site has trained is not what the window says"
+    changed: list[dict[str, Any]] = [
+        {"version": VERSION - 2}, {"model": digest("model", "other")}, {"rate": 0.5}, {"steps": STEPS + 1}
+    ]  # fmt: skip
+    for changes in changed:
+        site = Site(windowed["ann"].home, "ann")
+        for path in site.folder.glob("sums/*"):
+            path.unlink()
+        windowed["ann"] = site
+        assert _waiting(site, _window(windowed, **changes)) == (None, other), changes
+        assert not list(site.folder.glob("sums/*-body"))
+
+
+def test_a_window_is_refused_as_a_round_is(windowed: dict[str, Site]) -> None:
+    """By everything that the site pins, and without its word for windows at all."""
+    ann = windowed["ann"]
+    assert "settings of the opening" in _waiting(ann, replace(_window(windowed), settings=digest("settings", "x")))[1]
+    assert "needs 3 to 4 learners" in _waiting(ann, replace(_window(windowed), least=2))[1]
+    ann.sums.hear(pb.SecureSum(kind=pb.SecureSum.WINDOW, version=VERSION, content=b"nonsense"))
+    ann.sums.hear(pb.SecureSum(kind=pb.SecureSum.WINDOW, version=VERSION, content=opening_of(windowed).encode()))
+    assert "nobody hands in anything" in ann.reports[-1] and not list(ann.folder.glob("sums/*-body"))
+    task = pb.Task(number=1, version=VERSION, steps=STEPS, window=True)
+    assert PolicyFile(ann.policy_path).read().refuses_task(task) is None
+    ann.policy_path.write_text(ann.policy_path.read_text().replace("masked_windows = true", ""))
+    refusal = PolicyFile(ann.policy_path).read().refuses_task(task)
+    assert refusal is not None and refusal.rule == pb.Cause.MASKS and "(masked_windows)" in refusal.text
+    opening = _window(windowed)
+    assert "rounds only" in _waiting(ann, opening)[1]
+    ann.policy_path.write_text("masked_windows = true\n")
+    assert "name the learners to take part with" in _waiting(ann, opening)[1]
 
 
 def test_an_unknown_question_is_not_answered(sites: dict[str, Site]) -> None:

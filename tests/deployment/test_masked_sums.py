@@ -18,8 +18,9 @@ from metis.core.canonical import digest
 from metis.core.events import Budget, CohortFixed, CommunityStamp, LocalTask, RoundClosed, RoundFailed, SumOpened
 from metis.core.ring import Ring
 from metis.core.secure_sum import Opening, Pins, Request, Statement
+from metis.deployment.controller.openings import MaskedRound
 from metis.deployment.controller.state import State
-from metis.deployment.controller.sums import MaskedRound, Sums
+from metis.deployment.controller.sums import Sums
 from metis.deployment.security.identity import load_kit, signing_identity
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import payload_sha256
@@ -49,7 +50,7 @@ class Desk:
         self.round = MaskedRound(
             2, payload_sha256(MODEL), {name: float(EXAMPLES[name]) for name in NAMES},
             {name: LocalTask(k, CommunityStamp(2, 10), Budget(STEPS)) for k, name in enumerate(NAMES)},
-            RING, 3, 4, False, None, {},
+            RING, 3, 4, False, None, {}, {2: payload_sha256(MODEL)},
         )  # fmt: skip
         self.start()
 
@@ -166,6 +167,47 @@ def test_a_round_from_its_keys_to_its_sum(desk: Desk) -> None:
     desk.take(version=3, values={}, fixed=False, closed=None, uploads={})
     assert not list((desk.state.folder / "sums").iterdir())
     assert not any((desk.state.folder / "blobs" / blob).exists() for blob in blobs)
+
+
+def _window(desk: Desk, trained: str, *, keys: bool = True) -> Opening | None:
+    """The window of those that have trained, of four tasks of which two are filled; None if it does not begin."""
+    desk.take(ring=Ring(32, 1000, 4.0), window=3, values=dict.fromkeys(NAMES, 1.0))
+    for name in NAMES if keys else NAMES[:3]:
+        desk.hear(name, KEY, desk.members[name].key(2).encode())
+    for name in trained.split():
+        number = desk.round.tasks[name].number
+        message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=2, task=number)
+        desk.do(lambda name=name, message=message: desk.sums._hear(name, message))  # type: ignore[misc]
+    if not desk.posted:
+        return None
+    desk.take(fixed=True)
+    return Opening.decode(desk.questions(pb.SecureSum.WINDOW)["ann"])
+
+
+def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
+    """All others are there to agree on its sum; tasks wait for nothing."""
+    assert _window(desk, "cyd ann") is None and desk.sums.opening_of(2) == b""
+    opening = _window(desk, "dan bob")
+    assert opening is not None and opening.handing_in == ("ann", "cyd", "dan") and opening.names == NAMES
+    assert desk.posted == [CohortFixed(2, ("ann", "cyd", "dan"), (0, 2, 3))]
+    assert set(desk.questions(pb.SecureSum.WINDOW)) == set(NAMES)
+    count = len(desk.asked)
+    desk.take(uploads={"ann": "a"})
+    assert len(desk.asked) == count, "each is told once"
+    desk.do(lambda: desk.sums._ask_again("bob"))
+    assert desk.asked[-1][0] == "bob" and desk.asked[-1][1].kind == pb.SecureSum.WINDOW
+    desk.start()  # a restart reads it again and tells everybody
+    assert Opening.decode(desk.questions(pb.SecureSum.WINDOW)["dan"]) == opening
+
+
+def test_a_window_begins_with_fewer_if_nobody_else_can_come(desk: Desk) -> None:
+    """And waits for the keys of all that train, but not for ever; too few keys end nothing."""
+    desk.take(window=9, values=dict.fromkeys(NAMES, 1.0))
+    assert _window(desk, "ann bob cyd", keys=False) is None
+    desk.do(lambda: desk.sums._late(2))
+    assert not desk.posted, "four members are the fewest"
+    opening = _window(desk, "dan")
+    assert opening is not None and opening.handing_in == ("ann", "bob", "cyd")
 
 
 def test_a_key_is_taken_from_its_owner_only(desk: Desk) -> None:

@@ -44,22 +44,40 @@ GUARDS: dict[str, Bug] = {
     "few peers may be absent": _never(_SUM, "if len(self.peers) - count > allowed:"),
     "t is computed": _never(_SUM, "if opening.threshold != threshold(count):"),
     "c is pinned": _never(_SUM, "if self.colluders > max_colluders(count):"),
-    "least is computed": Bug(_SUM, "not fewest <= opening.least <= count", "not opening.least <= count"),
+    "least is computed": Bug(_SUM, "not fewest <= opening.least <= most", "not opening.least <= most"),
     "extra vectors cost": Bug(_SUM, "colluders + max(FEWEST, extra_vectors + 2)", "colluders + FEWEST"),
-    "the ring fits the cohort": _never(
-        _SUM, "if opening.ring.bits not in self.bits or not count <= opening.ring.learners <= len(self.peers):"
-    ),
+    "the ring fits the cohort": _never(_SUM, "if opening.ring.bits not in self.bits or not fits:"),
     "clips are pinned": Bug(_SUM, '_within("the clip", clip, self.clips)', "pass"),
     "rates are pinned": Bug(_SUM, '_within("the factor of the learning rate", opening.rate, self.rates)', "pass"),
     "steps are pinned": Bug(_SUM, '_within(f"the steps of {place.name}", place.steps, self.steps)', "pass"),
     "weights are positive": _never(_SUM, "if not (math.isfinite(place.weight) and place.weight > 0):"),
-    "weights are comparable": _never(_SUM, "if opening.most > self.max_ratio * smallest:"),
+    "weights are comparable": _never(_SUM, "if largest > self.max_ratio * smallest:"),
     "the learner computes model and settings": _never(_SUM, "if getattr(opening, name) != value:"),
     "members come once": Bug(_SUM, " or list(names) != sorted(set(names)):", ":"),
     "pins can be kept": _never(_SUM, "if not 0 <= self.colluders <= most:"),
+    # --- windows ----------------------------------------------------------------------------------
+    "a site allows windows": _never(_SUM, "if not self.windows:"),
+    "a version has one model in a window": Bug(_SUM, "        opening.check_models()\n", ""),
+    "a version has one model in all windows": Bug(_MEMBER, "opening.check_models(self.latest)", "pass"),
+    "models of a window are not later than it": _never(_SUM, "if each.version > opening.version:"),
+    "rates of a window are pinned": Bug(
+        _SUM, '_within("the factor of the learning rate", each.rate, self.rates)', "pass"
+    ),
+    "rates of a window are comparable": _never(_SUM, "if max(rates) > self.max_rate_ratio * min(rates):"),
+    "only who has a place is in the sum of a window": Bug(
+        _SUM, "<= set(opening.handing_in):", "<= set(opening.names):"
+    ),
+    "what comes without a place is not taken": _never(_OPENER, "if upload.name not in self.opening.handing_in:"),
+    "who has no place masks nothing": _never(_MEMBER, "if trained is None:"),
+    "a task is masked for one window": _never(_MEMBER, "if trained.task <= self._state.task:"),
+    "a masked task survives erasing": Bug(_MEMBER, ", task=self._state.task))", "))"),
+    "a masked task survives the next window": Bug(_MEMBER, "(_Round(opening),), state.task)", "(_Round(opening),))"),
+    "a round compares the model": Bug(
+        _MEMBER, "if not opening.windowed or model is not None:", "if model is not None:"
+    ),
     # --- statements -------------------------------------------------------------------------------
     "a statement is about this context": _never(_SUM, "if statement.context != opening.context:"),
-    "a statement is about this cohort": _never(_SUM, "if not set(statement.names) <= set(opening.names):"),
+    "a statement is about this cohort": _never(_SUM, "if not set(statement.names) <= set(opening.handing_in):"),
     "a sum has the fewest learners": _never(_SUM, "if len(statement.names) < opening.least:"),
     "a statement's learners come once": Bug(
         _SUM, "if list(self.names) != sorted(set(self.names)) or len(self.names)", "if len(self.names)"
@@ -67,7 +85,7 @@ GUARDS: dict[str, Bug] = {
     # --- the member -------------------------------------------------------------------------------
     "pins are checked": Bug(_MEMBER, "        self._pins.check(opening)\n", ""),
     "the task is compared": Bug(
-        _MEMBER, '        check_expected(opening, {**expected, "run": self._run, "extra_vectors": extra_vectors})\n', ""
+        _MEMBER, '        check_expected(opening, {**expected, "extra_vectors": extra_vectors})\n', ""
     ),
     "the own key is the own": _never(
         _MEMBER, "if not mine or mine[0] not in [held.public for held in self._state.keys]:"
@@ -104,7 +122,7 @@ GUARDS: dict[str, Bug] = {
     ),
     "the upload is durable": Bug(
         _MEMBER,
-        '        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])))\n',
+        '        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])), task)\n',
         "        changed = replace(round_, upload=upload.encode(), own_shares=b''.join(dealt[me]))\n"
         "        self._state = replace(self._state, rounds=(*self._state.rounds[:-1], changed))\n",
     ),
@@ -134,7 +152,7 @@ GUARDS: dict[str, Bug] = {
         'return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, b"")',
     ),
     "the version survives erasing": Bug(
-        _MEMBER, "self._save(_State(version + 1 if self._state.rounds else version))", "self._save(_State())"
+        _MEMBER, "_State(version + 1 if self._state.rounds else version, task", "_State(task"
     ),
     "keys are erased": Bug(
         _MEMBER,
@@ -212,17 +230,31 @@ GUARDS: dict[str, Bug] = {
     "the task is the one of its opening": _never(
         _SITE, "if (opening.version, opening.rate, mine) != (task.version, rate, steps):"
     ),
-    "the model is hashed at the site": Bug(_SITE, "model=bytes.fromhex(file_sha256(model)),", "model=opening.model,"),
+    "the model is hashed at the site": Bug(
+        _SITE, "_accepts(opening, bytes.fromhex(file_sha256(model))", "_accepts(opening, opening.model"
+    ),
     "settings are hashed at the site": Bug(
         _SITE, "settings=settings_hash(welcome.settings),", "settings=opening.settings,"
+    ),
+    "what is masked for a window is what it says": _never(
+        _SITE, "if (mine.version, mine.model, mine.rate, places[name]) != (task.version, wait.model, rate, steps):"
+    ),
+    "a window has a place for the task": Bug(
+        _SITE, " or mine.task != wait.task.number or wait.place", " or wait.place"
+    ),
+    "a window is accepted before anything is masked for it": Bug(
+        _SITE, "await asyncio.to_thread(self._member_accepts, opening, None, policy)", "pass"
+    ),
+    "a site says that it takes part in windows": _never(
+        "metis.deployment.learner.site_policy", "if task.window and not self.masked_windows:"
     ),
     "keys go when they are old": Bug(
         _SITE, "                        member.erase()\n", "                        pass\n"
     ),
     "peers demand masks": Bug(
         "metis.deployment.learner.site_policy",
-        "if not opening and (self.peers or self.min_masked_members is not None):",
-        "if not opening and self.min_masked_members is not None:",
+        "if not (opening or task.window) and (self.peers or self.min_masked_members is not None):",
+        "if not (opening or task.window) and self.min_masked_members is not None:",
     ),
     "the training process reads what was signed": Bug(
         _TRAINER,
@@ -285,7 +317,7 @@ GUARDS: dict[str, Bug] = {
 
 _DEPLOYED = ("metis.deployment", "metis.privacy.store")
 _FILES = [
-    *(f"privacy/test_{name}.py" for name in ("attacks", "opener", "keys")),
+    *(f"privacy/test_{name}.py" for name in ("attacks", "windows", "opener", "keys")),
     *(f"core/test_{name}.py" for name in ("secure_sum", "ring", "canonical")),
     *(f"privacy/test_{name}.py" for name in ("round", "adversary", "schedules")),
 ]

@@ -49,11 +49,11 @@ from metis.core.stop import StopRule
 from metis.deployment.controller.audit import AUDIT
 from metis.deployment.controller.callers import administrator_by_name
 from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.openings import MaskedRound
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
 from metis.deployment.controller.state import Entry, State
-from metis.deployment.controller.sums import MaskedRound
 from metis.deployment.controller.upload import announced_checksum
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import PolicyFile
@@ -76,6 +76,7 @@ from system.masks import (
     MASKED,
     SECURE,
     SETTINGS as MASKED_SETTINGS,
+    WINDOWED,
     MaskChecks,
     Spending,
     masks,
@@ -121,8 +122,9 @@ POLICIES: dict[str, Policy] = {
     "fedbuff": fedbuff(local_epochs=1.0),
     "semisync masked": SEMISYNC.with_layers(SECURE),
     "sync masked": sync_fedavg(local_epochs=1.0).with_layers(SECURE),
+    "fedbuff masked": fedbuff(local_epochs=1.0, buffer_size=3).with_layers(SECURE),
 }
-PLAIN = sorted(POLICIES.keys() - MASKED)
+PLAIN = sorted(POLICIES.keys() - {*MASKED, *WINDOWED})
 SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
     "a full disk at a deadline", "a command lost its caller", "a finished federation was extended",
@@ -140,6 +142,7 @@ SOMETIMES = (  # what a thousand seeds reach
     "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
     "a cohort was fixed", "a statement was signed", "shares were given", "a sum was opened",
     "a sum without some of its members", "what was masked before a crash is sent again",
+    "a window with an update of an older model",
 )  # fmt: skip
 _AT_THE_END, _AT_A_TASK = "command extend at the end", "command rollback at a task"
 _MASKED_COMMANDS = ("pause", "resume", "extend", "rollback", "stop")  # a fifth site has no certificate, three too few
@@ -311,6 +314,8 @@ def drawn_swarm(seed: int, rng: random.Random) -> Swarm:
     length, large = models.choice(LENGTHS), models.random() < 0.2
     if masks(seed):
         policy = random.Random(f"masked policy {seed}").choice(MASKED)
+        if random.Random(f"masked windows {seed}").random() < 1 / 3:
+            policy = random.Random(f"windowed policy {seed}").choice(WINDOWED)
     different = models.choice((2, 4, 5, 6)) if models.random() < 0.3 else 64
     replay_at_most, keep_models = snapshots.choice((2, 4, None)), snapshots.choice((1, 2, 5))
     inside = random.Random(f"inside {seed}").random() < 0.4
@@ -332,7 +337,7 @@ class Federation(World):
         swarm = drawn_swarm(seed, self.rng)
         self.policy_name, self.slowness, self.interleaving = swarm.policy, swarm.slowness, swarm.interleaving
         self.policy = POLICIES[self.policy_name]
-        self.masked, self.learners, settings = self.policy_name in MASKED, LEARNERS, SETTINGS
+        self.masked, self.learners, settings = "masked" in self.policy_name, LEARNERS, SETTINGS
         if self.masked:
             self.learners, settings = (*LEARNERS, FOURTH), replace(SETTINGS, expected=4)
         by_round = self.policy.protocol.has_rounds

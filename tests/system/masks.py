@@ -49,6 +49,7 @@ from system.disk import DiskPath
 
 SETTINGS = '{"experiment": {}}'
 MASKED = ("semisync masked", "sync masked")
+WINDOWED = ("fedbuff masked",)
 FOURTH = "l4"  # a masked round needs four members
 SECURE = SecureSum(clip=128.0)  # models of the simulation are numbers up to 64
 COLLUDERS = 0
@@ -100,7 +101,7 @@ def write_kits(folder: Path, names: tuple[str, ...]) -> None:
             "ca.pem": authority().public_bytes(pem),
             "certificate.pem": _certificate(name, "learner").public_bytes(pem),
             "key.pem": key,
-            "site-policy.toml": f"peers = {list(names)}\ncolluders = {COLLUDERS}\n".encode(),
+            "site-policy.toml": f"peers = {list(names)}\ncolluders = {COLLUDERS}\nmasked_windows = true\n".encode(),
         }
         for file, content in files.items():
             (folder / name / file).write_bytes(content)
@@ -122,14 +123,18 @@ class WatchedMasking(Masking):
         self._checks = checks
 
     def done(self) -> tuple[dict[str, Any], list[memoryview]] | None:
-        self._at_first = self._signed()
+        self.look()
         return super().done()
+
+    def look(self) -> None:
+        """What there is before anything is masked."""
+        self._at_first = self._signed()
 
     def mask(
         self, local: Model, base: Model, loss: float, facts: Mapping[str, Any], policy: Policy
     ) -> list[memoryview]:
         opening = self._opening
-        numbers = scalars(local, base, loss)
+        numbers = scalars(local, base, 0.0 if opening.windowed else loss)
         body = opening.ring.quantize(local, base, opening.weights[self._name], opening.most, numbers).body
         self._checks.trained(opening.context, self._name, body)
         before = self._signed()
@@ -181,6 +186,8 @@ class MaskChecks:
     def __init__(self, layout: Layout, violated: Violated, sometimes: Callable[[str], None]) -> None:
         self._layout, self._violated, self._sometimes = layout, violated, sometimes
         self._openings: dict[bytes, Opening] = {}
+        self._contexts: dict[int, bytes] = {}  # by version
+        self._masked: dict[tuple[str, int], bytes] = {}  # of windows: in which context a task was handed in
         self._bodies: dict[tuple[bytes, str], list[Body]] = {}  # that were ever about to be masked
         self._uploads: dict[tuple[bytes, str], bytes] = {}  # digests that left a site
         self._plain: dict[tuple[bytes, str], Body] = {}  # what is under that digest
@@ -199,11 +206,15 @@ class MaskChecks:
     def task(self, message: pb.Task) -> None:
         """The controller sends it."""
         content: Any = message.opening
-        if not content:
+        if not content and not message.window:
             self._violated(f"I33: task {message.number} is sent without masks")
-            return
-        opening = Opening.decode(content)
+        if content:
+            self._begun(Opening.decode(content))
+
+    def _begun(self, opening: Opening) -> None:
         self._openings[opening.context] = opening
+        if self._contexts.setdefault(opening.version, opening.context) != opening.context:
+            self._violated(f"I32: version {opening.version} has two contexts")
 
     def uploaded(self, name: str, content: bytes) -> None:
         """A masked update came whole."""
@@ -218,6 +229,11 @@ class MaskChecks:
             if self._uploads.setdefault(key, upload.digest) != upload.digest:
                 self._violated(f"I32: {name} has masked twice in one context")
             self._plain.setdefault(key, self._bodies[key][-1])
+            mine = opening.trained_by(name)
+            if mine is not None and self._masked.setdefault((name, mine.task), upload.context) != upload.context:
+                self._violated(f"I32: {name} has handed in task {mine.task} to two windows")
+            if opening.windowed and mine is None:
+                self._violated(f"I33: {name} has handed in something to a window that has no place for it")
             return
 
     def heard(self, name: str, message: pb.SecureSum) -> None:
@@ -240,7 +256,13 @@ class MaskChecks:
 
     def asked(self, message: pb.SecureSum) -> None:
         """The controller asks."""
-        if message.kind == pb.SecureSum.STATEMENT:
+        if message.kind == pb.SecureSum.WINDOW:
+            opening = Opening.decode(message.content)
+            self._begun(opening)
+            trained = [opening.trained_by(name) for name in opening.handing_in]
+            if any(each is not None and each.version < opening.version for each in trained):
+                self._sometimes("a window with an update of an older model")
+        elif message.kind == pb.SecureSum.STATEMENT:
             self._stated(Statement.decode(message.content))
         elif message.kind == pb.SecureSum.SHARES:
             self._stated(Request.decode(message.content).statement)
@@ -274,6 +296,9 @@ class MaskChecks:
             opened = process._view.tasks.get(learner)
             if opened is None or session.ready is None or session.held_task == opened.task.number:
                 continue
+            round_ = None if process._sums is None else process._sums._round
+            if round_ is not None and round_.window:
+                continue  # tasks of windows wait for nothing
             if opened.task.based_on.version != standing.version and not standing.finished:
                 waiting[learner, opened.task.number] = self._waiting.get((learner, opened.task.number), now)
         self._waiting = waiting
@@ -323,11 +348,15 @@ class MaskChecks:
             if self._openings[context].version == version and made.names == self._opened[version]
         ]
         opening = self._openings[statement.context]
-        room, clip = 31 - len(opening.names).bit_length(), opening.ring.clip
+        many = 1000 if opening.windowed else len(opening.names)
+        room, clip = 31 - many.bit_length(), opening.ring.clip
         moved = np.zeros(base.size)
         for name in statement.names:
             words = self._plain[statement.context, name][-4 * base.size :].view("<i4")
             moved += words.astype(np.float64) * clip / 2.0**room
+        if opening.windowed:
+            step: NDArray[np.float64] = base + moved / len(statement.names)
+            return step
         most = max(opening.weights.values())
         mean: NDArray[np.float64] = base + moved / sum(opening.weights[name] / most for name in statement.names)
         return mean

@@ -93,7 +93,7 @@ class Reference:
             case "fedrec":
                 stale = self._steps - (self._steps_at[base] + event.steps)
                 value = stale**-0.5 if stale > 0 else 1.0
-            case "fedasync" | "fedbuff":
+            case "fedasync" | "fedbuff" | "fedbuff masked":
                 value = (self._version - base + 1) ** -0.5
             case "semisync measured":
                 value = self._examples[learner] * (self._version - base + 1) ** -0.5

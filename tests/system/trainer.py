@@ -56,6 +56,7 @@ class Process:
         self._wire, self._different, self._trained = wire, different, trained
         self.stdin = self.stdout = self
         self._commands: deque[dict[str, Any]] = deque()
+        self._held: tuple[Model, Model, dict[str, Any]] | None = None
         self._lines: deque[bytes] = deque()
         self._abandoned: set[int] = set()
         self._more, self._answered = asyncio.Event(), asyncio.Event()
@@ -141,7 +142,10 @@ class Process:
                     },
                 )
             case "train":
+                self._held = None
                 await self._train(command)
+            case "mask":
+                await self._mask(command)
             case "evaluate":
                 await asyncio.sleep(rng.random() * 0.3)
                 model = read_model(Path(command["model"]), self._layout)
@@ -184,7 +188,7 @@ class Process:
             if steps % 4 == 0:
                 self._answer(id=number, progress={"task": command["task"], "steps": steps})
         value = trained_value(command["task"], self._index, self._different)
-        if masking is not None:  # other batches after a restart
+        if masking is not None or command.get("hold"):  # other batches after a restart
             value += self._boot.rng.randrange(8) / 8
         vector = np.full(self._layout.size, value, np.float32)
         made, payload = Model(self._layout, vector, np.array(model.counters)), b""
@@ -199,14 +203,32 @@ class Process:
             "steps": steps,
             "seconds": seconds,
             "time_per_batch": seconds / steps,
-            "loss": 0.5 if masking is None else None,
+            "loss": 0.5 if masking is None and not command.get("hold") else None,
             "compression_error": None,
         }
+        if masking is None and command.get("hold"):
+            self._held = made, model, facts
+            self._answer(id=number, done=facts)
+            return
         if masking is not None:
             parts = tuple(await asyncio.to_thread(masking.mask, made, model, 0.5, facts, _POLICY))
         written, checksum = _written(command, parts)
         self._trained(made, checksum)
         self._answer(id=number, done={**facts, **written})
+
+    async def _mask(self, command: dict[str, Any]) -> None:
+        """A window has a place for what was trained."""
+        assert self._checks is not None
+        (made, base, facts), self._held = self._held or (None, None, {}), None
+        if made is None or facts["task"] != command["task"]:
+            self._answer(id=command["id"], failed="the model is not here any more", kind="setup")
+            return
+        masking = WatchedMasking(command["masking"], self._checks)
+        await asyncio.to_thread(masking.look)
+        parts = tuple(await asyncio.to_thread(masking.mask, made, base, 0.5, facts, _POLICY))
+        written, checksum = _written(command, parts)
+        self._trained(made, checksum)
+        self._answer(id=command["id"], done={**facts, **written})
 
 
 def _written(command: dict[str, Any], parts: Iterable[memoryview]) -> tuple[dict[str, Any], str]:

@@ -47,7 +47,6 @@ from metis.core.events import (
 )
 from metis.core.masked import MaskedRounds
 from metis.core.mixing import MemoryStore, ModelStore
-from metis.core.mixing.windows import Windows
 from metis.core.model import Model, mixable_problem
 from metis.core.policy import Policy
 from metis.core.privacy_budget import BY_DEADLINE, SPENT, rounds_left, within_privacy
@@ -341,8 +340,7 @@ class Controller(MaskedRounds):
     def _publish_and_assign(self, now: float) -> list[Action]:
         """Publish exactly when somebody is about to train on the result; this covers all protocols."""
         if (secure := self.secure) is not None:
-            full = self._window_is_full(secure) if isinstance(secure, Windows) else len(secure.learners) >= secure.least
-            if full:
+            if self._is_full(secure):
                 return [self._close(secure)]
             # No two rounds may be based on one version: what members have signed is bound to it.
             actions = self._begin_again(secure.too_few()) if secure.values and not secure.windowed else []

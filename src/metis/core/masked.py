@@ -89,12 +89,14 @@ class MaskedRounds(ABC):
         open_ = {record.learner: record.task for record in self.roster.training}
         return [k for k, n in window.expected.items() if (task := open_.get(k)) is not None and task.number == n]
 
-    def _window_is_full(self, window: Windows) -> bool:
-        """Whether its sum is to be opened."""
-        count = len(window.learners)
-        if window.fixed:
-            return not self._awaited(window) and count >= window.least
-        return count >= (window.wanted if self.roster.training else window.least)
+    def _is_full(self, secure: SecureAverage) -> bool:
+        """Whether the sum of the round or window is to be opened, now that somebody waits."""
+        wanted = secure.least
+        if isinstance(secure, Windows) and secure.fixed:
+            wanted = len(secure.learners) + 1 if self._awaited(secure) else secure.least
+        elif secure.windowed and self.roster.training:
+            wanted = secure.wanted
+        return len(secure.learners) >= wanted
 
     def _give_window_up(self) -> list[Action]:
         """Begin again if so many of a window's learners are gone that its sum can never be opened."""

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from core.play import Actor, Play, model
+from metis.core.controller import Controller
 from metis.core.events import (
+    Action,
+    CohortFixed,
     CommunityPublished,
     LearnerJoined,
     LearnerLeft,
@@ -14,15 +17,19 @@ from metis.core.events import (
     RoundAbandoned,
     RoundClosed,
     RoundFailed,
+    SendTask,
     SumOpened,
+    TaskFailed,
+    UpdateRequest,
 )
 from metis.core.layers import FedAdam, LargestShare, SecureSum
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.windows import BufferedWindows, CachedWindows
+from metis.core.model import Model
 from metis.core.policies import async_fedavg, fedbuff, fedrec
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
-from metis.errors import ArgumentError, Refused
+from metis.errors import ArgumentError, Refused, UnexpectedEvent
 
 TIMES = {"a": 0.1, "bb": 0.13, "ccc": 0.31, "dddd": 0.07, "eeeee": 0.2, "ffffff": 0.25}
 WINDOWED = {
@@ -183,3 +190,89 @@ def test_shares_of_a_window_cannot_be_limited_afterwards() -> None:
     """Each learner has weighed its difference when the window is opened."""
     with pytest.raises(ArgumentError, match="share"):
         async_fedavg().with_layers(SecureSum(), LargestShare())
+
+
+# --- where members agree on keys, so that it is known who hands in what ----------------------------
+
+
+class _Window:
+    """A controller of FedBuff whose updates are masked: what it is handed has no numbers."""
+
+    def __init__(self, learners: str = "abcde") -> None:
+        policy = fedbuff(1, buffer_size=4).with_layers(SecureSum())
+        self.controller = Controller(policy, model(), learners_expected=len(learners), models_checked=True)
+        self.tasks: dict[str, int] = {}
+        for name in learners:
+            self.handle(LearnerJoined(name, 40, 10))
+        window = self.controller.secure
+        assert isinstance(window, BufferedWindows)
+        self.window = window
+
+    def handle(self, event: object) -> list[Action]:
+        actions = self.controller.handle(event, 1.0)  # type: ignore[arg-type]
+        self.tasks |= {action.learner: action.task.number for action in actions if isinstance(action, SendTask)}
+        return actions
+
+    def fix(self, learners: str) -> None:
+        self.handle(CohortFixed(self.controller.community.stamp.version, tuple(learners), self.numbers(learners)))
+
+    def numbers(self, learners: str) -> tuple[int, ...]:
+        return tuple(self.tasks[name] for name in learners)
+
+    def hand_in(self, learner: str) -> list[Action]:
+        return self.handle(UpdateRequest(learner, self.tasks[learner], 4, 0.4, 0.1, Model.empty()))
+
+    def opened(self, learners: str) -> list[Action]:
+        """The sum of those in the window, each of which has moved by nothing."""
+        ring, nothing = self.window.ring, self.window.model
+        bodies = (ring.quantize(nothing, nothing, self.window.counted(k), 1.0, (0.0,) * 3).body for k in learners)
+        total = ring.sum(bodies, nothing.layout)
+        assert self.window.fits(total, learners) and not self.window.fits(total, learners[1:])
+        return self.handle(SumOpened(self.controller.community.stamp.version, tuple(learners), total))
+
+
+def test_a_window_is_opened_when_those_that_it_has_a_place_for_have_handed_in() -> None:
+    """Not before, though fewer would do, and whoever else trains; the next has older updates, which count less."""
+    play = _Window()
+    assert play.controller.member_values() == dict.fromkeys("abcde", 1.0)
+    play.fix("abcd")
+    assert [len(play.hand_in(name)) for name in "abc"] == [1, 1, 1]  # committed, and no more
+    assert RoundClosed(0, tuple("abcd"), 5) in play.hand_in("d")
+    actions = play.opened("abcd")
+    assert {action.learner for action in actions if isinstance(action, SendTask)} == set("abcd")
+    assert not play.window.fixed and not play.window.expected
+    assert play.controller.member_values() == {**dict.fromkeys("abcd", 1.0), "e": 2**-0.5}
+    play.fix("abe")
+    for name in "abe":
+        play.hand_in(name)
+    assert play.window.counted("e") == 2**-0.5 and not play.window.arrays()
+    play.opened("abe")
+    assert play.controller.community.stamp.version == 2
+
+
+def test_a_window_goes_on_without_those_that_are_gone_and_begins_again_if_they_are_too_many() -> None:
+    """Whose task has failed trains another one, which is not what the window has a place for."""
+    play = _Window()
+    play.fix("abcd")
+    for name in "abc":
+        play.hand_in(name)
+    failed = play.tasks["d"]
+    actions = play.handle(TaskFailed("d", failed, "out of memory"))
+    assert any(isinstance(action, RoundClosed) for action in actions) and play.controller.closed is not None
+    play.opened("abc")
+    assert "d" in play.window.values and play.tasks["d"] != failed
+    play.fix("abcd")
+    play.hand_in("a")
+    for name in "bc":
+        play.handle(LearnerLeft(name))
+    assert play.controller.community.stamp.version == 1
+    actions = play.handle(LearnerLeft("d"))
+    assert [action.version for action in actions if isinstance(action, RoundAbandoned)] == [1]
+    assert play.controller.community.stamp.version == 2 and not play.window.learners and not play.window.fixed
+
+
+def test_a_window_has_places_once() -> None:
+    play = _Window()
+    play.fix("abcd")
+    with pytest.raises(UnexpectedEvent, match="fixed already"):
+        play.fix("abce")

@@ -9,10 +9,11 @@ from typing import Any
 
 from metis.core.events import Event, LearnerId, RoundAbandoned
 from metis.core.model import Layout
+from metis.deployment.controller.openings import MaskedRound
 from metis.deployment.controller.sessions import Sessions
 from metis.deployment.controller.settings import FederationPlan, Report
 from metis.deployment.controller.state import State
-from metis.deployment.controller.sums import MaskedRound, Sums
+from metis.deployment.controller.sums import Sums
 from metis.deployment.controller.writer import Outcome, Writer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import settings_hash

@@ -10,28 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 from metis.core.canonical import HASH
-from metis.core.controller import Controller
-from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed, RoundFailed, SumOpened
+from metis.core.events import LearnerId, RoundFailed, SumOpened
 from metis.core.model import Layout
 from metis.core.ring import Ring
-from metis.core.secure_sum import (
-    MOST_STEPS,
-    PROTOCOL,
-    Answer,
-    Opening,
-    Place,
-    SignedKey,
-    Statement,
-    Trained,
-    Upload,
-    Vote,
-    threshold,
-)
+from metis.core.secure_sum import Answer, Opening, SignedKey, Statement, Upload, Vote
 from metis.deployment.controller.disk import writing
+from metis.deployment.controller.openings import MaskedRound, fixed_by, handing_in, made_opening
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
 from metis.deployment.storage import map_file, read_file
@@ -45,60 +32,6 @@ from metis.privacy.store import FolderStore
 
 _DISK_FULL_PAUSE = 0.2  # seconds until a full disk is tried again
 _TAIL = 1 << 24  # bytes behind the masked numbers of an update, at most
-
-
-@dataclass(frozen=True, slots=True)
-class MaskedRound:
-    """Where the masked round stands after an event; for the event loop."""
-
-    version: int
-    sha256: str  # of the community model
-    values: Mapping[LearnerId, float]  # what each member counts; none: no round has begun
-    tasks: Mapping[LearnerId, LocalTask]  # that are still open
-    ring: Ring | None
-    least: int
-    fewest: int
-    fixed: bool
-    closed: RoundClosed | None
-    uploads: Mapping[LearnerId, str]  # the blobs of those that have handed in
-    models: Mapping[int, str]  # SHA-256 of the community models that tasks are based on
-    window: int = 0  # how many updates fill a window; 0 in rounds
-
-
-def masked_round(
-    controller: Controller, hashes: Mapping[int, str], blobs: Mapping[LearnerId, str]
-) -> MaskedRound | None:
-    """In the writer: of a run whose sums are masked; None of any other."""
-    secure = controller.secure
-    if secure is None:
-        return None
-    stamp = controller.community.stamp
-    training = {record.learner: record.task for record in controller.roster.training if record.task is not None}
-    return MaskedRound(
-        stamp.version,
-        hashes[stamp.version],
-        controller.member_values() if secure.values else {},
-        {learner: task for learner, task in training.items() if secure.windowed or task.based_on == stamp},
-        secure.ring if secure.values else None,
-        secure.least,
-        secure.fewest,
-        secure.fixed,
-        controller.closed,
-        {learner: blobs[learner] for learner in secure.learners if learner in blobs},
-        {task.based_on.version: hashes[task.based_on.version] for task in training.values()},
-        secure.wanted if secure.windowed else 0,
-    )
-
-
-def _trained(round_: MaskedRound, task: LocalTask) -> tuple[Trained, ...]:
-    version = task.based_on.version
-    return (Trained(task.number, version, bytes.fromhex(round_.models[version]), float(task.rate)),)
-
-
-def _fixed(opening: Opening) -> CohortFixed:
-    names = opening.handing_in
-    trained = [opening.trained_by(name) for name in names]
-    return CohortFixed(opening.version, names, tuple(each.task for each in trained if each is not None))
 
 
 class _Files(FolderStore):
@@ -251,7 +184,7 @@ class Sums:
                 self._ask(learner)
             self._try_opening(round_)
         elif not round_.fixed:
-            self._post_once("fixed", _fixed(self._opening))
+            self._post_once("fixed", fixed_by(self._opening))
         elif round_.window:
             for learner in set(self._opening.names) - self._has_opening:
                 self._ask(learner)
@@ -295,42 +228,13 @@ class Sums:
                 reason = f"{len(members)} learners gave a key, and a masked round needs {round_.fewest}"
                 self._post_once("failed", RoundFailed(round_.version, reason))
             return
-        tasks, handing_in = round_.tasks, self._window(round_, members)
-        if round_.window and len(handing_in) < round_.least:
+        first = handing_in(round_, self._keys, self._trained)
+        if round_.window and not first:
             return
-        ring = round_.ring if round_.window else replace(round_.ring, learners=len(members))
-        opening = Opening(
-            protocol=PROTOCOL,
-            run=self._state.run,
-            version=round_.version,
-            attempt=0,
-            model=bytes.fromhex(round_.sha256),
-            layout=bytes.fromhex(self._layout.fingerprint),
-            settings=self._settings,
-            rate=1.0 if round_.window else float(tasks[members[0]].rate),
-            extra_vectors=int(self._layout.control.size > 0),
-            ring=ring,
-            threshold=threshold(len(members)),
-            least=round_.least,
-            members=tuple(
-                Place(
-                    round_.values[name],
-                    min(tasks[name].budget.steps or MOST_STEPS, MOST_STEPS),
-                    self._keys[name],
-                    _trained(round_, tasks[name]) if name in handing_in else (),
-                )
-                for name in members
-            ),
-        )
+        opening = made_opening(round_, self._keys, first, self._state.run, self._layout, self._settings)
         self._store.write("opening", opening.encode())
         self._opening = opening
-        self._post_once("fixed", _fixed(opening))
-
-    def _window(self, round_: MaskedRound, members: Collection[LearnerId]) -> list[LearnerId]:
-        """Who hands in to the next window: the first that have trained, or all if nobody else can; else nobody."""
-        self._trained = {k: task for k, task in self._trained.items() if k in round_.tasks}
-        there = [k for k, task in self._trained.items() if k in members and round_.tasks[k].number == task]
-        return there[: round_.window] if len(there) >= min(round_.window, len(members)) else []
+        self._post_once("fixed", fixed_by(opening))
 
     def _ask_again(self, learner: LearnerId) -> None:
         self._has_opening.discard(learner)

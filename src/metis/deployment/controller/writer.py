@@ -20,9 +20,9 @@ from metis.core.controller import Controller
 from metis.core.events import Action, Event, LearnerId, LocalTask, RoundAbandoned, RoundFailed, SendTask, SumOpened
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.openings import MaskedRound, masked_round
 from metis.deployment.controller.settings import FederationPlan
 from metis.deployment.controller.state import Entry, State
-from metis.deployment.controller.sums import MaskedRound, masked_round
 from metis.errors import ConfigError, DataError, DiskFull, StateError
 from metis.runs.trace import to_line
 from metis.system import one_thread, sleep
