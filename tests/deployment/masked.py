@@ -232,7 +232,7 @@ async def controller(
 
 
 async def _serve(home: Path, listen: str) -> None:
-    async with controller(home, listen) as here:
+    async with controller(home, listen, policy=POLICIES[os.environ.get(CHOSEN, "average")]) as here:
         await here.serving
         for kind, text in here.reports:
             print(kind, text, flush=True)

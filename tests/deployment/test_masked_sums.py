@@ -202,7 +202,6 @@ def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
 
 def test_a_window_begins_with_fewer_if_nobody_else_can_come(desk: Desk) -> None:
     """And waits for the keys of all that train, but not for ever; too few keys end nothing."""
-    desk.take(window=9, values=dict.fromkeys(NAMES, 1.0))
     assert _window(desk, "ann bob cyd", keys=False) is None
     desk.do(lambda: desk.sums._late(2))
     assert not desk.posted, "four members are the fewest"

@@ -132,7 +132,11 @@ class Member:
         `model` is the SHA-256 of the bytes that this learner trains on, `settings` the hash that it computes itself.
         In a window it is None: what each trained from is in the table, and `trained_by` is for the caller to compare.
         """
-        expected = {"layout": bytes.fromhex(layout.fingerprint), "settings": settings, "run": self._run}
+        expected: dict[str, object] = {
+            "layout": bytes.fromhex(layout.fingerprint),
+            "settings": settings,
+            "run": self._run,
+        }
         if not opening.windowed or model is not None:
             expected["model"] = model
         check_expected(opening, {**expected, "extra_vectors": extra_vectors})

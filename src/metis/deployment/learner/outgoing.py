@@ -91,6 +91,7 @@ FIELDS = {
     "SecureSum.kind": "what it answers in a masked round",
     "SecureSum.version": "community model of that round",
     "SecureSum.content": "signed key of the round, vote for its sum, or shares of masks",
+    "SecureSum.task": "task that is trained and waits for a window",
     "Cause.kind": "why a task failed or the learner leaves: one of a fixed list, no text",
     "Cause.rule": "rule of the site policy that was broken",
     "Cause.reference": "random number under which failures.log has the text",
