@@ -484,7 +484,7 @@ BUGS: dict[str, Bug] = {
     ),
     "a task of a masked round that is over is kept": Bug(
         f"{_CONTROLLER}.requests",
-        "    return controller.secure is not None and task",
+        "    return secure is not None and not secure.windowed and task",
         "    return False and task",
         needs="(kill learner|member vanishes).*semisync masked",
     ),
@@ -536,6 +536,24 @@ BUGS: dict[str, Bug] = {
         "                (minus if k >= dealer else plus).append(seed)\n",
         "                (minus if k >= dealer else minus).append(seed)\n",
         needs="member vanishes.*masked",
+    ),
+    "who comes back is not told of a window": Bug(
+        f"{_CONTROLLER}.sums",
+        "        self._has_opening.discard(learner)\n",
+        "",
+        needs="(kill learner|member vanishes|reset).*fedbuff masked",
+    ),
+    "what waits for a window is said once": Bug(
+        "metis.deployment.learner.tasks",
+        "        self._sums.announce()\n",
+        "",
+        needs="(kill controller|power controller|reset).*fedbuff masked",
+    ),
+    "a window waits for who is gone": Bug(
+        f"{_CORE}.masked",
+        "if (task := open_.get(k)) is not None and task.number == n]",
+        "if (task := open_.get(k)) is None or task.number == n]",
+        needs="member vanishes.*fedbuff masked",
     ),
     "a reservation is not synced": Bug(
         "metis.privacy.ledger",

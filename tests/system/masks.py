@@ -2,7 +2,8 @@
 
 I31: an opened sum is the exact sum of what its learners masked. I32: in a context there is one statement, with the
 same learners and digests at every member; a member signs one, uploads one body, answers for that statement only. I33: a
-sum has c + 3 learners or more, each with an upload of this very context. I34: no step is made that is not reserved in
+sum has c + 3 learners or more, each with an upload of this very context, and of a window only those that it has a place
+for, each with a task that is in no other window. I34: no step is made that is not reserved in
 the ledger, whatever a crash has left of it. I35: a round begins again only if something is damaged, or too few are
 there. I36: what a learner has made or signed stays while its training process masks. I37: a member that is there has a
 task that it can work on. I38: nobody who is honest is called a liar. (I20 to I22 of the design, where other numbers

@@ -26,7 +26,7 @@ from metis.core.layers import FedAdam, LargestShare, SecureSum
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.windows import BufferedWindows, CachedWindows
 from metis.core.model import Model
-from metis.core.policies import async_fedavg, fedbuff, fedrec
+from metis.core.policies import async_fedavg, fedbuff, fedrec, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.errors import ArgumentError, Refused, UnexpectedEvent
@@ -246,6 +246,7 @@ def test_a_window_is_opened_when_those_that_it_has_a_place_for_have_handed_in() 
     for name in "abe":
         play.hand_in(name)
     assert play.window.counted("e") == 2**-0.5 and not play.window.arrays()
+    play.window.load_arrays(play.window.model, {}, play.controller.store)
     play.opened("abe")
     assert play.controller.community.stamp.version == 2
 
@@ -269,6 +270,14 @@ def test_a_window_goes_on_without_those_that_are_gone_and_begins_again_if_they_a
     actions = play.handle(LearnerLeft("d"))
     assert [action.version for action in actions if isinstance(action, RoundAbandoned)] == [1]
     assert play.controller.community.stamp.version == 2 and not play.window.learners and not play.window.fixed
+
+
+def test_a_round_knows_what_its_members_count_before_they_train() -> None:
+    policy = sync_fedavg(1).with_layers(SecureSum())
+    controller = Controller(policy, model(), learners_expected=4)
+    for name, examples in zip("abcd", (10, 20, 30, 40), strict=True):
+        controller.handle(LearnerJoined(name, examples, 10), 0.0)
+    assert controller.member_values() == {"a": 10.0, "b": 20.0, "c": 30.0, "d": 40.0}
 
 
 def test_a_window_has_places_once() -> None:
