@@ -193,10 +193,10 @@ def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
     assert set(desk.questions(pb.SecureSum.WINDOW)) == set(NAMES)
     count = len(desk.asked)
     desk.take(uploads={"ann": "a"})
-    assert len(desk.asked) == count, "each is told once"
+    assert len(desk.asked) == count, "each gets it once"
     desk.do(lambda: desk.sums._ask_again("bob"))
     assert desk.asked[-1][0] == "bob" and desk.asked[-1][1].kind == pb.SecureSum.WINDOW
-    desk.start()  # a restart reads it again and tells everybody
+    desk.start()  # a restart reads it again and sends it to everybody
     assert Opening.decode(desk.questions(pb.SecureSum.WINDOW)["dan"]) == opening
 
 

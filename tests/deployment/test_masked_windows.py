@@ -49,7 +49,7 @@ def test_windows_of_fedbuff_have_the_bits_of_the_simulated_ring(home: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["a learner", "opening", "statement", "vote", "answer"])
-def test_whoever_is_killed_in_a_window_it_ends_with_the_same_bits(home: Path, killed: str, monkeypatch: Any) -> None:
+def test_a_window_ends_with_the_same_bits_after_a_kill(home: Path, killed: str, monkeypatch: Any) -> None:
     """A learner that has masked and handed in nothing yet, or the controller when it has written such a file."""
 
     async def victim(*arguments: str) -> None:

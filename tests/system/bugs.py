@@ -537,7 +537,7 @@ BUGS: dict[str, Bug] = {
         "                (minus if k >= dealer else minus).append(seed)\n",
         needs="member vanishes.*masked",
     ),
-    "who comes back is not told of a window": Bug(
+    "who comes back does not learn of a window": Bug(
         f"{_CONTROLLER}.sums",
         "        self._has_opening.discard(learner)\n",
         "",

@@ -382,7 +382,7 @@ class Pins:
         most = len(opening.handing_in)
         if not 0 <= opening.extra_vectors <= 8 or not fewest <= opening.least <= most:
             raise Refused(f"a sum here needs {fewest} to {most} learners, not {opening.least}")
-        # Windows have one ring, whoever is there.
+        # Windows have one ring, however many are there.
         fits = (
             opening.ring.learners == MOST_MEMBERS
             if opening.windowed

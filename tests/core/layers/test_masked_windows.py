@@ -232,7 +232,7 @@ class _Window:
 
 
 def test_a_window_is_opened_when_those_that_it_has_a_place_for_have_handed_in() -> None:
-    """Not before, though fewer would do, and whoever else trains; the next has older updates, which count less."""
+    """Not before, although fewer would do and others train; the next has older updates, which count less."""
     play = _Window()
     assert play.controller.member_values() == dict.fromkeys("abcde", 1.0)
     play.fix("abcd")

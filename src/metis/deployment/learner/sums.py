@@ -163,7 +163,7 @@ class Sums:
         return await wait.place
 
     def announce(self) -> None:
-        """Tell the controller that a task is trained; also one that was away when it was told."""
+        """Say that a task is trained and waits; again on each new connection."""
         wait = self._wait
         if wait is not None and wait.trained and not wait.place.done():
             message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=wait.task.version, task=wait.task.number)

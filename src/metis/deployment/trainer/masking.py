@@ -55,7 +55,7 @@ class Masking:
         weights, steps = opening.weights, {place.name: place.steps for place in opening.members}
         factors = policy.masked_factors(weights, steps)
         p, most, factor = weights[self._name], largest_weight(weights, factors), factors[self._name]
-        if opening.windowed:  # there is no round to measure
+        if opening.windowed:  # no round is measured
             most, loss = opening.most, 0.0
         body = opening.ring.quantize(local, base, p, most, scalars(local, base, loss, factor), factor).body
         with self._store.locked():
