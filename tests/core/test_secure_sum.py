@@ -177,7 +177,8 @@ def window(*trained: Trained | None, **changes: Any) -> Opening:
         replace(place, weight=1.0, trained=() if mine is None else (mine,))
         for place, mine in zip(opening().members, (*given, *[None] * 7), strict=False)
     ]
-    return opening(**{"members": tuple(places), "ring": Ring(32, 1000, 1.0), **changes})
+    about: dict[str, Any] = {"members": tuple(places), "ring": Ring(32, 1000, 1.0), **changes}
+    return opening(**about)
 
 
 WINDOWS = replace(PINS, windows=True)

@@ -257,8 +257,9 @@ def test_keys_go_at_the_end_and_when_they_are_old(sites: dict[str, Site], monkey
 
 def _window(sites: dict[str, Site], task: int = 1, steps: int = STEPS, **changes: Any) -> Opening:
     """Of everybody, for this task of each, trained from the model of the version before."""
-    opening, about = opening_of(sites), {"version": VERSION - 1, "rate": 1.0, **changes}
-    trained = (Trained(task, **{"model": opening.model, **about}),)
+    opening = opening_of(sites)
+    about: dict[str, Any] = {"version": VERSION - 1, "rate": 1.0, "model": opening.model, **changes}
+    trained = (Trained(task, **about),)
     places = tuple(Place(1.0, steps, place.key, trained) for place in opening.members)
     return opening_of(sites, members=places, ring=Ring(32, 1000, 4.0), model=digest("model", "the current one"))
 

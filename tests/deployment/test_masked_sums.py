@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def _window(desk: Desk, trained: str, *, keys: bool = True) -> Opening | None:
     for name in trained.split():
         number = desk.round.tasks[name].number
         message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=2, task=number)
-        desk.do(lambda name=name, message=message: desk.sums._hear(name, message))  # type: ignore[misc]
+        desk.do(partial(desk.sums._hear, name, message))
     if not desk.posted:
         return None
     desk.take(fixed=True)

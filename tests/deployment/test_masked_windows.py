@@ -53,7 +53,8 @@ def test_a_window_ends_with_the_same_bits_after_a_kill(home: Path, killed: str, 
     """A learner that has masked and handed in nothing yet, or the controller when it has written such a file."""
 
     async def victim(*arguments: str) -> None:
-        command, codes = [sys.executable, masked.__file__, *arguments], []
+        command = [sys.executable, masked.__file__, *arguments]
+        codes: list[int] = []
         for environment in ({**os.environ, masked.KILLED: killed}, dict(os.environ)):
             with (home / "victim.out").open("ab") as out:
                 process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)

@@ -219,10 +219,11 @@ class Process:
     async def _mask(self, command: dict[str, Any]) -> None:
         """A window has a place for what was trained."""
         assert self._checks is not None
-        (made, base, facts), self._held = self._held or (None, None, {}), None
-        if made is None or facts["task"] != command["task"]:
+        held, self._held = self._held, None
+        if held is None or held[2]["task"] != command["task"]:
             self._answer(id=command["id"], failed="the model is not here any more", kind="setup")
             return
+        made, base, facts = held
         masking = WatchedMasking(command["masking"], self._checks)
         await asyncio.to_thread(masking.look)
         parts = tuple(await asyncio.to_thread(masking.mask, made, base, 0.5, facts, _POLICY))
