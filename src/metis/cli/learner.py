@@ -5,7 +5,6 @@ grpc and cryptography are loaded only when the command runs.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -174,6 +173,8 @@ def learner(
         ckks_key=ckks_key,
         **who,
     )
+    import asyncio  # and below: it takes longer to import than the help to show
+
     code = asyncio.run(_taking_part(process, called, report))
     if code:
         raise typer.Exit(code)
@@ -222,6 +223,8 @@ def _dry_run(
     config = module.federation_of(federation, site, name or "site")
     if name is None:
         name = config.learners[0].learner_names[0]
+    import asyncio
+
     asyncio.run(
         module.show(
             config,
@@ -247,6 +250,8 @@ def _policy_file(policy: Path | None, identity: Path | None) -> Any:
 
 async def _taking_part(process: Any, name: str, report: Reporter) -> int:
     """Run the learner, and show in a terminal what it is doing."""
+    import asyncio
+
     from metis.reporting.console import REFRESH_SECONDS, TaskProgress
 
     with TaskProgress(report.live, name) as progress:
@@ -303,6 +308,7 @@ def _by_certificate(route: Any, identity: Path | None, name: str | None, report:
 
 def _checked(check: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     """The preflight in a thread; a problem that may pass becomes an OSError, so that it is tried again."""
+    import asyncio
 
     async def preflight() -> None:
         try:

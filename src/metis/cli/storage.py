@@ -9,8 +9,6 @@ import typer
 
 from metis.cli.output import add, deployed, say
 from metis.errors import ConfigError, LockHeld
-from metis.files import take_lock
-from metis.system import disk
 from metis.text import plural
 
 KeyOption = Annotated[
@@ -72,15 +70,14 @@ def rotate(
     new_key: Annotated[str, typer.Option("--new-key", metavar="SOURCE", help="The key from now on.")],
 ) -> None:
     """Seal everything in a folder with another key; if it is interrupted, repeat it."""
+    from metis.files import locked  # which takes longer to import than the help to show
+
     storage = deployed("metis.deployment.storage")
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     try:
-        descriptor = take_lock(folder / "LOCK")
+        with locked(folder / "LOCK"):
+            changed = storage.rotate(folder, _sealed(storage, storage_key), _sealed(storage, new_key))
     except LockHeld as held:
         raise ConfigError(f"{folder} is in use by {held.holder or 'another process'}; stop it first") from None
-    try:
-        changed = storage.rotate(folder, _sealed(storage, storage_key), _sealed(storage, new_key))
-    finally:
-        disk().close(descriptor)
     say(f"{plural(changed, 'file')} sealed with the new key")
