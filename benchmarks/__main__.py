@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,15 @@ from _peers import NAMES, version_of
 BENCHMARKS = (
     "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
     "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak", "private_step",
-    "dashboard", "precision", "secure_sum", "masked_round", "sealed",
+    "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model",
 )  # fmt: skip
+SHORTER = {  # where all are measured, which should take half an hour; by their names they take their time
+    "soak": ("--seconds", "120"),
+    "precision": ("--steps", "200", "--seeds", "1"),
+    "dashboard": ("--seconds", "30", "--repeats", "2", "--rounds", "30"),
+    "time_to_accuracy": ("--seconds", "90"),
+    "large_model": ("--rounds", "1"),
+}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 
 
@@ -62,11 +70,11 @@ def page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def measure(name: str, no_peers: bool) -> bool:
+def measure(name: str, no_peers: bool, settings: Sequence[str] = ()) -> bool:
     """Alone on the machine; whether it came to its end."""
     print(f"== {name}", flush=True)
     began = time.monotonic()
-    command = [sys.executable, HERE / f"{name}.py", *(["--no-peers"] if no_peers else [])]
+    command = [sys.executable, HERE / f"{name}.py", *(["--no-peers"] if no_peers else []), *settings]
     code = subprocess.run(command, env=ENVIRONMENT, check=False).returncode
     print(f"== {name}: {'FAILED' if code else 'done'} in {time.monotonic() - began:.0f} s\n", flush=True)
     return code == 0
@@ -104,7 +112,10 @@ def main() -> None:
         with ThreadPoolExecutor(2) as pool:
             done = dict(zip(names, pool.map(try_out, names), strict=True))
     else:
-        done = {name: measure(name, options.no_peers) for name in names}
+        began = time.monotonic()
+        shorter = {} if options.names else SHORTER
+        done = {name: measure(name, options.no_peers, shorter.get(name, ())) for name in names}
+        print(f"== all: {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
     failed = [name for name, fine in done.items() if not fine]
     where = HERE / "RESULTS.md" if folder == RESULTS else folder / "RESULTS.md"
     where.write_text(page(folder), "utf-8")

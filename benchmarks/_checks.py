@@ -105,6 +105,11 @@ def _soak(figures: Figures) -> Check:
     yield "the number of threads grows", samples[-1]["threads"] <= samples[20]["threads"] + 2
 
 
+def _large_model(figures: Figures) -> Check:
+    yield "a policy was not measured", figures["policies"].keys() == {"sync_fedavg", "fedrec"}
+    yield "a time is not positive", _positive([found["seconds"] for found in figures["policies"].values()])
+
+
 def _any_figures(figures: Figures) -> Check:
     yield "nothing was measured", bool(figures)
 
@@ -130,4 +135,5 @@ CHECKS: dict[str, Callable[[Figures], Check]] = {
     "precision": _any_figures,
     "secure_sum": _any_figures,
     "masked_round": _any_figures,
+    "large_model": _large_model,
 }

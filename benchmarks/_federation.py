@@ -80,6 +80,7 @@ class Spec:
     port: int = 0
     masked: bool = False  # with secure sums, which need the kit
     linger: float = 2.0  # seconds at the end in which learners may fetch the final model
+    cgroup: str = ""  # folder of a control group that the controller's process enters
 
     @property
     def layout(self) -> Layout:
@@ -412,5 +413,12 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def _main() -> None:
+    spec = Spec(**json.loads(sys.argv[1]))
+    if spec.cgroup:
+        Path(spec.cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    asyncio.run(_serve(spec))
+
+
 if __name__ == "__main__":
-    asyncio.run(_serve(Spec(**json.loads(sys.argv[1]))))
+    _main()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from typing import Any
 
 from _bench import Report, arguments, report
@@ -32,7 +33,7 @@ async def watch(controller: ControllerUnderTest) -> list[dict[str, float]]:
         if newest > version:
             version = newest
             forget_peak(controller.pid)
-            rounds.append({"round": version, "rss": 0.0, "anonymous": 0.0, "files": 0.0})
+            rounds.append({"round": version, "began": time.monotonic(), "rss": 0.0, "anonymous": 0.0, "files": 0.0})
         if rounds:
             now, row = memory_of(controller.pid), rounds[-1]
             row["rss"] = max(row["rss"], now["peak"])
@@ -44,14 +45,16 @@ async def watch(controller: ControllerUnderTest) -> list[dict[str, float]]:
     return rounds
 
 
-def exchange(learners: int, megabytes: float, rounds: int, policy: str) -> dict[str, Any]:
+def exchange(learners: int, megabytes: float, rounds: int, policy: str, cgroup: str = "") -> dict[str, Any]:
     settings = {"slowest_learner_epochs": 1.0} if policy == "semisync_fedavg" else {"local_epochs": 1}
     with tempfile.TemporaryDirectory() as folder:
-        with ControllerUnderTest(Spec(folder, megabytes, learners, rounds, policy, settings)) as controller:
+        spec = Spec(folder, megabytes, learners, rounds, policy, settings, cgroup=cgroup)
+        with ControllerUnderTest(spec) as controller:
             idle = memory_of(controller.pid)
             found = asyncio.run(watch(controller))
     peak = {part: max(row[part] for row in found) for part in ("rss", "anonymous", "files")}
-    return {"idle": idle, "rounds": found, "peak": peak, "models_above_idle": (peak["rss"] - idle["rss"]) / megabytes}
+    above = {part: (peak[part] - idle[part]) / megabytes for part in peak}
+    return {"idle": idle, "rounds": found, "peak": peak, "above": above, "models_above_idle": above["rss"]}
 
 
 def measure(told: Report, options: Any) -> None:

@@ -247,7 +247,7 @@ def without_weights(item: Event | Action) -> Event | Action:
 
 
 def to_line(now: float, item: Event | Action) -> str:
-    return json.dumps(to_record(now, item), separators=(",", ":"), allow_nan=False, default=plain_number)
+    return _LINE.encode(to_record(now, item))
 
 
 def from_line(line: str) -> tuple[float, Event | Action]:
@@ -267,6 +267,9 @@ def plain_number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+_LINE = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=plain_number)
 
 
 def has_events(folder: Path) -> bool:

@@ -96,7 +96,11 @@ class CachedAverage(Published):
         self._changed = False
         weights = self.weights(self._values)
         # With another weight of one learner the cached sum is of no use.
-        exact = self._sum if weights == self._values else weighted_sum(self.model.layout.size, self._store, weights)
+        exact = (
+            self._sum
+            if weights is self._values or weights == self._values
+            else weighted_sum(self.model.layout.size, self._store, weights)
+        )
         self._stamp_new(quotient(exact, math.fsum(weights.values())))
         return True
 
