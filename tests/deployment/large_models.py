@@ -1,7 +1,8 @@
 """A controller's state with large models under a limit of its memory: `python large_models.py FOLDER POLICY`.
 
 Two learners hand in models of 72 MB; then it is restarted from its snapshot. What may be allocated besides files is
-half of such a model: a local model or a sum in ordinary memory ends it with a MemoryError.
+half of such a model: a local model or a sum in ordinary memory ends it with a MemoryError. What is resident, pages of
+files too, never grows by as much as a sum is (two models).
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ def parts(number: int) -> Iterator[memoryview]:
         yield memoryview(PIECE * np.float32(number)).cast("B")
 
 
+def memory(what: str) -> int:
+    return int(Path("/proc/self/status").read_text().split(f"{what}:")[1].split()[0]) * 1024
+
+
 def limit_memory(more: float) -> None:
     """Nothing can be allocated beyond what is in use now and so many bytes; files that are mapped do not count."""
-    used = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) * 1024
+    used = memory("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (used + int(more), used + int(more)))
 
 
@@ -58,6 +63,8 @@ def main(folder: Path, name: str) -> None:
     state = State.open(folder, "process")
     initial = read_model(state.blob_path(state.put_blob(parts(0))), LAYOUT)
     limit_memory(0.5 * model_bytes(LAYOUT))
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+    resident = memory("VmRSS")
     durable = DurableController(make, initial, state, lambda now, item: None, replay_at_most=3)
     now = 0.0
     for learner in ("anna", "ben"):
@@ -76,6 +83,8 @@ def main(folder: Path, name: str) -> None:
         durable = DurableController(make, initial, state, lambda now, item: None, replay_at_most=3)
         assert durable.controller.community.model.sha256() == before
         assert durable.controller.community.stamp.version >= 3
+    grown = (memory("VmHWM") - resident) / model_bytes(LAYOUT)
+    assert grown < 1.5, f"{grown:.2f} models were resident"
 
 
 if __name__ == "__main__":

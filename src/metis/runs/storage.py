@@ -60,7 +60,7 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mappin
     """Write named arrays as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not ascontiguousarray, which would make a list of one out of a single number.
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    contiguous = {name: np.asanyarray(array, order="C") for name, array in arrays.items()}
     header = _header(contiguous, {**metadata, _DIGEST: _digest(contiguous)})
     with replacing(path) as new:
         with disk().file(disk().open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)) as file:

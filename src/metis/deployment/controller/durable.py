@@ -8,7 +8,7 @@ network or the clock; one thread calls it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.arithmetic import Row, release
+from metis.core.arithmetic import Row
 from metis.core.controller import Controller
 from metis.core.events import (
     Action,
@@ -38,7 +38,7 @@ from metis.deployment.controller.state import Entry, Snapshot, State
 from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.chunks import travels_inside
 from metis.deployment.wire.model_mac import new_model_mac
-from metis.deployment.wire.models import model_bytes, model_parts, payload_sha256, read_model, release_memory
+from metis.deployment.wire.models import model_bytes, model_pieces, payload_sha256, read_model, release_memory
 from metis.errors import ConfigError, DataError, DiskFull, LearnerError, StateError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
@@ -46,7 +46,6 @@ Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
 KEEP_MODELS = 5  # community models that stay on disk behind the current one, unless a file says otherwise
-_PIECE = 4 << 20  # numbers
 _MIN_REPLAY = 10  # updates between two snapshots; a restart replays at most twice as many models
 
 
@@ -80,15 +79,6 @@ class _FileRow:
             content = read_file(self._path, 4 * start, 4 * count)
             return np.frombuffer(content, "<f4").astype(np.float32, copy=False)
         return np.fromfile(self._path, "<f4", count=count, offset=4 * start).astype(np.float32, copy=False)
-
-
-def _pieces(model: Model) -> Iterator[memoryview]:
-    """The bytes of a model, which may be a mapped file: what was taken need not stay in memory."""
-    vector, counters = model_parts(model)
-    for start in range(0, model.vector.size, _PIECE):
-        yield vector[4 * start : 4 * (start + _PIECE)]
-        release(model.vector[start : start + _PIECE])
-    yield counters
 
 
 class _BlobStore:
@@ -247,7 +237,7 @@ class DurableController:
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
         mac = new_model_mac()
-        blob = self.state.put_blob(_pieces(action.community_model), durable=False, also=mac)
+        blob = self.state.put_blob(model_pieces(action.community_model), durable=False, also=mac)
         if mac is not None:
             self.model_macs[action.stamp.version] = mac.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
@@ -354,12 +344,12 @@ class DurableController:
         try:
             if snapshot is None:
                 self.controller = self._make(self._initial_model, self._store)
-                self.versions[0] = self._recent[0] = self.state.put_blob(model_parts(self._initial_model))
+                self.versions[0] = self._recent[0] = self.state.put_blob(model_pieces(self._initial_model))
                 entries = self.state.entries()
             else:
                 self._replay_without_weights(snapshot, trace)
                 if not self.state.verify_blob(self.hashes[0]):  # every snapshot names it, and a rollback may need it
-                    self.state.put_blob(model_parts(self._initial_model))
+                    self.state.put_blob(model_pieces(self._initial_model))
                 entries = self.state.entries(snapshot.seq)
             for entry in entries:
                 if "published" in entry.record:

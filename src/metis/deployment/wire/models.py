@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from metis.core.arithmetic import release
 from metis.core.model import Layout, Model
 from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.transfer import in_background
@@ -22,6 +23,8 @@ from metis.files import durable_file
 
 if TYPE_CHECKING:
     from metis.deployment.wire.model_mac import ModelMac
+
+_PIECE = 4 << 20  # numbers
 
 
 def model_bytes(layout: Layout) -> int:
@@ -57,11 +60,20 @@ def model_parts(model: Model) -> tuple[memoryview, memoryview]:
     return vector.view(np.uint8).data, counters.view(np.uint8).data
 
 
+def model_pieces(model: Model) -> Iterator[memoryview]:
+    """The same a piece at a time: of a model that is mapped, what was taken need not stay in memory."""
+    vector, counters = model_parts(model)
+    for start in range(0, model.vector.size, _PIECE):
+        yield vector[4 * start : 4 * (start + _PIECE)]
+        release(model.vector[start : start + _PIECE])
+    yield counters
+
+
 def payload_sha256(model: Model) -> str:
     """The SHA-256 of a model's bytes."""
     digest = hashlib.sha256()
-    for part in model_parts(model):
-        digest.update(part)
+    for piece in model_pieces(model):
+        digest.update(piece)
     return digest.hexdigest()
 
 
