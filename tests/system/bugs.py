@@ -543,6 +543,18 @@ BUGS: dict[str, Bug] = {
         "",
         needs="(kill learner|member vanishes|reset).*fedbuff masked",
     ),
+    "what waits for a window is said once": Bug(
+        "metis.deployment.learner.tasks",
+        "        self._sums.announce()\n",
+        "",
+        needs="(kill controller|power controller|reset).*fedbuff masked",
+    ),
+    "a window waits for who is gone": Bug(
+        f"{_CORE}.masked",
+        "if (task := open_.get(k)) is not None and task.number == n]",
+        "if (task := open_.get(k)) is None or task.number == n]",
+        needs="member vanishes.*fedbuff masked",
+    ),
     "a reservation is not synced": Bug(
         "metis.privacy.ledger",
         "            file.truncate()\n            sync_file(file)\n",
