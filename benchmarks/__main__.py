@@ -74,7 +74,7 @@ def measure(name: str, no_peers: bool, settings: Sequence[str] = ()) -> bool:
     """Alone on the machine; whether it came to its end."""
     print(f"== {name}", flush=True)
     began = time.monotonic()
-    command = [sys.executable, HERE / f"{name}.py", *(["--no-peers"] if no_peers else []), *settings]
+    command = [sys.executable, str(HERE / f"{name}.py"), *(["--no-peers"] if no_peers else []), *settings]
     code = subprocess.run(command, env=ENVIRONMENT, check=False).returncode
     print(f"== {name}: {'FAILED' if code else 'done'} in {time.monotonic() - began:.0f} s\n", flush=True)
     return code == 0
@@ -83,7 +83,7 @@ def measure(name: str, no_peers: bool, settings: Sequence[str] = ()) -> bool:
 def try_out(name: str) -> bool:
     """Tiny, beside another one; whether it came to its end and measured what it promises."""
     began = time.monotonic()
-    command = [sys.executable, HERE / f"{name}.py", "--quick", "--no-peers"]
+    command = [sys.executable, str(HERE / f"{name}.py"), "--quick", "--no-peers"]
     (QUICK_RESULTS / f"{name}.json").unlink(missing_ok=True)
     done = subprocess.run(
         command, env=ENVIRONMENT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

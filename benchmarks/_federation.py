@@ -305,7 +305,8 @@ class LightLearner:
             digest.update(task.model)
         else:
             request = pb.ModelRequest(run=self._run, sha256=task.sha256)
-            async for chunk in stub.download(request, metadata=self._metadata):
+            calls: Any = stub
+            async for chunk in calls.download(request, metadata=self._metadata):
                 digest.update(chunk.data)
         assert digest.digest() == announced
         steps = task.steps or 10
@@ -332,7 +333,7 @@ class LightLearner:
 
     async def _upload(self, stub: FederationStub, header: pb.UploadHeader) -> pb.Receipt:
         """A made-up model, a block at a time, when its turn has come."""
-        call = stub.upload(metadata=self._metadata)
+        call: Any = stub.upload(metadata=self._metadata)
         await call.write(pb.UploadPart(header=header))
         if header.content:
             await call.done_writing()
@@ -346,7 +347,8 @@ class LightLearner:
             await call.done_writing()
         while answer.HasField("received"):
             answer = await call.read()
-        return answer.receipt
+        receipt: pb.Receipt = answer.receipt
+        return receipt
 
 
 # --- certificates -------------------------------------------------------------------------------

@@ -36,8 +36,11 @@ def python_of(peer: str) -> Path:
     if python.exists() and stamp.exists() and stamp.read_text("utf-8") == wanted:
         return python
     print(f"making the environment of {peer} in {home}", file=sys.stderr, flush=True)
-    install = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
-    for command in ([sys.executable, "-m", "venv", "--clear", home], [*install, "-r", SCRIPTS / f"{peer}.txt"]):
+    install = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(home)],
+        [*install, "-r", str(SCRIPTS / f"{peer}.txt")],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
@@ -72,7 +75,7 @@ def ask(
             "RAY_worker_niceness": "0",  # its workers would stand behind everything else on a busy machine
             **(settings or {}),
         }
-        command = [python, SCRIPTS / f"{script}.py", json.dumps(dict(spec)), answer]
+        command = [str(python), str(SCRIPTS / f"{script}.py"), json.dumps(dict(spec)), str(answer)]
         with log.open("w") as file:
             # A session of its own, so that whatever it has started can be ended with it.
             process = subprocess.Popen(

@@ -54,7 +54,7 @@ def drift(updates: int, numbers: int, learners: int = 100) -> float:
     return float(np.abs(mean - exact).max() / np.abs(exact).max())
 
 
-def measure(told: Report, quick: bool) -> None:
+def measure(sheet: Report, quick: bool) -> None:
     learners = (10, 100) if quick else LEARNERS
     repeats = 3 if quick else 41
     rows = [
@@ -67,14 +67,14 @@ def measure(told: Report, quick: bool) -> None:
         spread[numbers], cached[numbers] = max(seconds) / min(seconds), seconds
         full = full_pass(models, learners[-1])
         rows.append([f"{numbers:.0e}", *(1000 * value for value in seconds), f"{spread[numbers]:.3f}", 1000 * full])
-    told.table(rows)
+    sheet.table(rows)
     updates, size = (2000, 100) if quick else (100_000, 2000)
     error = drift(updates, size)
-    told.say(f"Drift after {updates:,} updates without rebuilding, {size:,} numbers, 100 learners: {error:.1e}, "
+    sheet.say(f"Drift after {updates:,} updates without rebuilding, {size:,} numbers, 100 learners: {error:.1e}, "
              f"where float32 itself has {np.finfo(np.float32).eps:.1e}.")  # fmt: skip
-    told.figures = {"learners": learners, "seconds": cached, "spread": spread, "drift": error}
+    sheet.figures = {"learners": learners, "seconds": cached, "spread": spread, "drift": error}
     worst = max(spread.values())
-    told.goal(
+    sheet.goal(
         f"cached update, N from {learners[0]} to {learners[-1]:,}", "flat within 10 %",
         ", ".join(f"{100 * (value - 1):.1f} % at {numbers:.0e}" for numbers, value in spread.items()), worst <= 1.1,
     )  # fmt: skip
@@ -85,14 +85,14 @@ def measure(told: Report, quick: bool) -> None:
         axes.set(xscale="log", yscale="log", xlabel="learners", ylabel="ms for an update")
         axes.legend(fontsize=8)
 
-    told.chart("cached_update", draw, "Time of a cached update against the number of learners")
+    sheet.chart("cached_update", draw, "Time of a cached update against the number of learners")
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     use_all_processors()  # as the controller and the simulator do
-    with report(options, __doc__) as told:
-        measure(told, options.quick)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def exchange(learners: int, megabytes: float, rounds: int, policy: str, cgroup: 
     return {"idle": idle, "rounds": found, "peak": peak, "above": above, "models_above_idle": above["rss"]}
 
 
-def measure(told: Report, options: Any) -> None:
+def measure(sheet: Report, options: Any) -> None:
     sizes, rounds = (((3, 4.0),), 1) if options.quick else (SIZES, options.rounds)
     found = {size: exchange(*size, rounds, options.policy) for size in sizes}
     rows = [["learners x MB", "idle, MB", "peak RSS, MB", "of it anonymous", "of it files", "above idle, in models"]]
@@ -65,11 +65,11 @@ def measure(told: Report, options: Any) -> None:
         parts = (round(values["peak"][part]) for part in ("rss", "anonymous", "files"))
         above = f"{values['models_above_idle']:.2f}"
         rows.append([f"{learners} x {megabytes:g}", round(values["idle"]["rss"]), *parts, above])
-    told.table(rows)
-    told.figures = {"policy": options.policy, "sizes": {f"{n}x{m:g}": values for (n, m), values in found.items()}}
+    sheet.table(rows)
+    sheet.figures = {"policy": options.policy, "sizes": {f"{n}x{m:g}": values for (n, m), values in found.items()}}
     largest = max(sizes, key=lambda size: size[1])
     above = found[largest]["models_above_idle"]
-    told.goal(
+    sheet.goal(
         "memory of the controller, {} learners x {:g} MB".format(*largest), "under 3 models above idle",
         f"{above:.2f} models", above < 3,
     )  # fmt: skip
@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--policy", default="semisync_fedavg", choices=["semisync_fedavg", "sync_fedavg", "fedrec"])
     options = parser.parse_args()
-    with report(options, __doc__) as told:
-        measure(told, options)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/dashboard.py [--seconds 60] [--learners 1000] [--events 10000] [--only page|overhead] [--quick]
 
 Page: events of a run are written as they would come, while a headless Chromium shows the page, and its timeline is
-zoomed and its table sorted and scrolled meanwhile. Told are the tasks of the page's main thread over 50 ms (those that
+zoomed and its table sorted and scrolled meanwhile. It shows the tasks of the page's main thread over 50 ms (those that
 a person could notice), the longest frame, and the memory of the page before and after. It needs playwright and Chromium
 (METIS_CHROMIUM, or one that is found).
 
@@ -75,8 +75,8 @@ def asynchronous_run(learners: int, events_a_second: float) -> Iterator[tuple[fl
     while True:
         at, k, number, sent = heapq.heappop(due)
         name, spent = names[k], 0.95 * (at - sent)
-        told = {"steps": BATCHES, "seconds": spent, "time_per_batch": spent / BATCHES, "loss": 0.5}
-        yield line(at, event="update_request", learner=name, task=number, **told)
+        claims = {"steps": BATCHES, "seconds": spent, "time_per_batch": spent / BATCHES, "loss": 0.5}
+        yield line(at, event="update_request", learner=name, task=number, **claims)
         if chance.random() < 0.005:
             yield line(at, action="update_refused", learner=name, task=number, kind="invalid", reason="it holds NaN")
         else:
@@ -124,7 +124,7 @@ def chromium() -> str | None:
 class Trace:
     """What the main thread of the page did, as Chromium itself records it.
 
-    A task is told in its own processor time: on a machine with other work, the time on the clock says how long the
+    A task is measured in its own processor time: on a machine with other work, the time on the clock says how long the
     page was kept from running, and nothing of the page.
     """
 
@@ -153,10 +153,10 @@ class Trace:
 _CATEGORIES = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
 
 
-def measure_page(told: Report, learners: int, events_a_minute: float, seconds: float) -> None:
+def measure_page(sheet: Report, learners: int, events_a_minute: float, seconds: float) -> None:
     program = chromium()
     if program is None or importlib.util.find_spec("playwright") is None:
-        told.say("Page not measured: it needs playwright, and Chromium (name one in METIS_CHROMIUM).")
+        sheet.say("Page not measured: it needs playwright, and Chromium (name one in METIS_CHROMIUM).")
         return
     from playwright.sync_api import sync_playwright
 
@@ -178,7 +178,7 @@ def measure_page(told: Report, learners: int, events_a_minute: float, seconds: f
             page.locator("#shown", has_text=f"{learners} learners").wait_for(timeout=120_000)
             page.wait_for_timeout(3000)
             opening = Trace(browser.stop_tracing()).rows(time.monotonic() - begun)
-            told.table([[f"opening the page of {learners} learners after ten minutes", ""], *opening])
+            sheet.table([[f"opening the page of {learners} learners after ten minutes", ""], *opening])
             session = page.context.new_cdp_session(page)
             session.send("Performance.enable")
 
@@ -207,15 +207,15 @@ def measure_page(told: Report, learners: int, events_a_minute: float, seconds: f
                 f"{learners} learners, {rate:,.0f} events a minute for {lasted:.0f} s, while somebody zooms and sorts"
             )
             heap = ["heap of the page, before, after", f"{before:.1f} MB, {megabytes():.1f} MB"]
-            told.table([[what, ""], *trace.rows(lasted), heap])
+            sheet.table([[what, ""], *trace.rows(lasted), heap])
             longest = trace.tasks[-1]
-            told.goal(f"longest task of the page, {learners} learners", "100 ms", f"{longest:.0f} ms", longest <= 100)
-            told.figures["page"] = {"tasks_ms": trace.tasks[-20:], "busy": sum(trace.tasks) / lasted / 1000}
+            sheet.goal(f"longest task of the page, {learners} learners", "100 ms", f"{longest:.0f} ms", longest <= 100)
+            sheet.figures["page"] = {"tasks_ms": trace.tasks[-20:], "busy": sum(trace.tasks) / lasted / 1000}
             browser.close()
         writer.stopped.set()
 
 
-def measure_overhead(told: Report, repeats: int, rounds: int) -> None:
+def measure_overhead(sheet: Report, repeats: int, rounds: int) -> None:
     import metis
     from metis.learning import mlp
     from metis.reporting.dashboard.listening import DashboardProcess, bind
@@ -266,7 +266,7 @@ def measure_overhead(told: Report, repeats: int, rounds: int) -> None:
             for looked_at in (False, True):
                 times[looked_at].append(simulate(Path(folder) / f"{number}-{looked_at}", looked_at))
     without, beside = ([min(column) for column in zip(*times[key], strict=True)] for key in (False, True))
-    told.table(
+    sheet.table(
         [
             [f"a simulation of {without[0]:.1f} s, best of {repeats}, with the dashboard and a reader / without", ""],
             ["wall time", f"{beside[0] / without[0]:.4f}"],
@@ -280,8 +280,8 @@ def measure_overhead(told: Report, repeats: int, rounds: int) -> None:
         ]
     )
     ratio = beside[0] / without[0]
-    told.goal("a simulation with the dashboard / without, wall time", "at most 1.01", f"{ratio:.4f}", ratio <= 1.01)
-    told.figures["overhead"] = {"seconds": times[False], "with_dashboard": times[True], "starting": starting}
+    sheet.goal("a simulation with the dashboard / without, wall time", "at most 1.01", f"{ratio:.4f}", ratio <= 1.01)
+    sheet.figures["overhead"] = {"seconds": times[False], "with_dashboard": times[True], "starting": starting}
 
 
 def range_of(k: int, examples: int):
@@ -315,11 +315,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.learners, options.events, options.repeats, options.rounds = 5.0, 200, 600.0, 1, 5
-    with report(options, __doc__) as told:
+    with report(options, __doc__) as sheet:
         if options.only != "overhead":
-            measure_page(told, options.learners, options.events, options.seconds)
+            measure_page(sheet, options.learners, options.events, options.seconds)
         if options.only != "page":
-            measure_overhead(told, options.repeats, options.rounds)
+            measure_overhead(sheet, options.repeats, options.rounds)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def shares(folder: Path) -> list[tuple[str, float, float, float]]:
     return rows
 
 
-def measure(told: Report, policies: list[str], rounds: int) -> None:
+def measure(sheet: Report, policies: list[str], rounds: int) -> None:
     table: list[list[Any]] = [["policy, learner", "pace, s", "measured, s", "idle", "transfer and overhead"]]
     for policy in policies:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,18 +50,18 @@ def measure(told: Report, policies: list[str], rounds: int) -> None:
             found = shares(Path(folder))
         for learner, total, idle, transfer in found:
             table.append([f"{policy}, {learner}", PACES[learner], total, f"{idle:.1%}", f"{transfer:.1%}"])
-        told.figures[policy] = found
-    told.table(table)
-    worst = max(idle for _, _, idle, _ in told.figures["semisync_fedavg"])
-    told.goal("idle time of SemiSync's learners in a real deployment", "under 5 %", f"{worst:.1%}", worst < 0.05)
+        sheet.figures[policy] = found
+    sheet.table(table)
+    worst = max(idle for _, _, idle, _ in sheet.figures["semisync_fedavg"])
+    sheet.goal("idle time of SemiSync's learners in a real deployment", "under 5 %", f"{worst:.1%}", worst < 0.05)
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    with report(options, __doc__) as told:
-        measure(told, list(POLICIES)[: 1 if options.quick else None], 2 if options.quick else options.rounds)
+    with report(options, __doc__) as sheet:
+        measure(sheet, list(POLICIES)[: 1 if options.quick else None], 2 if options.quick else options.rounds)
 
 
 if __name__ == "__main__":

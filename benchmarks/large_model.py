@@ -42,10 +42,10 @@ def limited(limit: int) -> Iterator[str | None]:
         folder.rmdir()
 
 
-def measure(told: Report, options: Any) -> None:
+def measure(sheet: Report, options: Any) -> None:
     size, learners = (4.0, 2) if options.quick else (options.megabytes, options.learners)
     rows = [["policy", "seconds a round", "MB/s a learner", "anonymous, models", "resident, models", "idle, MB"]]
-    told.figures = {"megabytes": size, "learners": learners, "policies": {}}
+    sheet.figures = {"megabytes": size, "learners": learners, "policies": {}}
     for policy, goal in GOALS.items():
         versions = options.rounds * (learners if policy == "fedrec" else 1) + 1
         found = exchange(learners, size, versions, policy)
@@ -55,20 +55,20 @@ def measure(told: Report, options: Any) -> None:
         above = found["above"]
         idle = round(found["idle"]["rss"])
         rows.append([policy, seconds, 2 * size / seconds, above["anonymous"], above["rss"], idle])
-        told.figures["policies"][policy] = {"seconds": seconds, **found}
-        told.goal(
+        sheet.figures["policies"][policy] = {"seconds": seconds, **found}
+        sheet.goal(
             f"{policy}, {learners} learners x {size:g} MB: memory of the controller", f"under {goal} models above idle",
             f"{above['rss']:.2f} models, {above['anonymous']:.2f} of them anonymous", above["rss"] < goal or size < 100,
         )  # fmt: skip
-    told.table(rows)
+    sheet.table(rows)
     with limited(LIMIT) as cgroup:
         if cgroup is None:
-            told.say("No control group could be made, so no memory limit was tried.")
+            sheet.say("No control group could be made, so no memory limit was tried.")
             return
         many, each = (3, 4.0) if options.quick else (50, 100.0)
         found = exchange(many, each, 2, "sync_fedavg", cgroup)
-        told.figures["limited"] = found
-        told.goal(
+        sheet.figures["limited"] = found
+        sheet.goal(
             f"{many} learners x {each:g} MB under a memory limit of {LIMIT / 1e9:g} GB", "rounds go on",
             f"{len(found['rounds'])} models published, peak of anonymous memory {found['peak']['anonymous']:.0f} MB",
             len(found["rounds"]) >= 2,
@@ -81,8 +81,8 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with report(options, __doc__) as told:
-        measure(told, options)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from metis.deployment.security.identity import load_kit
 
 
 class Swarm:
-    """Some of the learners in a process of their own, which does what it is told line by line."""
+    """Some of the learners in a process of their own, which follows the orders that it reads line by line."""
 
     def __init__(self, address: str, megabytes: float, kits: list[Path]) -> None:
         command = [sys.executable, __file__, "--swarm", address, str(megabytes), *map(str, kits)]
@@ -117,7 +117,7 @@ def measure(controller: ControllerUnderTest, swarms: list[Swarm], again: bool) -
     }
 
 
-def run(told: Report, options: Any) -> None:
+def run(sheet: Report, options: Any) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     began = time.monotonic()
@@ -163,13 +163,13 @@ def run(told: Report, options: Any) -> None:
                                                   (first, second))])  # fmt: skip
     rows.append(["kB of RSS a learner, peak", *((t["peak"] - idle["rss"]) * 1e3 / options.learners for t in
                                                 (first, second))])  # fmt: skip
-    told.table(rows)
-    told.figures = {"idle": idle, "first": first, "second": second, "restart_seconds": restart}
-    told.say(f"Idle controller {idle['rss']:.0f} MB; restarted and listening after {restart:.2f} s.")
+    sheet.table(rows)
+    sheet.figures = {"idle": idle, "first": first, "second": second, "restart_seconds": restart}
+    sheet.say(f"Idle controller {idle['rss']:.0f} MB; restarted and listening after {restart:.2f} s.")
     failures = [*first["failures"], *second["failures"]]
     for text in failures[:5]:
-        told.say(f"Failure: {text}")
-    told.goal(
+        sheet.say(f"Failure: {text}")
+    sheet.goal(
         f"{options.learners:,} learners with mTLS join at once, hand in, and do so again after a SIGKILL",
         "no failure", f"{len(failures)} failures", not failures and second["handed_in"] == options.learners,
     )  # fmt: skip
@@ -184,8 +184,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.learners, options.megabytes, options.swarms = 12, 0.1, 2
-    with report(options, __doc__) as told:
-        run(told, options)
+    with report(options, __doc__) as sheet:
+        run(sheet, options)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def federation(megabytes: float, names: list[str], rounds: int, rest: float, mas
     return [end - begin for begin, end in pairwise(moments)], spent
 
 
-def compare(told: Report, megabytes: float, learners: int, rounds: int, rest: float, repeats: int) -> float:
+def compare(sheet: Report, megabytes: float, learners: int, rounds: int, rest: float, repeats: int) -> float:
     """Masked over plain, by the shortest round of each."""
     names = [f"site-{n:02d}" for n in range(learners)]
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -137,15 +137,15 @@ def compare(told: Report, megabytes: float, learners: int, rounds: int, rest: fl
             spent[masked].append((processors - start) / rounds)
     best = {masked: min(found) for masked, found in times.items()}
     work = {masked: min(found) for masked, found in spent.items()}
-    told.say(f"{learners} learners, {megabytes:g} MB, {rest:g} s of rest a task:")
-    told.table(
+    sheet.say(f"{learners} learners, {megabytes:g} MB, {rest:g} s of rest a task:")
+    sheet.table(
         [
             ["", "plain", "masked", "ratio"],
             ["shortest round, s", best[False], best[True], best[True] / best[False]],
             ["processor seconds of all, a round", work[False], work[True], work[True] / work[False]],
         ]
     )
-    told.figures[f"rest {rest:g}"] = {
+    sheet.figures[f"rest {rest:g}"] = {
         ("masked" if masked else "plain"): {"rounds": times[masked], "processor": spent[masked]} for masked in times
     }
     return best[True] / best[False]
@@ -161,10 +161,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.megabytes, options.rounds, options.repeats, options.rest = 0.4, 2, 1, [0.0]
-    with report(options, __doc__) as told:
+    with report(options, __doc__) as sheet:
         for rest in options.rest:
-            ratio = compare(told, options.megabytes, options.learners, options.rounds, rest, options.repeats)
-            told.goal(
+            ratio = compare(sheet, options.megabytes, options.learners, options.rounds, rest, options.repeats)
+            sheet.goal(
                 f"a masked round of {options.megabytes:g} MB, tasks of {rest:g} s", "at most 1.3 of a plain one",
                 f"{ratio:.2f}", ratio <= 1.3,
             )  # fmt: skip

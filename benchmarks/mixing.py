@@ -55,7 +55,7 @@ def gigabytes(learners: int, numbers: int) -> float:
     return 4 * numbers * (learners + 1) / 1e9
 
 
-def measure(told: Report, quick: bool, peers: bool) -> None:
+def measure(sheet: Report, quick: bool, peers: bool) -> None:
     most = 4e6 if quick else SPENT_BYTES / 6  # numbers in all: the models, and as much again in the worst peer
     sizes = [(n, m) for m in NUMBERS for n in LEARNERS if n * m <= most]
     repeats = 2 if quick else 3
@@ -66,7 +66,7 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
         limits = {
             threads: max(so_far, triad(10**5 if quick else 10**8, threads, 3)) for threads, so_far in limits.items()
         }
-    told.say(f"Triad: {limits[1]:.1f} GB/s with one thread, {limits[2]:.1f} GB/s with two.")
+    sheet.say(f"Triad: {limits[1]:.1f} GB/s with one thread, {limits[2]:.1f} GB/s with two.")
     theirs: dict[str, dict[str, float]] = {}
     asked = {"sizes": sizes, "repeats": repeats}
     for name, (peer, script) in PEERS.items() if peers else ():
@@ -75,44 +75,44 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
             seconds = {size: min(run[size] for run in runs) for size in runs[0]}
             theirs[name] = {size: gigabytes(*map(int, size.split("x"))) / value for size, value in seconds.items()}
         except Unavailable as problem:
-            told.say(f"{name} was not measured: {problem}")
+            sheet.say(f"{name} was not measured: {problem}")
     rows = [["models", "numbers each", "Metis, GB/s", "of the triad (2 threads)", *(f"{p}, GB/s" for p in theirs)]]
     for n, m in sizes:
         rows.append([str(n), f"{m:.0e}", ours[n, m], ours[n, m] / limits[2], *(theirs[p][f"{n}x{m}"] for p in theirs)])
-    told.table(rows)
-    told.figures = {
+    sheet.table(rows)
+    sheet.figures = {
         "triad": limits,
         "metis": {f"{n}x{m}": value for (n, m), value in ours.items()},
         "peers": theirs,
     }
     large = max((size for size in sizes if size[0] >= 10), key=lambda size: (size[1], size[0]))
     share = ours[large] / limits[2]
-    told.goal(
+    sheet.goal(
         f"full pass mixing, {large[0]} models of {large[1]:.0e} numbers", "at least 0.9 of the triad with two threads",
         f"{share:.2f} ({ours[large]:.1f} of {limits[2]:.1f} GB/s)", share >= 0.9,
     )  # fmt: skip
     if theirs:
         name = max(theirs, key=lambda p: theirs[p]["{}x{}".format(*large)])
         times = ours[large] / theirs[name]["{}x{}".format(*large)]
-        told.goal("the same, against the fastest peer", "at least 8 times", f"{times:.1f} times {name}", times >= 8)
+        sheet.goal("the same, against the fastest peer", "at least 8 times", f"{times:.1f} times {name}", times >= 8)
 
     def draw(axes) -> None:
-        for label, values in {"Metis": told.figures["metis"], **theirs}.items():
+        for label, values in {"Metis": sheet.figures["metis"], **theirs}.items():
             chosen = [m for n, m in sizes if n == 10]
             axes.plot(chosen, [values[f"10x{m}"] for m in chosen], "o-", label=label)
         axes.axhline(limits[2], color="grey", linestyle="--", label="triad, 2 threads")
         axes.set(xscale="log", xlabel="numbers in a model", ylabel="GB/s", ylim=0)
         axes.legend(fontsize=8)
 
-    told.chart("mixing", draw, "GB/s of a weighted average of 10 models against their size")
+    sheet.chart("mixing", draw, "GB/s of a weighted average of 10 models against their size")
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     use_all_processors()  # as the controller and the simulator do
-    with report(options, __doc__) as told:
-        measure(told, options.quick, not options.no_peers)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick, not options.no_peers)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main() -> None:
         options.steps, options.seeds = 20, 1
     kept = ROOT / ".cache" / "benchmarks" / ("precision-quick" if options.quick else "precision")
     kept.mkdir(parents=True, exist_ok=True)
-    with report(options, __doc__) as told:
+    with report(options, __doc__) as sheet:
         runs = {seed: study(seed, options, kept) for seed in range(1990, 1990 + options.seeds)}
         rows: list[list[Any]] = [["seed", *(f"accuracy, {p}" for p in PRECISIONS), *(f"ms a step, {p}" for p in
                                  PRECISIONS), "float32 / bf16"]]  # fmt: skip
@@ -102,10 +102,10 @@ def main() -> None:
             rows.append([str(seed), *accuracies, *(f"{ms:.1f}" for ms in middle), f"{ratios[-1]:.2f}"])
         means = [statistics.mean(found["accuracy"][p] for found in runs.values()) for p in PRECISIONS]
         rows.append(["mean", *(f"{mean:.4f}" for mean in means), "", "", f"{statistics.mean(ratios):.2f}"])
-        told.say(f"Width {options.width}, {options.steps:,} steps, one thread; medians of processor time.")
-        told.table(rows)
-        told.figures.update(ratios=ratios, accuracy=dict(zip(PRECISIONS, means, strict=True)))
-        told.goal("bf16 against float32, step of the CIFAR-10 network", "at least 1.8 times as fast with avx512_bf16",
+        sheet.say(f"Width {options.width}, {options.steps:,} steps, one thread; medians of processor time.")
+        sheet.table(rows)
+        sheet.figures.update(ratios=ratios, accuracy=dict(zip(PRECISIONS, means, strict=True)))
+        sheet.goal("bf16 against float32, step of the CIFAR-10 network", "at least 1.8 times as fast with avx512_bf16",
                   f"{min(ratios):.2f} to {max(ratios):.2f} times", min(ratios) >= 1.8)  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def simulate(learners: int, megabytes: float, rounds: int, workers: int, copies:
     return simple.rounds_of(moments)
 
 
-def measure(told: Report, options: Any) -> None:
+def measure(sheet: Report, options: Any) -> None:
     learners, megabytes, rounds = (3, 1.0, 2) if options.quick else (options.learners, options.megabytes, 3)
     found = {
         "Metis, in-process": median(simulate(learners, megabytes, 3 * rounds, 0)),
@@ -73,13 +73,13 @@ def measure(told: Report, options: Any) -> None:
         try:
             found["Flower's simulation"] = median(ask("flower", "flower_simulation", spec))
         except Unavailable as problem:
-            told.say(f"Flower was not measured: {problem}")
+            sheet.say(f"Flower was not measured: {problem}")
     mine = min(found["Metis, in-process"], found["Metis, 2 workers"])
-    told.table([["", "s a round", "times the best of Metis"], *([k, v, f"{v / mine:.1f}"] for k, v in found.items())])
-    told.figures = {"learners": learners, "megabytes": megabytes, "round_seconds": found}
+    sheet.table([["", "s a round", "times the best of Metis"], *([k, v, f"{v / mine:.1f}"] for k, v in found.items())])
+    sheet.figures = {"learners": learners, "megabytes": megabytes, "round_seconds": found}
     if "Flower's simulation" in found:
         times = found["Flower's simulation"] / mine
-        told.goal(
+        sheet.goal(
             f"a round of {learners} do-nothing learners, {megabytes / 4:g} M parameters, against Flower's simulation",
             "at least 20 times less overhead", f"{times:.1f} times less", times >= 20,
         )  # fmt: skip
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=10)
     parser.add_argument("--megabytes", type=float, default=100)
     options = parser.parse_args()
-    with report(options, __doc__) as told:
-        measure(told, options)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options)
 
 
 if __name__ == "__main__":

@@ -90,29 +90,29 @@ def overhead(sizes: Sequence[int], repeats: int, tasks: int, options: dict[str, 
     return row
 
 
-def pools(told: Report, sizes: Sequence[int], tasks: int, steps: int, repeats: int) -> None:
+def pools(sheet: Report, sizes: Sequence[int], tasks: int, steps: int, repeats: int) -> None:
     setup = federation(TorchEngine(cifar10_cnn), (24, 24, 3), BATCH * steps)
     idle, real, hashes = {}, {}, {}
     for name, options in POOLS.items():  # worker processes are forked before Ray is there
         if options.get("pool") == "ray" and importlib.util.find_spec("ray") is None:
-            told.say("Ray was not measured: it is not installed.")
+            sheet.say("Ray was not measured: it is not installed.")
             continue
         idle[name] = overhead(sizes, repeats, tasks, options)
         spent, shas = zip(*(seconds(setup, 1, steps, options) for _ in range(repeats)), strict=True)
         real[name] = min(spent)
         hashes[name] = set(shas)
-    told.say("Milliseconds a task of learners that train nothing, by the parameters of the model:")
-    told.table([["", *(f"{size:,}" for size in sizes)], *([name, *row] for name, row in idle.items())])
-    told.say(f"{LEARNERS} learners x {steps} steps of {BATCH} examples, the network of CIFAR-10:")
+    sheet.say("Milliseconds a task of learners that train nothing, by the parameters of the model:")
+    sheet.table([["", *(f"{size:,}" for size in sizes)], *([name, *row] for name, row in idle.items())])
+    sheet.say(f"{LEARNERS} learners x {steps} steps of {BATCH} examples, the network of CIFAR-10:")
     here = real["this process"]
-    told.table(
+    sheet.table(
         [["", "s", "times as fast as in this process"], *([name, s, f"{here / s:.2f}"] for name, s in real.items())]
     )
-    told.figures |= {"task_milliseconds": {name: dict(zip(sizes, row, strict=True)) for name, row in idle.items()}}
-    told.figures |= {"training_seconds": real}
+    sheet.figures |= {"task_milliseconds": {name: dict(zip(sizes, row, strict=True)) for name, row in idle.items()}}
+    sheet.figures |= {"training_seconds": real}
     if "Ray, 2 workers" in hashes:
         same = hashes["Ray, 2 workers"] == hashes["this process"] and len(hashes["this process"]) == 1
-        told.goal("Ray pool", "same community_sha256 as inline", "the same" if same else "another", same)
+        sheet.goal("Ray pool", "same community_sha256 as inline", "the same" if same else "another", same)
 
 
 def rank(number: int, size: int, place: str, steps: int, answer: Any) -> None:
@@ -148,7 +148,7 @@ def rank(number: int, size: int, place: str, steps: int, answer: Any) -> None:
         answer.recv()  # nobody leaves before it has been taken
 
 
-def silo(told: Report, steps: int, repeats: int) -> None:
+def silo(sheet: Report, steps: int, repeats: int) -> None:
     context = multiprocessing.get_context("spawn")
     models, rows = [], [["processes", "ms a step", "of it adding up gradients"]]
     for size in (1, 2):
@@ -169,18 +169,18 @@ def silo(told: Report, steps: int, repeats: int) -> None:
         spent, adding, vector = min(outcomes, key=lambda outcome: outcome[0])
         models.append(vector)
         rows.append([size, 1000 * spent, 1000 * adding])
-        told.figures[f"silo_{size}_ms"] = [1000 * spent, 1000 * adding]
-    told.say(f"One learner, batches of {BATCH}, in processes that train as one:")
-    told.table(rows)
-    told.say(f"Largest difference of a weight after {steps} steps: {np.abs(models[0] - models[1]).max():.1e}.")
+        sheet.figures[f"silo_{size}_ms"] = [1000 * spent, 1000 * adding]
+    sheet.say(f"One learner, batches of {BATCH}, in processes that train as one:")
+    sheet.table(rows)
+    sheet.say(f"Largest difference of a weight after {steps} steps: {np.abs(models[0] - models[1]).max():.1e}.")
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     tasks, steps, repeats = (10, 2, 1) if options.quick else (200, 15, 3)
-    with report(options, __doc__) as told:
-        pools(told, SIZES[:1] if options.quick else SIZES, tasks, steps, repeats)
-        silo(told, steps, repeats)
+    with report(options, __doc__) as sheet:
+        pools(sheet, SIZES[:1] if options.quick else SIZES, tasks, steps, repeats)
+        silo(sheet, steps, repeats)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def work(state: State, model: Model) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(told: Report, quick: bool) -> None:
+def measure(sheet: Report, quick: bool) -> None:
     numbers, repeats = (10**5, 2) if quick else (25 * 10**5, 5)
     layout = Layout((TensorSpec("w", (numbers,)),))
     model = Model(layout, np.random.default_rng(1).standard_normal(numbers, np.float32))
@@ -63,16 +63,16 @@ def measure(told: Report, quick: bool) -> None:
     for name, amount in size.items():
         plain, sealed = seconds["plain"][name], seconds["sealed"][name]
         rows.append([name, f"{amount / plain:.0f}", f"{amount / sealed:.0f}", f"{sealed / plain:.2f}"])
-    told.table(rows)
-    told.say(f"Models of {megabytes:g} MB; {MODELS} of them are mixed.")
-    told.figures = {"seconds": seconds, "megabytes": megabytes}
+    sheet.table(rows)
+    sheet.say(f"Models of {megabytes:g} MB; {MODELS} of them are mixed.")
+    sheet.figures = {"seconds": seconds, "megabytes": megabytes}
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     use_all_processors()  # as the controller does
-    with report(options, __doc__) as told:
-        measure(told, options.quick)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def encrypted(numbers: int) -> tuple[Seconds, int]:
     return seconds, sum(map(len, blocks))
 
 
-def peers(told: Report, numbers: int) -> None:
+def peers(sheet: Report, numbers: int) -> None:
     """The same size with the secure aggregation of others."""
     rows = [["peer", "learner: mask or encrypt, s", "controller, s", "learner: decrypt, s", "upload over float32"]]
     asked = {"learners": LEARNERS, "gone": GONE, "numbers": numbers}
@@ -139,30 +139,30 @@ def peers(told: Report, numbers: int) -> None:
         try:
             found = ask(peer, script, asked)
         except Unavailable as problem:
-            told.say(f"not measured: {problem}")
+            sheet.say(f"not measured: {problem}")
             continue
-        told.figures[f"{peer} {numbers:.1e}"] = found
+        sheet.figures[f"{peer} {numbers:.1e}"] = found
         masked = found.get("mask", found.get("encrypt"))
         opened = found.get("open", found.get("add"))
         decrypted = f"{found['decrypt']:.3g}" if "decrypt" in found else "–"
         rows.append([version_of(peer), f"{masked:.3g}", f"{opened:.3g}", decrypted, f"{found['upload']:.3g}"])
-    told.say(f"Others, {numbers:.1e} numbers, {LEARNERS} learners, {GONE} gone (NVFlare: one addition):")
-    told.table(rows)
+    sheet.say(f"Others, {numbers:.1e} numbers, {LEARNERS} learners, {GONE} gone (NVFlare: one addition):")
+    sheet.table(rows)
 
 
-def measure(told: Report, quick: bool, no_peers: bool) -> None:
+def measure(sheet: Report, quick: bool, no_peers: bool) -> None:
     large, small = (10**5, 10**4) if quick else (25 * 10**6, 10**6)
     with tempfile.TemporaryDirectory() as folder:
         seconds, plain, sent = secure(large, Path(folder))
-    told.say(f"{LEARNERS} learners, {GONE} gone, {large:.1e} numbers; seconds of one core, the best of the learners:")
-    told.table([["step", "seconds"], *([what, f"{seconds.least(what):.4f}"] for what in seconds)])
-    told.figures = {"seconds": {what: seconds.least(what) for what in seconds}, "upload": sent / plain}
+    sheet.say(f"{LEARNERS} learners, {GONE} gone, {large:.1e} numbers; seconds of one core, the best of the learners:")
+    sheet.table([["step", "seconds"], *([what, f"{seconds.least(what):.4f}"] for what in seconds)])
+    sheet.figures = {"seconds": {what: seconds.least(what) for what in seconds}, "upload": sent / plain}
     with tempfile.TemporaryDirectory() as folder:
         masked, small_plain, small_sent = secure(small, Path(folder))
     rows = [["", "secure sum", "CKKS"]]
     try:
         ckks, ciphertext = encrypted(small)
-        told.figures["ckks"] = {what: ckks.least(what) for what in ckks} | {"upload": ciphertext / small_plain}
+        sheet.figures["ckks"] = {what: ckks.least(what) for what in ckks} | {"upload": ciphertext / small_plain}
         theirs = [ckks.least("encrypt"), ckks.least("scale") + ckks.least("add"), ckks.least("decrypt")]
         rows += [
             ["learner: mask or encrypt, s", masked.least("mask, share and seal"), theirs[0]],
@@ -170,22 +170,22 @@ def measure(told: Report, quick: bool, no_peers: bool) -> None:
             ["learner: decrypt the sum, s", 0.0, theirs[2]],
             ["upload over float32", small_sent / small_plain, ciphertext / small_plain],
         ]
-        told.say(f"The same beside CKKS, {small:.0e} numbers:")
-        told.table(rows)
+        sheet.say(f"The same beside CKKS, {small:.0e} numbers:")
+        sheet.table(rows)
     except ConfigError as problem:
-        told.say(f"CKKS was not measured: {problem}")
+        sheet.say(f"CKKS was not measured: {problem}")
     for numbers in () if no_peers else (small,) if quick else (small, large):
-        peers(told, numbers)
+        peers(sheet, numbers)
     mask, opened = seconds.least("mask, share and seal"), seconds.least("open the sum, with hashing")
-    told.goal("mask a body", "at most 0.3 s", f"{mask:.2f} s", mask <= 0.3)
-    told.goal("open a sum, with hashing", "at most 1 s", f"{opened:.2f} s", opened <= 1.0)
-    told.goal("upload over a plain one", "at most 1.01", f"{sent / plain:.4f}", sent / plain <= 1.01)
+    sheet.goal("mask a body", "at most 0.3 s", f"{mask:.2f} s", mask <= 0.3)
+    sheet.goal("open a sum, with hashing", "at most 1 s", f"{opened:.2f} s", opened <= 1.0)
+    sheet.goal("upload over a plain one", "at most 1.01", f"{sent / plain:.4f}", sent / plain <= 1.01)
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    with report(options, __doc__) as told:
-        measure(told, options.quick, options.no_peers)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick, options.no_peers)
 
 
 if __name__ == "__main__":

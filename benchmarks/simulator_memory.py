@@ -44,7 +44,7 @@ def peak_megabytes(learners: int, hidden: int, policy: str, store: str) -> float
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def measure(told: Report, quick: bool) -> None:
+def measure(sheet: Report, quick: bool) -> None:
     ways = [(policy, store) for policy in ("sync_fedavg", "fedrec") for store in ("memory", "disk")]
     rows: list[list[object]] = [["learners", "numbers", *(f"{policy}, {store}, MB" for policy, store in ways)]]
     for learners, hidden in SIZES[:1] if quick else SIZES:
@@ -54,14 +54,14 @@ def measure(told: Report, quick: bool) -> None:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             peaks[policy, store] = float(done.stdout)
         rows.append([learners, HIDDEN[hidden], *(round(peaks[way]) if way in peaks else "-" for way in ways)])
-        told.figures[f"{learners}x{HIDDEN[hidden]}"] = {", ".join(way): peak for way, peak in peaks.items()}
-    told.table(rows)
+        sheet.figures[f"{learners}x{HIDDEN[hidden]}"] = {", ".join(way): peak for way, peak in peaks.items()}
+    sheet.table(rows)
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    with report(options, __doc__) as told:
-        measure(told, options.quick)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def clocked(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(told: Report, steps: int, repeats: int) -> None:
+def measure(sheet: Report, steps: int, repeats: int) -> None:
     setup = federation()
     learners = setup._learners(setup.solver)
     policy = sync_fedavg(local_epochs=steps / learners[0].epoch_steps)
@@ -89,10 +89,10 @@ def measure(told: Report, steps: int, repeats: int) -> None:
             times[f"{name} CPU"].append(cpu)
         times["two workers"].append(clocked(lambda: simulate(2))[0])
     best = {name: min(values) for name, values in times.items()}
-    told.figures = {"steps": steps, "seconds": times}
+    sheet.figures = {"steps": steps, "seconds": times}
     ratio = best["inline"] / best["bare"]
-    told.say(f"{LEARNERS} learners x {steps} steps of {BATCH}, best of {repeats}.")
-    told.table(
+    sheet.say(f"{LEARNERS} learners x {steps} steps of {BATCH}, best of {repeats}.")
+    sheet.table(
         [
             ["", "ratio"],
             ["simulator in-process / bare torch loop, wall time", f"{ratio:.3f}"],
@@ -100,7 +100,7 @@ def measure(told: Report, steps: int, repeats: int) -> None:
             ["in-process / two worker processes, wall time", f"{best['inline'] / best['two workers']:.2f}"],
         ]
     )
-    told.goal("simulator over bare loop, 10 learners, 2-CNN", "at most 1.03", f"{ratio:.3f}", ratio <= 1.03)
+    sheet.goal("simulator over bare loop, 10 learners, 2-CNN", "at most 1.03", f"{ratio:.3f}", ratio <= 1.03)
 
 
 def main() -> None:
@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with report(options, __doc__) as told:
-        measure(told, *((1, 1) if options.quick else (options.steps, options.repeats)))
+    with report(options, __doc__) as sheet:
+        measure(sheet, *((1, 1) if options.quick else (options.steps, options.repeats)))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def simulate(kind: str, learners: int, rounds: int, workers: int, batched: int =
     return simple.rounds_of(moments)
 
 
-def measure(told: Report, quick: bool, peers: bool) -> None:
+def measure(sheet: Report, quick: bool, peers: bool) -> None:
     plan = {("small", 4): 2, ("medium", 2): 1} if quick else ROUNDS
     names = ["Metis, batched", "Metis, 2 workers", "Metis, in-process", *(PEERS if peers else ())]
     rows: list[list[Any]] = [["network", "learners", *(f"{name}, rounds/s" for name in names)]]
@@ -91,17 +91,17 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
                 refused[name] = str(problem)
         figures[f"{kind} {learners}"] = found
         rows.append([kind, learners, *(1 / found[name] if name in found else "-" for name in names)])
-    told.table(rows)
+    sheet.table(rows)
     for name, problem in refused.items():
-        told.say(f"{name}: where it was not measured: {problem}")
-    told.figures = {"round_seconds": figures}
+        sheet.say(f"{name}: where it was not measured: {problem}")
+    sheet.figures = {"round_seconds": figures}
     most = max((key for key in plan if key[0] == "small"), key=lambda key: key[1])
     found = figures["{} {}".format(*most)]
     theirs = {name: value for name, value in found.items() if name in PEERS}
     if theirs:
         fastest = min(theirs, key=lambda name: theirs[name])
         mine = min(value for name, value in found.items() if name not in PEERS)
-        told.goal(
+        sheet.goal(
             f"simulator, {most[1]:,} small learners, against the fastest peer", "at least 3 times as fast",
             f"{theirs[fastest] / mine:.1f} times {fastest}", theirs[fastest] / mine >= 3,
         )  # fmt: skip
@@ -110,8 +110,8 @@ def measure(told: Report, quick: bool, peers: bool) -> None:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    with report(options, __doc__) as told:
-        measure(told, options.quick, not options.no_peers)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options.quick, not options.no_peers)
 
 
 if __name__ == "__main__":

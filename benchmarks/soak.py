@@ -50,7 +50,7 @@ async def soak(controller: ControllerUnderTest, rounds: int, seconds: float) -> 
     return samples
 
 
-def measure(told: Report, rounds: int, seconds: float) -> None:
+def measure(sheet: Report, rounds: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         spec = Spec(folder, megabytes=0.004, learners=LEARNERS, rounds=rounds)
         with ControllerUnderTest(spec) as controller:
@@ -63,15 +63,15 @@ def measure(told: Report, rounds: int, seconds: float) -> None:
         for name in ("rss_kb", "anonymous_kb", "state_kb")
     }
     shown = samples[:: max(1, len(samples) // 10)] + samples[-1:]
-    told.table([list(samples[0]), *([round(value) for value in sample.values()] for sample in shown)])
-    told.figures = {"rounds": last["round"], "asked": rounds, "slopes": slopes, "samples": samples, "sizes": sizes}
+    sheet.table([list(samples[0]), *([round(value) for value in sample.values()] for sample in shown)])
+    sheet.figures = {"rounds": last["round"], "asked": rounds, "slopes": slopes, "samples": samples, "sizes": sizes}
     through = "all" if last["round"] >= 0.98 * rounds else f"{last['round']:,} (then the time was over)"
-    told.say(
+    sheet.say(
         f"{through} of {rounds:,} rounds, {last['round'] / last['seconds']:.1f} a second. Slopes after the first "
         f"tenth: resident memory {slopes['rss_kb']:.3f} kB a round, of it anonymous {slopes['anonymous_kb']:.3f}; "
         f"state folder {slopes['state_kb']:.1f} kB a round."
     )
-    told.goal(
+    sheet.goal(
         f"soak, {last['round']:,} rounds: slope of the controller's memory", "at most 1 kB a round",
         f"{slopes['rss_kb']:.3f} kB", slopes["rss_kb"] <= 1,
     )  # fmt: skip
@@ -82,8 +82,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=480.0, help="the longest that it may take")
     options = parser.parse_args()
-    with report(options, __doc__) as told:
-        measure(told, 60 if options.quick else options.rounds, options.seconds)
+    with report(options, __doc__) as sheet:
+        measure(sheet, 60 if options.quick else options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def flower(folder: Path, target: float, seconds: float) -> list[tuple[float, flo
     return list(zip(found["seconds"], found["accuracy"], strict=True))[1:]
 
 
-def measure(told: Report, options: Any) -> None:
+def measure(sheet: Report, options: Any) -> None:
     target, seconds = (0.3, 20.0) if options.quick else (options.target, options.seconds)
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, policy in list(POLICIES.items())[: 1 if options.quick else None]:
@@ -121,7 +121,7 @@ def measure(told: Report, options: Any) -> None:
             try:
                 curves["Flower FedAvg"] = flower(Path(folder), target, seconds)
             except Unavailable as problem:
-                told.say(f"Flower was not measured: {problem}")
+                sheet.say(f"Flower was not measured: {problem}")
     reached = {name: next((at for at, accuracy in curve if accuracy >= target), None) for name, curve in curves.items()}
     rows: list[list[Any]] = [["", f"s to {target:.0%}", "rounds", "best accuracy", "s a round"]]
     for name, curve in curves.items():
@@ -130,12 +130,12 @@ def measure(told: Report, options: Any) -> None:
         rows.append(
             [name, reached[name] or f"not within {seconds:g}", rounds, f"{max(a for _, a in curve):.3f}", end / rounds]
         )
-    told.table(rows)
-    told.figures = {"target": target, "paces": PACES, "curves": curves, "seconds_to_target": reached}
+    sheet.table(rows)
+    sheet.figures = {"target": target, "paces": PACES, "curves": curves, "seconds_to_target": reached}
     mine, theirs = reached["Metis SemiSync"], reached.get("Flower FedAvg")
     if mine and "Flower FedAvg" in curves:
         times = (theirs or seconds) / mine
-        told.goal(
+        sheet.goal(
             "time to accuracy, 10x heterogeneous, SemiSync against Flower FedAvg", "at least 4 times faster",
             f"{'' if theirs else 'more than '}{times:.1f} times", times >= 4,
         )  # fmt: skip
@@ -147,7 +147,7 @@ def measure(told: Report, options: Any) -> None:
         axes.set(xlabel="seconds", ylabel="accuracy on the test set")
         axes.legend(fontsize=8)
 
-    told.chart("time_to_accuracy", draw, "Accuracy against real time")
+    sheet.chart("time_to_accuracy", draw, "Accuracy against real time")
 
 
 def main() -> None:
@@ -156,8 +156,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0, help="the longest that a federation may take")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with report(options, __doc__) as told:
-        measure(told, options)
+    with report(options, __doc__) as sheet:
+        measure(sheet, options)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def durable_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces `path` at the end of the block and then survives a loss of power.
+def durable_file(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces `path` at the end of the block and, if it is synced, survives a loss of power.
 
     A private file can be read by its owner only, also while it is being written.
     """
@@ -64,8 +64,10 @@ def durable_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if private else os.O_TRUNC)
         with disk().file(disk().open(new, flags, 0o600 if private else 0o666)) as file:
             yield file
-            sync_file(file)
-    sync(path.parent)
+            if synced:
+                sync_file(file)
+    if synced:
+        sync(path.parent)
 
 
 def write_durable(path: Path, content: bytes | memoryview, *, private: bool = False) -> None:

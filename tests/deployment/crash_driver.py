@@ -40,12 +40,17 @@ def community_model(number: int) -> bytes:
 
 
 def receive(state: State, number: int) -> None:
-    model = local_model(number)
-    with state.incoming() as incoming:
-        incoming.write(model[:100])
-        incoming.write(model[100:])
-        blob = incoming.commit(len(model), hashlib.sha256(model).hexdigest())
-    state.append(float(number), {"event": "update_request", "task": number}, update=number, blob=blob)
+    model, record = local_model(number), {"event": "update_request", "task": number}
+    blob = hashlib.sha256(model).hexdigest()
+    if number % 2:
+        with state.incoming() as incoming:
+            incoming.write(model[:100])
+            incoming.write(model[100:])
+            incoming.commit(len(model), blob)
+        state.append(float(number), record, update=number, blob=blob)
+    else:  # with its content in the journal
+        with state.together():
+            state.append(float(number), record, update=number, blob=blob, content=model)
     say(f"ACK {number} {blob}")
 
 

@@ -11,12 +11,14 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from deployment.federations import served
 from metis.core import policies
 from metis.core.stop import StopRule
+from metis.deployment.controller import writer
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.controller.state import State
 
@@ -25,18 +27,18 @@ TERMS = DeploymentSettings(expected=3, minimum=1, lease=20, heartbeat=0.5, linge
 
 
 def kill_after(updates: int) -> None:
-    """Put the kill right behind the append of the journal."""
-    append, durable = State.append, 0
+    """Put the kill right behind the commit of the journal, of one update at a time."""
+    journaled, durable = State._journaled, 0
 
-    def append_and_die(self: State, at: float, record: dict[str, Any], **options: Any) -> int:
+    def note_and_die(self: State, entries: Sequence[Entry]) -> None:
         nonlocal durable
-        seq = append(self, at, record, **options)
-        durable += options.get("update") is not None
+        journaled(self, entries)
+        durable += sum(entry.update is not None for entry in entries)
         if durable == updates:
             os.kill(os.getpid(), signal.SIGKILL)
-        return seq
 
-    State.append = append_and_die  # type: ignore[method-assign]
+    State._journaled = note_and_die  # type: ignore[method-assign]
+    writer._MAX_TOGETHER = 1
 
 
 async def main(folder: Path) -> None:

@@ -282,12 +282,16 @@ def published(home: Path, layout: Layout = LAYOUT) -> list[str]:
     return [payload_sha256(initial_model(layout)), *(found[version] for version in sorted(found))]
 
 
+def _killed(*_arguments: object, **_options: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     match sys.argv[1:]:
         case ["learner", folder, who, where]:
             if os.environ.pop(KILLED, ""):
-                WorkFolder.keep = lambda self, update: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+                WorkFolder.keep = _killed  # type: ignore[method-assign]
             sys.exit(asyncio.run(learner_process(Path(folder), who, where).run()))
         case ["controller", folder, where]:
             if name := os.environ.pop(KILLED, ""):

@@ -44,7 +44,7 @@ def test_a_failing_disk_ends_the_process(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not(tmp_path: Path) -> None:
     """One refused write, and all updates are there in the end."""
-    done = run_driver(tmp_path / "state", "-o", "/dev/null", "-e", "inject=pwrite64:error=ENOSPC:when=30")
+    done = run_driver(tmp_path / "state", "-o", "/dev/null", "-e", "inject=pwrite64:error=ENOSPC:when=33")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("FULL") == 1
     with State.open(tmp_path / "state") as state:

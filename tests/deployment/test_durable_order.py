@@ -10,7 +10,8 @@ import pytest
 
 from deployment.test_durable import POLICIES, Twin, random_events, same
 from metis.core.events import RolledBack
-from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.journal import Entry
+from metis.deployment.controller.state import State
 from metis.errors import DiskFull
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -20,9 +21,10 @@ from deployment.federations import Served, served
 from metis.core import policies
 from metis.core.events import Action, CommunityPublished, DeadlinePassed
 from metis.core.stop import StopRule
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.settings import DeploymentSettings
-from metis.deployment.controller.state import Entry, State
-from metis.deployment.learner.work import WorkFolder
+from metis.deployment.controller.state import State
+from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import ConfigError, DiskFull, StateError
 from metis.runs.trace import read_trace
@@ -223,3 +225,42 @@ def test_a_full_disk_at_the_start_of_a_learner_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(ConfigError, match=f"work folder {tmp_path}/work cannot be used: No space left.*make room"):
         WorkFolder(tmp_path / "work").__enter__()
+
+
+# --- small updates that wait at a learner -------------------------------------------------------------
+
+
+def _small_update(work: WorkFolder, task: int, content: bytes) -> Update:
+    work.update_file(task).write_bytes(content)
+    return Update("run", task, 1, 1.0, 1.0, 0.5, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def test_a_small_update_is_synced_when_it_must_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model, note and folder, once; not if it was answered before; and all that wait at the end of the process."""
+    synced: list[str] = []
+    with WorkFolder(tmp_path / "work") as work:
+        monkeypatch.setattr("metis.deployment.learner.work.sync", lambda path: synced.append(path.name))
+        for task in (1, 2, 3):
+            work.keep(_small_update(work, task, b"four" * task), synced=False)
+        assert not synced
+        assert work.unsynced == {1, 2, 3}
+        work.sync(1)
+        work.sync(1)
+        assert synced == ["1.model", "1.json", "spool"]
+        work.drop(2)
+        work.sync(2)
+        assert work.unsynced == {3}
+        synced.clear()
+    assert synced == ["3.model", "3.json", "spool"]
+
+
+def test_what_a_loss_of_power_has_left_of_a_small_update_is_not_taken_for_one(tmp_path: Path) -> None:
+    """Its length may be right and its content not; the whole one beside it stays."""
+    with WorkFolder(tmp_path / "work") as work:
+        for task in (1, 2):
+            work.keep(_small_update(work, task, b"whole"))
+    work.update_file(1).write_bytes(b"who\0\0")
+    with WorkFolder(tmp_path / "work") as work:
+        work.tidy()
+        assert [update.task for update in work.updates()] == [2]
+        assert sorted(path.name for path in (work.folder / "spool").iterdir()) == ["2.json", "2.model"]

@@ -23,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import metis.deployment.controller.blobs as blobs_module
 from metis.deployment.controller.blobs import BlobMismatch
-from metis.deployment.controller.state import Entry, State
-from metis.deployment.wire.model_mac import ModelMac, checksum_in
+from metis.deployment.controller.journal import Entry
+from metis.deployment.controller.state import State
+from metis.deployment.wire.model_mac import ModelMac, checksum_in, name_of
 from metis.errors import DataError, DuplicateUpdate, StateError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -121,8 +122,8 @@ def test_a_program_that_reads_the_journal_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("PRAGMA user_version=3", r"made by a newer version of Metis \(format 3; this one reads 2\)"),
-        ("PRAGMA user_version=0", r"made by an older version of Metis \(format 0; this one reads 2\)"),
+        ("PRAGMA user_version=4", r"made by a newer version of Metis \(format 4; this one reads 3\)"),
+        ("PRAGMA user_version=0", r"made by an older version of Metis \(format 0; this one reads 3\)"),
         ("PRAGMA application_id=7", "is not the journal of a controller"),
         ("DROP TABLE snapshot", "its tables are not those that were made"),
         ("CREATE TABLE more (x)", "its tables are not those that were made"),
@@ -152,13 +153,15 @@ def test_a_folder_of_the_format_before_is_used_on_and_gets_the_new_number(tmp_pa
     with State.open(tmp_path, "process") as state:
         hand_in(state, 1)
     with sqlite3.connect(tmp_path / "controller.db") as database:
+        database.execute("DROP TABLE content")
         database.execute("PRAGMA user_version=1")
     database.close()
     with State.open(tmp_path, "process") as state:
         hand_in(state, 2)
-        assert [entry.seq for entry in state.entries()] == [1, 2]
+        state.append(3.0, {"n": 3}, update=3, blob="0" * 64, content=b"small")
+        assert [entry.seq for entry in state.entries()] == [1, 2, 3]
     with sqlite3.connect(tmp_path / "controller.db") as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("PRAGMA user_version").fetchone() == (3,)
     database.close()
 
 
@@ -831,3 +834,70 @@ def test_any_history(tmp_path: Path) -> None:
         Histories,
         settings=settings(max_examples=40, stateful_step_count=25, suppress_health_check=list(HealthCheck)),
     )
+
+
+# --- small local models, and several entries at once --------------------------------------------------
+
+
+def small(state: State, number: int, content: bytes) -> str:
+    """Journal an update with its content; the name of it."""
+    mac = ModelMac()
+    mac.update(content)
+    name = name_of(mac.digest().hex())
+    state.append(float(number), {"n": number}, update=number, blob=name, content=content)
+    return name
+
+
+def test_a_small_model_is_in_the_journal_and_becomes_a_file_where_one_is_needed(tmp_path: Path) -> None:
+    """After a restart too; it goes when nothing needs it, and a damaged one is noticed."""
+    with State.open(tmp_path, "process") as state:
+        name, other = small(state, 1, b"first"), small(state, 2, b"second")
+        assert not list(state.blobs.folder.iterdir())
+    with State.open(tmp_path, "process") as state:
+        assert state.journal.content(name) == b"first"
+        assert state.verify_blob(name) and state.verify_blob(other)
+        assert state.blob_path(name).read_bytes() == b"first"
+        for seq in (1, 2):
+            state.write_snapshot(seq, {}, {}, [other])
+        later = small(state, 3, b"third")
+        state.collect([])
+        assert state.journal.contents == {other, later}
+        assert not state.verify_blob(name)
+    with sqlite3.connect(tmp_path / "controller.db") as database:
+        database.execute("UPDATE content SET bytes = ? WHERE name = ?", (b"secone", other))
+    database.close()
+    with State.open(tmp_path, "process") as state:
+        assert not state.verify_blob(other)
+        assert state.verify_blob(later)
+
+
+def test_entries_of_one_block_are_there_together_or_not_at_all(tmp_path: Path) -> None:
+    """And nobody finds one of them before all are durable."""
+    with State.open(tmp_path, "process") as state:
+        small(state, 1, b"one")
+        with state.together():
+            small(state, 2, b"two")
+            assert state.find(2) is None
+            with pytest.raises(DuplicateUpdate, match="task 2 was already answered by entry 2"):
+                small(state, 2, b"other")
+            state.append(3.0, {"n": 3})
+        assert [entry.update for entry in state.entries()] == [1, 2, None]
+        with pytest.raises(RuntimeError), state.together():
+            small(state, 4, b"four")
+            raise RuntimeError
+        assert state.find(4) is None
+        assert state.last_seq() == 3
+        assert small(state, 4, b"four") in state.journal.contents
+    with State.open(tmp_path, "process") as state:
+        assert [entry.seq for entry in state.entries()] == [1, 2, 3, 4]
+
+
+def test_what_is_not_synced_may_be_lost_without_harm(tmp_path: Path) -> None:
+    """What says how far the journal had come is not ahead of it."""
+    with State.open(tmp_path, "power") as state:
+        state.append(1.0, {"n": 1})
+        state.append(2.0, {"n": 2}, synced=False)
+        marks = (tmp_path / "ACKNOWLEDGED").read_text()
+        state.append(3.0, {"n": 3})
+        later = (tmp_path / "ACKNOWLEDGED").read_text()
+    assert (int(marks.split()[3]), int(later.split()[3])) == (1, 3)

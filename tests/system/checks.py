@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from metis.core.events import Action, Event, LearnerLeft, LearnerSetAside, Updat
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.state import State
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.model_mac import checksum_in, digest_like
+from metis.deployment.wire.model_mac import checksum_in, checksum_of
 from system.network import Call
 
 Violated = Callable[[str], None]
@@ -148,15 +147,16 @@ class WatchedState(State):
         needed.update(blob for snapshot in snapshots for blob in snapshot.blobs)
         if self.masked:
             rounds = list(self.entries())
-            over = max((entry.seq for entry in rounds if "published" in entry.record), default=0)
+            # The note of a publication may be lost with the power; the opened sum before it is not.
+            ends = (e.seq for e in rounds if "published" in e.record or e.record.get("event") == "sum_opened")
+            over = max(ends, default=0)
             needed -= {entry.blob for entry in rounds if entry.update is not None and entry.seq < over}
-        missing = sorted(blob for blob in needed if not self._is_whole(self.blobs.folder / blob))
+        missing = sorted(blob for blob in needed if not self._is_whole(blob))
         if missing and self.sound:
             self.violated(f"I26: the model file {missing[0]} is needed and is gone")
 
-    def _is_whole(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        digest = digest_like(checksum_in(path.name))
-        digest.update(path.read_bytes())
-        return digest.digest().hex() == checksum_in(path.name)
+    def _is_whole(self, name: str) -> bool:
+        path, content = self.blobs.folder / name, self.journal.content(name)
+        if content is None and path.is_file():
+            content = path.read_bytes()
+        return content is not None and checksum_of(content, name) == checksum_in(name)

@@ -49,14 +49,16 @@ from metis.core.stop import StopRule
 from metis.deployment.controller.audit import AUDIT
 from metis.deployment.controller.callers import administrator_by_name
 from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.openings import MaskedRound
 from metis.deployment.controller.process import ControllerProcess
 from metis.deployment.controller.session import Refused
 from metis.deployment.controller.settings import DeploymentSettings, FederationPlan, make_core
-from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.state import State
 from metis.deployment.controller.upload import announced_checksum
 from metis.deployment.learner.process import LearnerProcess
 from metis.deployment.learner.site_policy import PolicyFile
+from metis.deployment.learner.uploads import PROMPT_SECONDS
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.route import Route
 from metis.deployment.wire import chunks, wire_pb2 as pb
@@ -393,6 +395,7 @@ class Federation(World):
         self._versions = {0: payload_sha256(self.initial)}
         self._tasks: dict[int, tuple[str, int]] = {}  # learner and version
         self.spooled: dict[tuple[str, int], str] = {}
+        self.unsynced: dict[tuple[str, int], int] = {}  # seconds for which a loss of power may have taken each of these
         self.models: dict[str, Model] = {}  # local ones, by SHA-256
         self._epochs: dict[int, int] = {}  # of which start
         self._highest_epoch = 0
@@ -590,9 +593,21 @@ class Federation(World):
         for end in boot.at_death:
             end(power)
         if power:
+            for name, task in self.unsynced:
+                if name == boot.name and self.spooled[name, task] == "kept":
+                    self.spooled[name, task] = "unsure"
             self.machines[boot.name].lose_power(self.rng)
         self.boots[boot.name] = None
         self.abandoned = {(name, task) for name, task in self.abandoned if name != boot.name}
+
+    def _watch_spools(self) -> None:
+        """L8: what was trained is synced soon, unless it is answered before; until then a loss of power may take it."""
+        for (name, task), seconds in self.unsynced.items():
+            boot = self.boots[name]
+            if boot is not None and not boot.stopped and self.spooled[name, task] == "kept":
+                self.unsynced[name, task] = seconds + 1
+                if seconds > PROMPT_SECONDS + 4:
+                    self.violated(f"L8: {name} has not synced the update of task {task} for {seconds} s")
 
     def _start_later(self, name: str, seconds: float) -> None:
         self.loop.call_later(seconds, self._start, name, context=self.context.copy())
@@ -707,7 +722,7 @@ class Federation(World):
         """I27: an update is journaled for the task that is open, as far as anybody can know then."""
         journal = durable.journal
 
-        def watched(event: Event, now: float, blob: str | None = None) -> Entry:
+        def watched(event: Event, now: float, blob: str | None = None, small: bytes | None = None) -> Entry:
             if self._full_at_a_sum is not None and isinstance(event, self._full_at_a_sum[0]):
                 machine, (_, seconds), self._full_at_a_sum = self.machines[CONTROLLER], self._full_at_a_sum, None
                 self.sometimes("a full disk at a sum")
@@ -727,7 +742,7 @@ class Federation(World):
                     self.violated(f"I27: the update of {event.learner} to task {event.task} counts, which is closed")
                 if blob is None:
                     self.violated(f"I27: the update of {event.learner} to task {event.task} counts without a model")
-            return journal(event, now, blob)
+            return journal(event, now, blob, small)
 
         durable.journal = watched  # type: ignore[method-assign]
 
@@ -737,6 +752,7 @@ class Federation(World):
         self._leases.look(self.loop.now, self.process, busy, self.network.heard, self._until_the_deadline())
         if self.masked and self.process is not None:
             self.mask_checks.look(self.loop.now, self.process, busy)
+        self._watch_spools()
         self.loop.call_later(1.0, self._watch_leases)
 
     def _until_the_deadline(self) -> float:
@@ -1050,7 +1066,10 @@ class _WatchedFolder(WorkFolder):
         entered = super().__enter__()
         world, owner = self._watched()
         there = {update.task for update in self.updates()}
-        for (name, task), where in world.spooled.items():
+        for (name, task), where in list(world.spooled.items()):
+            if name == owner and where == "unsure":
+                world.sometimes("an update that was not synced is lost" if task not in there else "and is there")
+                world.spooled[name, task] = "kept" if task in there else "lost"
             if name == owner and where == "kept" and task not in there and (name, task) not in world.rotted:
                 world.violated(f"L1: {name} had kept the update of task {task}, and it is gone")
         return entered
@@ -1063,14 +1082,23 @@ class _WatchedFolder(WorkFolder):
             if name == owner and where == "kept" and not there:
                 world.violated(f"L1: {name} had kept the update of task {task}, and has deleted it")
 
-    def keep(self, update: Update) -> None:
+    def keep(self, update: Update, *, synced: bool = True) -> None:
         world, owner = self._watched()
         if world.spooled.get((owner, update.task)) == "kept" and (owner, update.task) not in world.rotted:
             world.violated(f"L4: {owner} has trained task {update.task} again, whose update was waiting")
         if (owner, update.task) in world.abandoned:
             world.violated(f"L5: {owner} has trained task {update.task} to its end, which was replaced")
-        super().keep(update)
+        super().keep(update, synced=synced)
         world.spooled[owner, update.task] = "kept"
+        if not synced:
+            world.unsynced[owner, update.task] = 0
+
+    def sync(self, task: int) -> None:
+        world, owner = self._watched()
+        try:
+            super().sync(task)
+        finally:
+            world.unsynced.pop((owner, task), None)
 
     def drop(self, task: int) -> None:
         world, owner = self._watched()

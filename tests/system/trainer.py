@@ -234,7 +234,7 @@ class Process:
 
 def _written(command: dict[str, Any], parts: Iterable[memoryview]) -> tuple[dict[str, Any], str]:
     mac = ModelMac() if command["seal"] else None
-    checksum, length = write_parts(DiskPath(command["out"]), parts, mac)
+    checksum, length = write_parts(DiskPath(command["out"]), parts, mac, synced=command.get("synced", True))
     return {"sha256": "", "sha256" if mac is None else "seal": checksum, "bytes": length}, checksum
 
 

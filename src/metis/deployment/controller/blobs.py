@@ -27,6 +27,10 @@ class BlobMismatch(ValueError):
     """What was received is not what was announced."""
 
 
+def mismatch(came: str, announced: str) -> BlobMismatch:
+    return BlobMismatch(f"the bytes that came have the checksum {came}, not {announced} as announced")
+
+
 class Blobs:
     """The files of a state folder that hold models; `lock` is that of the state."""
 
@@ -85,6 +89,13 @@ class Blobs:
             for part in parts:
                 incoming.write(part)
             return incoming.commit(incoming.bytes, incoming.checksum)
+
+    def restore(self, name: str, content: bytes) -> None:
+        """Make the file of a model that the journal holds; not durable, since the journal is."""
+        path = self.folder / f"tmp.{token_hex(8)}"
+        with writing(path):
+            path.write_bytes(content)
+            path.replace(self.folder / name)
 
     def adopt(self, path: Path, name: str, durable: bool, held: bool) -> None:
         """Give a file its name, also over an old one, which may be damaged."""
@@ -283,9 +294,7 @@ class Incoming:
         if self.bytes != expected_bytes:
             raise BlobMismatch(f"{self.bytes} bytes came, but {expected_bytes} were announced")
         if self.checksum != expected_checksum:
-            raise BlobMismatch(
-                f"the bytes that came have the checksum {self.checksum}, not {expected_checksum} as announced"
-            )
+            raise mismatch(self.checksum, expected_checksum)
         with writing(self._path):
             self._writer.finish()
             if self._durable:

@@ -1,4 +1,4 @@
-"""The SQLite database of a state folder: one statement is one transaction, and every row carries a checksum.
+"""The SQLite database of a state folder: every row carries a checksum, or in its name that of the model that it holds.
 
 SQLite itself would not notice a flipped bit in a row, and takes a damaged end of its WAL for one that was never
 written; hence the checksums here, and the file ACKNOWLEDGED next to it.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from metis.deployment.controller.disk import RESTORE, writing
 from metis.errors import DiskFull, StateError
 from metis.system import Lock, disk, token_hex
 
-_FORMAT = 2
-_READABLE = (1, 2)  # in format 1 every model is named by a SHA-256; format 2 adds other names, and nothing else differs
+_FORMAT = 3
+_READABLE = (1, 2, 3)  # in format 1 every model is named by a SHA-256; format 3 adds small local models, as a table
 _APPLICATION = 0x4D657469  # "Meti"
 _TABLES = (
     "CREATE TABLE run (run TEXT, epoch INTEGER, facts TEXT, seal TEXT, probe INTEGER)",
     "CREATE TABLE journal (seq INTEGER PRIMARY KEY, at REAL, record TEXT, task INTEGER UNIQUE, blob TEXT, seal TEXT)",
     "CREATE TABLE snapshot (number INTEGER PRIMARY KEY, seq INTEGER, arrays TEXT, facts TEXT, blobs TEXT, seal TEXT,"
     " damaged INTEGER)",
+    "CREATE TABLE content (name TEXT PRIMARY KEY, bytes BLOB)",
 )
-_CHECKPOINT_EVERY = 256  # changes; keeps the WAL at a few MB
+_CHECKPOINT_EVERY = 256  # changes, one of which may be a small model for each 4 KiB; keeps the WAL at a few MB
 
 
 def row_checksum(*values: object) -> str:
@@ -38,7 +40,8 @@ class Database:
     def __init__(self, path: Path, durable: bool, lock: Lock, *, begun: bool) -> None:
         """Open the database, or make one for a run that is not `begun`."""
         self.path, self._durable, self._lock = path, durable, lock
-        self._changes = 0
+        self._changes = self._checkpointed = 0
+        self._together = False  # a transaction of several statements is open
         self._connection: sqlite3.Connection | None = disk().connect(path)
         try:
             self._prepare(self._connection, begun)
@@ -76,7 +79,7 @@ class Database:
                     f"{self.path} was made by {age} version of Metis (format {version}; this one reads {_FORMAT}): "
                     "use that version, or begin a new run in another folder"
                 )
-            if tables != _TABLES:
+            if tables != (_TABLES if version == _FORMAT else _TABLES[:3]):
                 raise self.damaged("its tables are not those that were made")
             answer = pragma("integrity_check(1)")
             if answer != "ok":
@@ -85,7 +88,10 @@ class Database:
             # the WAL of an earlier process: the database is written from it, and that is waited for.
             with writing(self.path):
                 if version != _FORMAT:
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute(_TABLES[3])
                     db.execute(f"PRAGMA user_version={_FORMAT}").close()
+                    db.execute("COMMIT")
                 busy = pragma("wal_checkpoint(TRUNCATE)")
             if busy:
                 raise StateError(f"{self.path} is open in another program; close that first")
@@ -119,17 +125,52 @@ class Database:
             except sqlite3.Error as problem:
                 raise self.damaged(problem) from problem
 
-    def change(self, sql: str, *values: object) -> None:
-        """One statement, which is one transaction; durable when this returns. The caller holds the lock."""
+    def change(self, sql: str, *values: object, weight: int = 1) -> None:
+        """One statement; durable when this returns, or with the transaction around it. The caller holds the lock."""
+        assert self._connection is not None, "the state is closed"
+        assert self._connection.in_transaction == self._together, "SQLite has given the transaction up"
+        try:
+            self._execute(sql, values)
+        finally:
+            if not self._together:
+                self._undo()
+        self._changes += weight
+        if not self._together:
+            self._checkpoint_soon()
+
+    @contextmanager
+    def transaction(self, *, synced: bool = True) -> Iterator[None]:
+        """The changes in the block are durable together when it ends; if it raises, none was made.
+
+        Those that are not `synced` are durable with the next ones that are. The caller holds the lock.
+        """
+        lazy = self._durable and not synced
+        if lazy:
+            self._execute("PRAGMA synchronous=NORMAL")
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            self._together = True
+            yield
+            self._execute("COMMIT")
+        finally:
+            self._together = False
+            self._undo()
+            if lazy:
+                self._execute("PRAGMA synchronous=FULL")
+        self._checkpoint_soon()
+
+    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> None:
         assert self._connection is not None, "the state is closed"
         with writing(self.path):
-            try:
-                self._connection.execute(sql, values)
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.rollback()
-        self._changes += 1
-        if self._changes % _CHECKPOINT_EVERY == 0:
+            self._connection.execute(sql, values).close()
+
+    def _undo(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            self._connection.rollback()
+
+    def _checkpoint_soon(self) -> None:
+        if self._changes - self._checkpointed >= _CHECKPOINT_EVERY:
+            self._checkpointed = self._changes
             self.checkpoint("PASSIVE")
 
     def checkpoint(self, mode: str) -> None:

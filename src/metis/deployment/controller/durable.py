@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from metis.core.events import (
 from metis.core.mixing import MemoryStore, ModelStore
 from metis.core.model import Layout, Model, Vector
 from metis.deployment.controller.disk import RESTORE, with_a_file
-from metis.deployment.controller.state import Entry, Snapshot, State
+from metis.deployment.controller.journal import Entry
+from metis.deployment.controller.state import Snapshot, State
 from metis.deployment.storage import read_file, storage
 from metis.deployment.wire.chunks import travels_inside
 from metis.deployment.wire.model_mac import new_model_mac
-from metis.deployment.wire.models import model_bytes, model_pieces, payload_sha256, read_model, release_memory
+from metis.deployment.wire.models import model_bytes, model_of, model_pieces, payload_sha256, read_model, release_memory
 from metis.errors import ConfigError, DataError, DiskFull, LearnerError, StateError
 from metis.runs.trace import from_record, measure_record, recorded_measure, to_record
 
@@ -46,6 +47,7 @@ Record = Callable[[float, Event | Action], None]
 MakeController = Callable[[Model, ModelStore], Controller]
 
 KEEP_MODELS = 5  # community models that stay on disk behind the current one, unless a file says otherwise
+_SMALL_IN_MEMORY = 64 << 20  # bytes of the latest local models, if each of them is small
 _MIN_REPLAY = 10  # updates between two snapshots; a restart replays at most twice as many models
 
 
@@ -86,18 +88,27 @@ class _BlobStore:
 
     def __init__(self, state: State, size: int) -> None:
         self._state, self._size = state, size
-        self.incoming: str | None = None  # the file of the model that is being committed
+        self.incoming: str | None = None  # the name of the model that is being committed
         self.blobs: dict[LearnerId, str] = {}
+        self._small: dict[LearnerId, Vector] = {}  # small ones stay in memory too
 
     def put(self, learner: LearnerId, vector: Vector) -> None:
         if self.incoming is not None:  # None while a snapshot is loaded, which brings its own list
             self.blobs[learner] = self.incoming
+            self._small.pop(learner, None)
+            if travels_inside(vector.nbytes) and len(self._small) < _SMALL_IN_MEMORY // vector.nbytes:
+                self._small[learner] = vector
 
     def get(self, learner: LearnerId) -> Row:
+        if (vector := self._small.get(learner)) is not None:
+            return vector
+        if (content := self._state.journal.content(self.blobs[learner])) is not None:
+            return np.frombuffer(content, "<f4", self._size).astype(np.float32, copy=False)
         return _FileRow(self._state.blob_path(self.blobs[learner]), self._size)
 
     def remove(self, learner: LearnerId) -> None:
         self.blobs.pop(learner, None)
+        self._small.pop(learner, None)
 
 
 class DurableController:
@@ -128,6 +139,7 @@ class DurableController:
         self.hashes: dict[int, str] = {}  # of every version ever published; the files of old ones are gone
         self.pinned: set[str] = set()  # blobs that are needed elsewhere: the best model, one being evaluated
         self._small = (-1, b"")  # a version and its bytes
+        self.contents: dict[str, bytes] = {}  # of small local models that are journaled and not applied yet
         self._recover()
 
     @property
@@ -144,12 +156,17 @@ class DurableController:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def journal(self, event: Event, now: float, blob: str | None = None) -> Entry:
-        """Make the event durable; it has no effect before `apply`. An update that is already in the journal raises."""
+    def journal(self, event: Event, now: float, blob: str | None = None, content: bytes | None = None) -> Entry:
+        """Make the event durable; it has no effect before `apply`. An update that is already in the journal raises.
+
+        Of a small local model the content is in the journal too, and in no file.
+        """
         update = event.task if isinstance(event, UpdateRequest) else None
         # The model is in its blob; the journal holds the rest.
         entry_record = to_record(now, event)
-        seq = self.state.append(now, entry_record, update=update, blob=blob)
+        seq = self.state.append(now, entry_record, update=update, blob=blob, content=content)
+        if blob is not None and content is not None:
+            self.contents[blob] = content
         return Entry(seq, now, entry_record, update, blob)
 
     def rollback(self, version: int, after: int | None = None) -> tuple[RolledBack, str]:
@@ -179,8 +196,10 @@ class DurableController:
         if self._half_applied is None:
             self._half_applied = self._digest(entry)
         actions = self._half_applied
-        self._keep_versions(actions)
-        self._journal_publication(actions, entry.at)
+        published = any(isinstance(action, CommunityPublished) for action in actions)
+        with self.state.together(synced=False) if published and self._in_journal else nullcontext():
+            self._keep_versions(actions)
+            self._journal_publication(actions, entry.at)
         self._half_applied = None
         if entry.update is not None:
             self._since_snapshot += 1
@@ -224,6 +243,9 @@ class DurableController:
         return replace(event, local_model=model)
 
     def _read(self, blob: str) -> Model:
+        content = self.contents.pop(blob, None) or self.state.journal.content(blob)
+        if content is not None:
+            return model_of(content, self.layout)
         return with_a_file(lambda: read_model(self.state.blob_path(blob), self.layout))
 
     # --- published models -------------------------------------------------------------------------
@@ -237,7 +259,14 @@ class DurableController:
     def _keep_version(self, action: CommunityPublished) -> None:
         """Write the model to its blob and work with the file from now on, so that it need not stay in memory."""
         mac = new_model_mac()
-        blob = self.state.put_blob(model_pieces(action.community_model), durable=False, also=mac)
+        if self._in_journal:
+            content = b"".join(model_pieces(action.community_model))
+            blob = self.state.put_small(content)
+            self._small = action.stamp.version, content
+            if mac is not None:
+                mac.update(content)
+        else:
+            blob = self.state.put_blob(model_pieces(action.community_model), durable=False, also=mac)
         if mac is not None:
             self.model_macs[action.stamp.version] = mac.digest()
         self.versions[action.stamp.version] = self.hashes[action.stamp.version] = blob
@@ -245,6 +274,8 @@ class DurableController:
         if action.measure is not None:
             self._measures[action.stamp.version] = action.measure
         community = self.controller.community
+        if self._in_journal:
+            return  # it may stay in memory
         community.model = self._read(blob)
         if community.uses_base:
             for record in self.controller.roster.training:
@@ -257,20 +288,22 @@ class DurableController:
             return b""
         if self._small[0] != version:
             with suppress(OSError, DataError):
-                self._small = version, read_file(self.state.blob_path(self.hashes[version]))
+                blob = self.hashes[version]
+                self._small = version, self.state.journal.content(blob) or read_file(self.state.blob_path(blob))
         return self._small[1] if self._small[0] == version else b""
 
     def kept(self) -> dict[int, str]:
         """The community models that are on disk, by version: the newest, the first, and what is pinned."""
         pinned = {version: blob for version, blob in self.hashes.items() if blob in self.pinned}
         candidates = {0: self.hashes[0], **pinned, **self._recent, **self.versions}
-        return {version: candidates[version] for version in sorted(candidates) if self._there(candidates[version])}
+        return {
+            version: candidates[version] for version in sorted(candidates) if self.state.has_blob(candidates[version])
+        }
 
-    def _there(self, blob: str) -> bool:
-        with suppress(DataError):
-            self.state.blob_path(blob)
-            return True
-        return False
+    @property
+    def _in_journal(self) -> bool:
+        """Whether community models are small enough for it; none that is sealed."""
+        return travels_inside(model_bytes(self.layout)) and not storage().sealed
 
     def _journal_publication(self, actions: Collection[Action], now: float) -> None:
         """Before anybody trains on it: after a crash the same version must have the same bits."""
@@ -281,7 +314,9 @@ class DurableController:
     def _note_published(self, version: int, now: float) -> None:
         measure = self._measures.pop(version, None)
         measured = {} if measure is None else measure_record(measure)
-        self.state.append(now, {"at": now, "published": version, "sha256": self.hashes[version], **measured})
+        record = {"at": now, "published": version, "sha256": self.hashes[version], **measured}
+        # A loss of power may take it back: then the events before it, which are durable, lead to the same bits again.
+        self.state.append(now, record, synced=False)
         self._published = version
 
     def _forget_versions(self) -> None:
@@ -298,7 +333,7 @@ class DurableController:
     def snapshot(self) -> None:
         """Save what a replay could only restore from all models since the beginning, and drop those."""
         arrays = self.controller.community.arrays(local_models=False)  # they are in their blobs
-        recent = {version: blob for version, blob in self._recent.items() if self._there(blob)}
+        recent = {version: blob for version, blob in self._recent.items() if self.state.has_blob(blob)}
         facts = {
             "locals": dict(self._store.blobs),
             "versions": {str(version): blob for version, blob in self.versions.items()},

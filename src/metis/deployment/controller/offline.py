@@ -9,8 +9,9 @@ from typing import Any
 from metis.core.events import MemberRemoved
 from metis.deployment.controller.administration import member_added
 from metis.deployment.controller.audit import AUDIT, AuditLog
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.members import Members
-from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.state import State
 from metis.deployment.controller.status import copied_state
 from metis.deployment.security.identity import check_name
 from metis.errors import ConfigError

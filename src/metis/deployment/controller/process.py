@@ -319,8 +319,8 @@ class ControllerProcess(MaskedService):
             text = f"late: task {entry.update} was void when its update was mixed; it does not count"
             self._sessions.notify(entry.record["learner"], pb.Notice.REFUSED, text, entry.update)
         self._time.let_the_clock_go()
-        for action in outcome.actions:
-            self._perform(action)
+        for action in sorted(outcome.actions, key=lambda action: isinstance(action, UpdateCommitted)):
+            self._perform(action)  # learners wait for tasks, and only read that an update counts
         self._sums_applied(outcome)
         if self._watch is not None:
             self._watch(self._view.fold)

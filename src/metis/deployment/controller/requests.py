@@ -23,10 +23,11 @@ from metis.core.events import (
 )
 from metis.core.model import Layout, Model
 from metis.core.timing import MAX_STEPS
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.members import Members
 from metis.deployment.controller.session import Refused, Session
 from metis.deployment.controller.settings import Report
-from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.state import State
 from metis.deployment.controller.steps import Measured, StepGuard
 from metis.deployment.controller.upload import Received, announced_checksum
 from metis.deployment.controller.view import View
@@ -146,7 +147,7 @@ class LearnerRequests:
         self.uploads += 1
         try:
             measured = await self._measure(received)
-            answer = await self._writer.ask(lambda: self._hand_in(received, measured))
+            answer = await self._writer.commit(lambda: self._hand_in(received, measured))
         finally:
             self.uploads -= 1
         if isinstance(answer, pb.Receipt):
@@ -165,6 +166,8 @@ class LearnerRequests:
         opened = self._view.open_task(received.learner, received.header.task)
         if self._guard.guard == "off" or opened is None or received.blob is None or received.problem is not None:
             return None
+        if received.content is not None:
+            return None  # a small one takes less than a thread would
         return await asyncio.to_thread(self._guard.measure, opened.sha256, received.blob)
 
     def _hand_in(self, received: Received, measured: Measured | None) -> pb.Receipt | Entry:
@@ -195,18 +198,19 @@ class LearnerRequests:
         # The run's clock may have stood still while the learner trained on; more than passed is not charged.
         record = writer.controller.roster[learner]
         event = within_elapsed(event, max(0.0, now - record.task_sent_at + record.unclocked + held))
-        blob = received.blob
+        blob, content = received.blob, received.content
         if self._guard.guard != "off" and blob is not None:
-            measured = measured or self._guard.measure(writer.durable.hashes[task.based_on.version], blob)
-            verdict = self._guard.judge(writer.controller.roster, event, blob, measured)
+            measured = measured or self._guard.measure(writer.durable.hashes[task.based_on.version], content or blob)
+            verdict = self._guard.judge(writer.controller.roster, event, blob, measured, content)
             if verdict.problem is not None:
                 done = "; it is refused" if verdict.refused else "; it is clipped" if verdict.blob != blob else ""
                 text = f"the update of '{learner}' to task {header.task} is unusual: {verdict.problem}{done}"
                 writer.in_loop(self._unusual, learner, text, verdict.refused)
             if verdict.refused and verdict.problem is not None:
                 return self._refuse(event, verdict.problem, now)
+            content = content if verdict.blob == blob else None
             event, blob = verdict.event, verdict.blob
-        return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, blob).seq)
+        return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=writer.journal(event, now, blob, content).seq)
 
     def _unusual(self, learner: LearnerId, text: str, refused: bool) -> None:
         if not refused:  # a refusal is reported by itself

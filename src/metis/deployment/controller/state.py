@@ -1,6 +1,7 @@
 """The durable state folder of a controller: what `append` has returned for is on disk, exactly once.
 
-    controller.db   the journal of events, what the run was begun with, the list of snapshots (SQLite with a WAL)
+    controller.db   the journal of events, what the run was begun with, the list of snapshots, small models
+                    (SQLite with a WAL)
     blobs/CHECKSUM  models, each named by its bytes; blobs/tmp.* are still being received, blobs/partial.TASK.CHECKSUM
                     were received in part, and their rest may come after a cut or a restart
     snapshots/      arrays that spare replaying the journal from its first entry
@@ -8,19 +9,20 @@
     LOCK            held by the one controller that uses the folder
     ACKNOWLEDGED    how far controller.db had come
 
-Every change is one SQLite statement, so there is never half of one. A full disk raises `DiskFull` and changes nothing.
+Every change is one transaction, so there is never half of one. A full disk raises `DiskFull` and changes nothing.
 After any other error in writing nobody knows what is on the disk, and asking again is answered wrongly, so the process
 ends; the next one reads what is really there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -28,7 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from metis.deployment.controller.blobs import Blobs, Incoming
 from metis.deployment.controller.database import Database, row_checksum
 from metis.deployment.controller.disk import RESTORE, writing
+from metis.deployment.controller.journal import Entry, Journal, as_json
 from metis.deployment.storage import Digest, storage
+from metis.deployment.wire.model_mac import checksum_in, checksum_of
 from metis.errors import DataError, DiskFull, DuplicateUpdate, LockHeld, StateError
 from metis.files import sync, take_lock
 from metis.system import disk, monotonic, new_lock, token_hex
@@ -37,19 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Durability: TypeAlias = Literal["power", "process"]  # what an acknowledged update survives the sudden end of
-
-_PAGE = 256  # entries read at once
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One journaled event."""
-
-    seq: int  # 1, 2, 3, ...
-    at: float  # on the run's clock
-    record: dict[str, Any]  # `trace.to_record` of it
-    update: int | None  # number of the task that it answers with a model; no two entries have the same
-    blob: str | None  # file of that model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +53,25 @@ class Snapshot:
     blobs: tuple[str, ...]  # that the state needs; they are not collected before the snapshot goes
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), default=_plain)
+def _locked(folder: Path) -> int:
+    try:
+        return take_lock(folder / "LOCK")
+    except LockHeld as held:
+        raise StateError(
+            f"{folder} is in use by a controller{' with ' * bool(held.holder)}{held.holder}; stop that one first, or "
+            "choose another folder"
+        ) from held
 
 
-def _plain(value: Any) -> Any:
-    from metis.runs.trace import plain_number  # numpy is slow to import, and seldom needed here
-
-    return plain_number(value)
+def _bytes_of(folder: Path) -> int:
+    """Of the files in it, not below."""
+    total = 0
+    with writing(folder):
+        paths = list(folder.iterdir())
+    for path in paths:
+        with suppress(FileNotFoundError):  # gone meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 class State:
@@ -81,7 +83,7 @@ class State:
     def __init__(self, folder: Path, durability: Durability) -> None:
         self.folder = folder
         self._durable = durability == "power"
-        self._journal, self._snapshots, self._quarantine = (
+        self._path, self._snapshots, self._quarantine = (
             folder / name for name in ("controller.db", "snapshots", "quarantine")
         )
         self._database: Database | None = None
@@ -100,7 +102,7 @@ class State:
         try:
             missing = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            state._take_lock()
+            state._descriptors.append(_locked(folder))
             state._recover()
             if durability == "power":
                 for path in (folder / "ACKNOWLEDGED", folder, *(made.parent for made in missing)):
@@ -113,28 +115,18 @@ class State:
             raise
         return state
 
-    def _take_lock(self) -> None:
-        try:
-            self._descriptors.append(take_lock(self.folder / "LOCK"))
-        except LockHeld as held:
-            raise StateError(
-                f"{self.folder} is in use by a controller{' with ' * bool(held.holder)}{held.holder}; "
-                "stop that one first, or choose another folder"
-            ) from held
-
     def _recover(self) -> None:
         acknowledged = self.folder / "ACKNOWLEDGED"
         blobs = self.blobs.folder
         begun = acknowledged.exists() or (blobs.is_dir() and any(blobs.iterdir()))
-        if begun and not (self._journal.exists() and self._journal.stat().st_size):
-            raise StateError(f"{self._journal} is missing or empty, but {self.folder} holds a run: {RESTORE}")
+        if begun and not (self._path.exists() and self._path.stat().st_size):
+            raise StateError(f"{self._path} is missing or empty, but {self.folder} holds a run: {RESTORE}")
         for folder in (blobs, self._snapshots, self._quarantine):
             folder.mkdir(exist_ok=True)
-        self._database = Database(self._journal, self._durable, self._lock, begun=begun)
+        self._database = Database(self._path, self._durable, self._lock, begun=begun)
         epoch, facts = self._read_run()
-        ((entries, first, last),) = self._db.select("SELECT count(*), min(seq), max(seq) FROM journal")
-        if entries and (first, last) != (1, entries):
-            raise self._db.damaged(f"it has {entries} entries, from {first} to {last}")
+        self.journal = Journal(self._db, self._lock, self._journaled)
+        entries = self.journal.last
         self.snapshots()  # are as they were written
         listed = dict(self._db.select("SELECT arrays, number FROM snapshot"))
         marks = [epoch, int(facts is not None), max(listed.values(), default=0), entries]
@@ -143,11 +135,12 @@ class State:
         seen = self._read_marks(disk().pread(descriptor, 500, 0))
         if any(have < once for have, once in zip(marks, seen, strict=True)):
             raise StateError(
-                f"{self._journal} has lost what was acknowledged: it ends with entry {entries} of epoch {epoch}, and "
+                f"{self._path} has lost what was acknowledged: it ends with entry {entries} of epoch {epoch}, and "
                 f"once ended with entry {seen[3]} of epoch {seen[0]}; {RESTORE}, or delete {acknowledged} to go on "
                 "with what is left"
             )
-        for path in [*blobs.glob("tmp.*"), *(p for p in self._snapshots.iterdir() if p.name not in listed)]:
+        copies = [path for path in blobs.iterdir() if path.name in self.journal.contents]  # never synced
+        for path in [*blobs.glob("tmp.*"), *copies, *(p for p in self._snapshots.iterdir() if p.name not in listed)]:
             path.unlink()
         self.blobs.find_partial()
         self._marks = marks
@@ -221,56 +214,61 @@ class State:
         with self._lock:
             if self.facts() is not None:
                 raise ValueError(f"the run in {self.folder} was already begun")
-            self._write_run(self.epoch, _json(facts))
+            self._write_run(self.epoch, as_json(facts))
             self._mark(1, 1)
 
     # --- the journal ----------------------------------------------------------------------------------
 
-    def append(self, at: float, record: dict[str, Any], *, update: int | None = None, blob: str | None = None) -> int:
-        """Journal one event, durably, and return its number; an update that is there already: `DuplicateUpdate`."""
-        at, text = float(at) + 0.0, _json(record)  # SQLite knows no -0.0
+    def together(self, *, synced: bool = True) -> AbstractContextManager[None]:
+        """What is appended in the block is durable when it ends, after one wait for the disk; if it raises, nothing is.
+
+        Until then nobody outside finds it. What need not be `synced` is durable with the next entry that must be.
+        """
+        return self.journal.together(synced=synced)
+
+    def append(
+        self,
+        at: float,
+        record: dict[str, Any],
+        *,
+        update: int | None = None,
+        blob: str | None = None,
+        content: bytes | None = None,
+        synced: bool = True,
+    ) -> int:
+        """Journal one event, durably, and return its number; an update that is there already: `DuplicateUpdate`.
+
+        With its `content` a small local model is in the journal too, and needs no file. What need not be `synced` is
+        durable together with the next entry that must be.
+        """
         with self._lock:
-            if update is not None and (known := self.find(update)):
-                self.blobs.release(blob)
-                raise DuplicateUpdate(known)
-            if blob is not None:
+            if blob is not None and content is None:
                 self.blob_path(blob)
-            seq = self.last_seq() + 1
-            checksum = row_checksum("journal", seq, at, text, update, blob)
-            self._db.change("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", seq, at, text, update, blob, checksum)
-            if blob is not None:
-                self.blobs.need([blob])
+            try:
+                return self.journal.append(at, record, update, blob, content, synced)
+            except DuplicateUpdate:
                 self.blobs.release(blob)
-            self._mark(3, seq)
-            return seq
+                raise
 
     def find(self, update: int) -> Entry | None:
         """The entry that answers this task; also when its blob has long been collected."""
-        if not -(2**63) <= update < 2**63:
-            return None
-        rows = self._db.select("SELECT * FROM journal WHERE task = ?", update)
-        return self._entry(rows[0]) if rows else None
+        return self.journal.find(update)
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """All entries with a greater number, also those that are appended meanwhile."""
-        while rows := self._db.select("SELECT * FROM journal WHERE seq > ? ORDER BY seq LIMIT ?", after, _PAGE):
-            for row in rows:
-                entry = self._entry(row)
-                if entry.seq != after + 1:
-                    raise self._db.damaged(f"entry {after + 1} is missing")
-                after = entry.seq
-                yield entry
+        return self.journal.entries(after)
 
     def last_seq(self) -> int:
         """Number of the newest entry; 0 if there is none."""
-        ((last,),) = self._db.select("SELECT coalesce(max(seq), 0) FROM journal")
-        return int(last)
+        return self.journal.last
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
-        seq, at, record, update, blob, checksum = row
-        if checksum != row_checksum("journal", seq, at, record, update, blob):
-            raise self._db.damaged(f"entry {seq} is not as it was written")
-        return Entry(seq, at, json.loads(record), update, blob)
+    def _journaled(self, entries: Sequence[Entry]) -> None:
+        """These are in the journal for good."""
+        for entry in entries:
+            if entry.blob is not None:
+                self.blobs.need([entry.blob])
+                self.blobs.release(entry.blob)
+        self._mark(3, entries[-1].seq)
 
     # --- blobs ----------------------------------------------------------------------------------------
 
@@ -284,17 +282,34 @@ class State:
         """Keep these bytes and return their SHA-256; `durable` overrides the folder's level, `also` gets them too."""
         return self.blobs.put(parts, durable=durable, also=also)
 
+    def put_small(self, content: bytes) -> str:
+        """Keep the bytes of a small model in the journal and return their SHA-256."""
+        name = hashlib.sha256(content).hexdigest()
+        with self._lock:
+            self.journal.put(name, content)
+            self.blobs.need([name])
+        return name
+
+    def has_blob(self, name: str) -> bool:
+        """Whether it is there, in the journal or as a file."""
+        return name in self.journal.contents or (self.blobs.folder / name).is_file()
+
     def sync_blob(self, name: str) -> None:
-        """Make a blob durable that was put without."""
-        self.blobs.sync(name)
+        """Make a blob durable that was put without; what is in the journal is."""
+        if name not in self.journal.contents:
+            self.blobs.sync(name)
 
     def blob_path(self, name: str) -> Path:
-        """The file of a blob that is there."""
+        """The file of a blob that is there; made now if it is in the journal."""
+        content = None if (self.blobs.folder / name).is_file() else self.journal.content(name)
+        if content is not None:
+            self.blobs.restore(name, content)
         return self.blobs.path(name)
 
     def verify_blob(self, name: str) -> bool:
         """Whether a blob is there and whole; what is not whole is moved to quarantine/."""
-        return self.blobs.verify(name)
+        content = self.journal.content(name)
+        return self.blobs.verify(name) if content is None else checksum_of(content, name) == checksum_in(name)
 
     def collect(self, keep: Collection[str]) -> int:
         """Delete the blobs that nobody needs and return how many.
@@ -310,6 +325,8 @@ class State:
                 journaled = self._db.select("SELECT blob FROM journal WHERE seq > ? AND blob IS NOT NULL", oldest)
                 kept = {*keep, *self.blobs.begin_collection(), *(name for (name,) in journaled)}
                 kept.update(name for snapshot in snapshots for name in snapshot.blobs)
+                with suppress(DiskFull):  # then the next collection does it
+                    self.journal.delete_contents(self.journal.contents - kept)
             return self.blobs.delete_others(kept)
 
     # --- snapshots ------------------------------------------------------------------------------------
@@ -318,12 +335,13 @@ class State:
         self, seq: int, arrays: Mapping[str, NDArray[Any]], facts: dict[str, Any], blobs: Collection[str] = ()
     ) -> None:
         """Keep the state after entry `seq`, durably; of earlier snapshots one stays, in case this one is damaged."""
-        text, needed = _json(facts), json.dumps(sorted(blobs))
+        text, needed = as_json(facts), json.dumps(sorted(blobs))
         with self._lock:
             if not max((known.seq for known in self.snapshots()), default=0) <= seq <= self.last_seq():
                 raise ValueError(f"a snapshot after entry {seq} is older than the last one, or newer than the journal")
             for blob in blobs:
-                self.blob_path(blob)
+                if blob not in self.journal.contents:
+                    self.blob_path(blob)
             self.blobs.need(blobs)
         for blob in sorted(blobs):
             self.sync_blob(blob)
@@ -386,14 +404,7 @@ class State:
 
     def usage(self) -> int:
         """Bytes of all files."""
-        total = 0
-        for folder in (self.folder, self.blobs.folder, self._snapshots, self._quarantine):
-            with writing(folder):
-                paths = list(folder.iterdir())
-            for path in paths:
-                with suppress(FileNotFoundError):  # gone meanwhile
-                    total += path.stat().st_size if path.is_file() else 0
-        return total
+        return sum(map(_bytes_of, (self.folder, self.blobs.folder, self._snapshots, self._quarantine)))
 
     def measure_commit(self) -> float:
         """Seconds that one durable change takes on this disk, without a blob."""

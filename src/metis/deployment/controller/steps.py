@@ -21,7 +21,7 @@ from metis.core.roster import Roster
 from metis.core.step_guard import Lengths, step_excess
 from metis.deployment.controller.state import State
 from metis.deployment.storage import read_file
-from metis.deployment.wire.models import read_model
+from metis.deployment.wire.models import model_of, read_model
 
 Guard: TypeAlias = Literal["off", "report", "clip", "refuse"]
 _PARTS: tuple[Role, ...] = ("parameter", "buffer", "control")
@@ -53,9 +53,9 @@ class StepGuard:
     def __init__(self, guard: Guard, limit: float, state: State, layout: Layout) -> None:
         self.guard, self._limit, self._state, self._layout = guard, limit, state, layout
 
-    def measure(self, base: str, blob: str) -> Measured:
-        """Read both files once, a block at a time."""
-        community, local = self._model(base), self._model(blob)
+    def measure(self, base: str, local_model: str | bytes) -> Measured:
+        """Read both once, a block at a time; the local model by its blob, or its content."""
+        community, local = self._model(base), self._model(local_model)
         step, own, sizes = [0.0] * 3, [0.0] * 3, [0] * 3
         for part, where in self._runs():
             # A control variate is not a step: it is as long as it is.
@@ -70,8 +70,10 @@ class StepGuard:
             Lengths(*(math.sqrt(max(square, size)) for square, size in zip(own, sizes, strict=True))),
         )
 
-    def judge(self, roster: Roster, event: UpdateRequest, blob: str, measured: Measured) -> Verdict:
-        """In the writer: the update as it may count."""
+    def judge(
+        self, roster: Roster, event: UpdateRequest, blob: str, measured: Measured, content: bytes | None = None
+    ) -> Verdict:
+        """In the writer: the update as it may count; of a small one that is in no blob yet with its content."""
         excess = step_excess(roster, event.steps, measured.step, measured.model, self._limit)
         worst = max(excess)
         if worst <= 1:
@@ -85,11 +87,11 @@ class StepGuard:
             return Verdict(replace(noted, lengths=measured.step), blob, problem)
         factors = [min(1.0, 1 / each) if each else 1.0 for each in excess]
         lengths = Lengths(*(length * factor for length, factor in zip(measured.step, factors, strict=True)))
-        return Verdict(replace(noted, lengths=lengths), self._clip(measured.base, blob, factors), problem)
+        return Verdict(replace(noted, lengths=lengths), self._clip(measured.base, content or blob, factors), problem)
 
-    def _clip(self, base: str, blob: str, factors: list[float]) -> str:
+    def _clip(self, base: str, local_model: str | bytes, factors: list[float]) -> str:
         """The blob of the same update with shorter parts."""
-        community, local = self._model(base), self._model(blob)
+        community, local = self._model(base), self._model(local_model)
 
         def pieces() -> Iterator[memoryview]:
             for part, where in self._runs():
@@ -100,12 +102,18 @@ class StepGuard:
                         start = 0.0 if _PARTS[part] == "control" else community[piece].astype(np.float64)
                         numbers = start + factors[part] * (numbers - start)
                     yield numbers.astype("<f4").view(np.uint8).data
-            path = self._state.blob_path(blob)
-            yield memoryview(read_file(path, 4 * self._layout.size))
+            if isinstance(local_model, bytes):
+                yield memoryview(local_model)[4 * self._layout.size :]
+            else:
+                yield memoryview(read_file(self._state.blob_path(local_model), 4 * self._layout.size))
 
         return self._state.put_blob(pieces())
 
-    def _model(self, blob: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    def _model(self, blob: str | bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        content = blob if isinstance(blob, bytes) else self._state.journal.content(blob)
+        if content is not None:
+            return model_of(content, self._layout).vector
+        assert isinstance(blob, str)
         return read_model(self._state.blob_path(blob), self._layout).vector
 
     def _runs(self) -> Iterator[tuple[int, slice]]:

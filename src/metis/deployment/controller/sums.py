@@ -186,7 +186,7 @@ class Sums:
         elif not round_.fixed:
             self._post_once("fixed", fixed_by(self._opening))
         elif round_.window:
-            for learner in set(self._opening.names) - self._has_opening:
+            for learner in sorted(set(self._opening.names) - self._has_opening):
                 self._ask(learner)
         else:
             self._out += [lambda learner=learner: self._offer(learner) for learner in round_.tasks]  # type: ignore[misc]

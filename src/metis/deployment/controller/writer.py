@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from metis.core.controller import Controller
 from metis.core.events import Action, Event, LearnerId, LocalTask, RoundAbandoned, RoundFailed, SendTask, SumOpened
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.durable import DurableController
+from metis.deployment.controller.journal import Entry
 from metis.deployment.controller.openings import MaskedRound, masked_round
 from metis.deployment.controller.settings import FederationPlan
-from metis.deployment.controller.state import Entry, State
+from metis.deployment.controller.state import State
 from metis.errors import ConfigError, DataError, DiskFull, StateError
 from metis.runs.trace import to_line
 from metis.system import one_thread, sleep
@@ -30,6 +31,7 @@ from metis.system import one_thread, sleep
 _T = TypeVar("_T")
 Recorded = tuple[float, Event | Action]  # one line of the trace
 _FAILED = "the controller has failed and stops"
+_MAX_TOGETHER = 128  # updates that wait for the disk together
 _DISK_FULL_PAUSE = 0.2  # seconds until the next job tries the full disk again
 
 
@@ -101,9 +103,8 @@ class TraceFile:
         self._unwritten = bytearray()
 
     def write(self, line: str) -> None:
+        """With the next `flush`."""
         self._unwritten += line.encode() + b"\n"
-        with contextlib.suppress(DiskFull):
-            self.flush()
 
     def flush(self) -> None:
         with writing(self._path):
@@ -124,6 +125,11 @@ class Writer:
         self._trace = TraceFile(trace)
         self._recorded: list[Recorded] = []
         self._unapplied: deque[tuple[Entry, asyncio.Future[Entry] | None]] = deque()
+        self._undecided: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._deciding = False  # a job will look at these
+        self._together: list[tuple[Entry, asyncio.Future[Entry] | None]] | None = None  # journaled, not durable yet
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()  # for the event loop
+        self._called = False  # it will look at these
         self._thread = one_thread("metis-writer")
         self._failure: BaseException | None = None  # an event may be half applied: nothing may follow it
 
@@ -191,13 +197,25 @@ class Writer:
                 event, blob = decide()
                 self.journal(event, self.now(), blob, done=done)
             except ConfigError as problem:  # the caller's mistake, not this process's
-                self._loop.call_soon_threadsafe(_answer, done, problem)
+                self.in_loop(_answer, done, problem)
             except BaseException as problem:
-                self._loop.call_soon_threadsafe(_answer, done, problem)
+                self.in_loop(_answer, done, problem)
                 raise
 
         self.submit(job, lambda: _answer(done, StateError(_FAILED)))
         return await done
+
+    async def commit(self, decide: Callable[[], _T]) -> _T:
+        """What `decide` answers in the writer, when everything that it has journaled is on the disk.
+
+        All that wait at the same time share one wait for the disk.
+        """
+        answer: asyncio.Future[_T] = self._loop.create_future()
+        self._undecided.append((decide, answer))
+        if not self._deciding:
+            self._deciding = True
+            self._thread.submit(self._decide)
+        return await answer
 
     async def ask(self, question: Callable[[], _T]) -> _T:
         """The answer to a question that only the writer can answer, behind the jobs that were submitted before."""
@@ -232,16 +250,76 @@ class Writer:
         self._trace.flush()
 
     def in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """In the writer: have something done in the event loop."""
-        self._loop.call_soon_threadsafe(call, *arguments)
+        """In the writer: have something done in the event loop, in this order; it is not woken for each."""
+        self._calls.append((call, arguments))
+        if not self._called:
+            self._called = True
+            self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        """In the event loop."""
+        self._called = False
+        try:
+            for _ in range(len(self._calls)):
+                call, arguments = self._calls.popleft()
+                call(*arguments)
+        finally:
+            if self._calls and not self._called:
+                self._called = True
+                self._loop.call_soon(self._call)
+
+    def _decide(self) -> None:
+        """In the writer: answer those who wait."""
+        self._deciding = False
+        waiting = [self._undecided.popleft() for _ in range(min(len(self._undecided), _MAX_TOGETHER))]
+        if not self._decide_together(waiting):
+            for one in waiting:  # what is wrong with one of them must not keep the others out
+                self._decide_together([one])
+        if self._undecided and not self._deciding:
+            self._deciding = True
+            self._thread.submit(self._decide)
+
+    def _decide_together(self, waiting: Sequence[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> bool:
+        """Whether they were answered; one alone always is."""
+        answers: list[tuple[asyncio.Future[Any], Any]] = []
+        self._together = []
+        try:
+            with self._state.together():
+                answers = [(answer, self._unless_failed(decide)) for decide, answer in waiting]
+            journaled = self._together
+        except Exception as problem:
+            self.durable.contents.clear()  # some were never journaled; the others are read from the journal
+            if len(waiting) > 1:
+                return False
+            journaled, answers = [], [(answer, problem) for _, answer in waiting]
+        finally:
+            self._together = None
+        for answer in answers:
+            self.in_loop(_answer, *answer)
+        for one in journaled:
+            self._unapplied.append(one)
+            self.submit(self._apply_first)
+        return True
 
     def journal(
-        self, event: Event, now: float, blob: str | None = None, done: asyncio.Future[Entry] | None = None
+        self,
+        event: Event,
+        now: float,
+        blob: str | None = None,
+        content: bytes | None = None,
+        *,
+        done: asyncio.Future[Entry] | None = None,
     ) -> Entry:
-        """In the writer: make the event durable now, and apply it after everything that was journaled before."""
-        entry = self.durable.journal(event, now, blob)
-        self._unapplied.append((entry, done))
-        self.submit(self._apply_first)
+        """In the writer: make the event durable, and apply it after everything that was journaled before.
+
+        It is durable when this returns, or when all that are decided together are.
+        """
+        entry = self.durable.journal(event, now, blob, content)
+        if self._together is not None:
+            self._together.append((entry, done))
+        else:
+            self._unapplied.append((entry, done))
+            self.submit(self._apply_first)
         return entry
 
     def _unless_failed(self, job: Callable[[], _T]) -> _T:
@@ -283,7 +361,8 @@ class Writer:
         if void or entry.record.get("event") in ("rolled_back", "cohort_fixed"):  # tasks of many may be void
             concerned.update(record.learner for record in self.controller.roster)
         outcome = Outcome(
-            entry, tuple(actions), self._take_recorded(), self._tasks(concerned), self._standing(), self._masked()
+            entry, tuple(actions), self._take_recorded(), self._tasks(sorted(concerned)), self._standing(),
+            self._masked(),
         )  # fmt: skip
         self.in_loop(self._listener.applied, outcome)
         if done is not None:
@@ -294,6 +373,8 @@ class Writer:
         self._recorded.append((now, item))
 
     def _take_recorded(self) -> tuple[Recorded, ...]:
+        with contextlib.suppress(DiskFull):
+            self._trace.flush()
         recorded, self._recorded = tuple(self._recorded), []
         return recorded
 
@@ -336,7 +417,7 @@ class Writer:
         )
 
 
-def _answer(done: asyncio.Future[Entry], answer: Entry | BaseException) -> None:
+def _answer(done: asyncio.Future[Any], answer: Any) -> None:
     if done.done():  # its waiter may have been cancelled meanwhile
         return
     if isinstance(answer, BaseException):

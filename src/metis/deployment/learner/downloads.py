@@ -138,19 +138,9 @@ class Downloads:
 
     def _keep(self, sha256: str, length: int, model_mac: bytes, content: bytes) -> bool:
         """In a thread: a small model came with its task."""
-        incoming = self._work.incoming(sha256, length, model_mac)
-        if incoming is None:
-            return True
-        try:
-            self._work.forget_models({sha256, self.in_use})
-            if incoming.received:  # of an earlier attempt, one piece after the other
-                incoming.restart()
-            incoming.check(content)
-            incoming.append([content])
-            self.received += len(content)
-            return incoming.commit()
-        finally:
-            incoming.close()
+        self._work.forget_models({sha256, self.in_use})
+        self.received += len(content)
+        return self._work.put_model(sha256, length, model_mac, content)
 
     async def _receive(self, calls: Calls, incoming: Incoming, intake: Intake, sha256: str, length: int) -> None:
         """Stretch by stretch, so that no more than one of them is on its way and must be sent again after a cut."""

@@ -18,6 +18,7 @@ from metis.deployment.learner.supervisor import Supervisor
 from metis.deployment.learner.work import Update, WorkFolder, update_of
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.chunks import travels_inside
 from metis.errors import ChildDied, ChildFailed, ConfigError
 from metis.system import monotonic
 
@@ -159,6 +160,8 @@ class Training:
         seconds = None
         if task.HasField("seconds"):
             seconds = max(0.0, task.seconds - (monotonic() - received))
+        # What is masked or private must not be made a second time; what is large takes long to hand in.
+        synced = masking is not None or bool(task.window) or self.private or not travels_inside(task.bytes)
         answer = await self._child.call(
             "train",
             task=task.number,
@@ -171,10 +174,11 @@ class Training:
             masking=masking,
             hold=bool(task.window),
             seal=bool(task.seal),  # a controller that makes seals checks them
+            synced=synced,
             progress=progress,
         )
         progress(answer["steps"])
-        return None if "bytes" not in answer else await self._kept(task, answer, facts, policy)
+        return None if "bytes" not in answer else await self._kept(task, answer, facts, policy, synced)
 
     async def mask(self, task: pb.Task, masking: Mapping[str, Any], policy: SitePolicy) -> Update:
         """Have what was trained for a task masked for a window, and keep it in the spool."""
@@ -183,13 +187,13 @@ class Training:
         return await self._kept(task, answer, self._facts, policy)
 
     async def _kept(
-        self, task: pb.Task, answer: dict[str, Any], facts: Mapping[str, Any], policy: SitePolicy
+        self, task: pb.Task, answer: dict[str, Any], facts: Mapping[str, Any], policy: SitePolicy, synced: bool = True
     ) -> Update:
         answer["loss"] = math.nan if answer["loss"] is None else answer["loss"]
         loss = outgoing.loss(answer["loss"], facts["examples"], policy)
         update = update_of(self._work.run, {**answer, "loss": loss})
         try:
-            await asyncio.to_thread(self._work.keep, update)
+            await asyncio.to_thread(self._work.keep, update, synced=synced)
         except OSError as problem:
             self._work.drop(task.number)
             text = f"the update cannot be kept in {self._work.update_file(task.number)}: {problem.strerror}"

@@ -32,6 +32,7 @@ from metis.errors import DataError
 from metis.system import monotonic
 from metis.text import size
 
+PROMPT_SECONDS = 1.0  # within which the receipt of a small update mostly comes
 _RECEIPT_SECONDS = 600.0  # the controller makes several gigabytes durable
 
 
@@ -46,16 +47,32 @@ class Uploads:
         self.task: int | None = None  # the latest one whose update waits
         self.empty = asyncio.Event()
         self._wake = asyncio.Event()
+        self._syncing: set[int] = set()  # tasks whose updates are synced soon, unless there is a receipt before
 
     def look(self) -> None:
         """Notice what is in the spool now."""
         updates = self._work.updates()
         self.task = updates[-1].task if updates else None
+        for task in self._work.unsynced - self._syncing:
+            self._syncing.add(task)
+            self._supervisor.start(self._sync(task))
         if updates:
             self.empty.clear()
             self._wake.set()
         else:
             self.empty.set()
+
+    async def _sync(self, task: int) -> None:
+        """Where the receipt of an update does not come promptly, have it survive a loss of power."""
+        await asyncio.sleep(PROMPT_SECONDS)
+        try:
+            if task in self._work.unsynced:
+                await asyncio.to_thread(self._work.sync, task)
+        except OSError as problem:
+            where = self._work.update_file(task)
+            self._supervisor.report("warning", f"task {task}: {where} could not be synced: {problem.strerror}")
+        finally:
+            self._syncing.discard(task)
 
     def has(self, task: int) -> bool:
         """Whether this task is trained already; then its update is handed in."""

@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from metis.deployment.storage import file_sha256, storage
-from metis.deployment.wire.model_mac import checker
+from metis.deployment.wire.chunks import travels_inside
+from metis.deployment.wire.model_mac import checker, has_checksum
 from metis.errors import ConfigError, DataError, LockHeld
 from metis.files import make_folder, sync, sync_file, take_lock, write_durable
 from metis.system import disk
@@ -53,6 +54,8 @@ class WorkFolder:
         self.folder = folder
         self.run, self.learner, self.layout = "", "", ""
         self._lock: int | None = None
+        self._waiting: dict[int, Update] | None = None  # what is in the spool; None before it was looked at
+        self.unsynced: set[int] = set()  # tasks whose updates a loss of power may still take
 
     def __enter__(self) -> WorkFolder:
         try:
@@ -77,6 +80,9 @@ class WorkFolder:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                for task in tuple(self.unsynced):
+                    self.sync(task)
             disk().close(self._lock)
 
     def begin(self, run: str, learner: str, layout: str) -> None:
@@ -87,6 +93,8 @@ class WorkFolder:
             for folder in ("spool", "models", "memory"):
                 for path in (self.folder / folder).iterdir():
                     path.unlink()
+            self._waiting = None
+            self.unsynced.clear()
         self.run, self.learner, self.layout = run, learner, layout
         write_durable(
             self.folder / "membership.json", json.dumps({"run": run, "learner": learner, "layout": layout}).encode()
@@ -114,40 +122,70 @@ class WorkFolder:
         """Where the trainer writes the local model of this task."""
         return self.folder / "spool" / f"{task}.model"
 
-    def keep(self, update: Update) -> None:
-        """Remember, durably, that the local model in the task's file is whole and waits.
+    def keep(self, update: Update, *, synced: bool = True) -> None:
+        """Remember that the local model in the task's file is whole and waits.
 
+        Unless it is `synced`, which takes longer than handing in a small one, a loss of power may take it until `sync`.
         It is written under its final name: half of it is not valid JSON and not taken for an update, and a new name
         afterwards would mean waiting for the disk once more.
         """
         path = self.folder / "spool" / f"{update.task}.json"
+        waiting = self._spool()
         try:
             with path.open("wb") as file:
                 file.write(json.dumps(asdict(update)).encode())
-                sync_file(file)
+                if synced:
+                    sync_file(file)
         except OSError:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        sync(path.parent)
+        if synced:
+            sync(path.parent)
+        else:
+            self.unsynced.add(update.task)
+        waiting[update.task] = update
+
+    def sync(self, task: int) -> None:
+        """No loss of power takes this update any more."""
+        for path in (self.update_file(task), self.folder / "spool" / f"{task}.json", self.folder / "spool"):
+            if task in self.unsynced:  # else it was dropped meanwhile
+                with contextlib.suppress(FileNotFoundError):
+                    sync(path)
+        self.unsynced.discard(task)
 
     def updates(self) -> list[Update]:
         """What waits for an acknowledgement, in the order of the tasks; entries without a whole model are removed."""
-        found = []
-        for path in (self.folder / "spool").glob("*.json"):
-            try:
-                update = Update(**json.loads(path.read_text("utf-8")))
-                whole = storage().size(self.update_file(update.task)) == update.bytes
-            except (OSError, ValueError, TypeError):
-                whole = False
-            if whole:
-                found.append(update)
-            else:
-                path.unlink(missing_ok=True)
-        return sorted(found, key=lambda update: update.task)
+        return sorted(self._spool().values(), key=lambda update: update.task)
+
+    def _spool(self) -> dict[int, Update]:
+        """As it was found, and changed since: nobody else writes to it."""
+        if self._waiting is None:
+            found = {}
+            for path in (self.folder / "spool").glob("*.json"):
+                try:
+                    update = Update(**json.loads(path.read_text("utf-8")))
+                    whole = self._is_whole(update)
+                except (OSError, ValueError, TypeError, DataError):
+                    whole = False
+                if whole:
+                    found[update.task] = update
+                else:
+                    path.unlink(missing_ok=True)
+            self._waiting = found
+        return self._waiting
+
+    def _is_whole(self, update: Update) -> bool:
+        path = self.update_file(update.task)
+        if storage().size(path) != update.bytes:
+            return False
+        # A small one may not have been synced before the power failed.
+        return not travels_inside(update.bytes) or has_checksum(path, update.checksum)
 
     def drop(self, task: int) -> None:
         """This update is acknowledged, or will never count."""
+        self.unsynced.discard(task)
+        self._spool().pop(task, None)
         (self.folder / "spool" / f"{task}.json").unlink(missing_ok=True)
         self.update_file(task).unlink(missing_ok=True)
 
@@ -169,6 +207,20 @@ class WorkFolder:
     def incoming(self, sha256: str, length: int, model_mac: bytes) -> Incoming | None:
         """Where to put this model; None if it is here already."""
         return None if self.has_model(sha256, length) else Incoming(self, sha256, length, model_mac)
+
+    def put_model(self, sha256: str, length: int, model_mac: bytes, content: bytes) -> bool:
+        """Keep a small model that came whole; False if it is not what was asked for."""
+        check, right = checker(sha256, model_mac)
+        check.update(content)
+        if len(content) != length or check.digest() != right:
+            return False
+        part = self.model_file(f"{sha256}.part")
+        with part.open("wb", buffering=0) as file:
+            writer = storage().writer(file)
+            writer.write(memoryview(content))
+            writer.finish()
+        part.replace(self.model_file(sha256))
+        return True
 
     def has_model(self, sha256: str, length: int) -> bool:
         """Whether the model is here, every bit of it."""

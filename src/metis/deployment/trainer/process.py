@@ -361,7 +361,7 @@ def _written(command: Mapping[str, Any], parts: Iterable[memoryview]) -> dict[st
     from metis.deployment.wire.model_mac import new_model_mac
 
     mac = new_model_mac() if command.get("seal") else None
-    checksum, length = write_parts(Path(command["out"]), parts, mac)
+    checksum, length = write_parts(Path(command["out"]), parts, mac, synced=command.get("synced", True))
     kind = "sha256" if mac is None else "seal"
     return {"sha256": "", kind: checksum, "bytes": length}
 

@@ -73,6 +73,13 @@ def digest_like(checksum: str) -> Digest:
     return ModelMac(bytes.fromhex(checksum)[:_KEY_BYTES])
 
 
+def checksum_of(content: bytes, like: str) -> str:
+    """Of these bytes, of the kind that this checksum or name has."""
+    digest = digest_like(checksum_in(like))
+    digest.update(content)
+    return digest.digest().hex()
+
+
 def has_checksum(path: Path, checksum: str) -> bool:
     """Whether the content of a file is the one that has it; a DataError if it is sealed and damaged."""
     return file_digest(path, digest_like(checksum)).hex() == checksum

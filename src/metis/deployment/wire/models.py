@@ -38,12 +38,17 @@ def read_model(path: Path, layout: Layout) -> Model:
         content = read_file(path)
         if len(content) != model_bytes(layout):
             raise DataError(f"the model {path} has {len(content)} bytes, not {model_bytes(layout)}")
-        vector = np.frombuffer(content, "<f4", layout.size).astype(np.float32, copy=False)
-        return Model(layout, vector, np.frombuffer(content, "<i8", offset=4 * layout.size).astype(np.int64))
+        return model_of(content, layout)
     counters = np.fromfile(path, "<i8", offset=4 * layout.size).astype(np.int64, copy=False)
     if not layout.size:
         return Model(layout, np.zeros(0, np.float32), counters)
     return Model(layout, np.memmap(path, "<f4", mode="r", shape=(layout.size,)), counters)
+
+
+def model_of(content: bytes, layout: Layout) -> Model:
+    """The model with these bytes, as many as the layout wants."""
+    vector = np.frombuffer(content, "<f4", layout.size).astype(np.float32, copy=False)
+    return Model(layout, vector, np.frombuffer(content, "<i8", offset=4 * layout.size).astype(np.int64))
 
 
 def release_memory(model: Model) -> None:
@@ -82,11 +87,16 @@ def write_model(path: Path, model: Model) -> tuple[str, int]:
     return write_parts(path, model_parts(model))
 
 
-def write_parts(path: Path, parts: Iterable[memoryview], mac: ModelMac | None = None) -> tuple[str, int]:
-    """Write bytes durably, whole or not at all; returns their SHA-256, or this MAC of them, and their number."""
+def write_parts(
+    path: Path, parts: Iterable[memoryview], mac: ModelMac | None = None, *, synced: bool = True
+) -> tuple[str, int]:
+    """Write bytes, whole or not at all; returns their SHA-256, or this MAC of them, and their number.
+
+    Unless they are `synced`, a loss of power may take them, or a part of them.
+    """
     digest, length = mac or hashlib.sha256(), 0
     try:
-        with durable_file(path) as file:
+        with durable_file(path, synced=synced) as file:
             writer = storage().writer(file)
             for part in parts:
                 hashing = in_background(digest.update, part)  # while it is written
