@@ -107,7 +107,7 @@ KINDS = (
 MORE_KINDS = (  # that are drawn by themselves
     "rot learner", "rot download", "hang up", "full disk at a deadline", "member vanishes", "member dawdles",
     "full disk at a sum", "rot upload", "rot first model", "EIO learner",
-    "vanish after an upload",
+    "vanish after an upload", "full disk learner",
 )  # fmt: skip
 LONGEST_PERIOD = 10.0
 # Without a longest period a liar that claims a billion examples makes one of months, as docs/secure.md says.
@@ -146,6 +146,7 @@ SOMETIMES = (  # what a thousand seeds reach
     "a sum without some of its members", "what was masked before a crash is sent again",
     "a window with an update of an older model",
 )  # fmt: skip
+_FULL_ALONE = ((0.0, "kill controller"), (0.05, "full disk learner"))
 _AT_THE_END, _AT_A_TASK = "command extend at the end", "command rollback at a task"
 _MASKED_COMMANDS = ("pause", "resume", "extend", "rollback", "stop")  # a fifth site has no certificate, three too few
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
@@ -238,6 +239,9 @@ def _drawn_of_learners(seed: int) -> list[Fault]:
         faults.append(Fault(at, "EIO learner", number))
         if rng.random() < 0.6:  # what it builds on must survive the loss of its power too
             faults.append(Fault(at + rng.uniform(0.5, 8.0), "power learner", number))
+    if (full := random.Random(f"full disk learner {seed}")).random() < 0.05:  # while nobody can be told of it
+        at = full.uniform(1.0, 12.0)
+        faults += [Fault(at + later, kind, full.randrange(1 << 30)) for later, kind in _FULL_ALONE]
     if gone.random() < 0.04:
         faults.append(Fault(gone.uniform(0.5, 10.0), "vanish after an upload", gone.randrange(1 << 30)))
     return faults
@@ -492,7 +496,8 @@ class Federation(World):
             case "full" if kind == "full disk at a deadline":
                 self._fill_at_a_deadline(rng.uniform(0.3, 2.0), 400)
             case "full":
-                machine = self.machines[rng.choice((CONTROLLER, CONTROLLER, name))]
+                anywhere = self.machines[rng.choice((CONTROLLER, CONTROLLER, name))]
+                machine = machine if kind == "full disk learner" else anywhere
                 machine.full = True
                 self.loop.call_later(rng.uniform(0.2, 8), setattr, machine, "full", False)
 

@@ -35,12 +35,14 @@ class Absence:
         self._supervisor, self._connection, self._policy, self._log = supervisor, connection, policy, log
         self._target, self._authority = target, authority
         self._until: tuple[float, SitePolicy] | None = None  # when to come back, and the policy that is in the way
+        self.cause = pb.Cause()  # that the controller is given
 
     @property
     def away(self) -> bool:
         return self._until is not None
 
-    def begin(self, seconds: float | None = None) -> None:
+    def begin(self, cause: pb.Cause, seconds: float | None = None) -> None:
+        self.cause = cause
         until = monotonic() + (self.away_seconds if seconds is None else seconds)
         self._until = (until, self._policy.ask()[0])
 
@@ -76,7 +78,7 @@ class Absence:
         if refusal is None:
             return False
         cause = self._log.failed(pb.Cause.SITE_POLICY, f"not taking part: {refusal.text}", rule=refusal.rule)
-        self.begin()
+        self.begin(cause)
         session.send(leaving=pb.Leaving(cause=cause))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(session.finish(), _GRACE_SECONDS)

@@ -279,10 +279,10 @@ class LearnerProcess:
 
     def _step_back(self, cause: pb.Cause, seconds: float | None = None) -> None:
         """Leave, and come back when the hours begin, the policy changes, or after a while."""
-        self._absence.begin(seconds)
-        self._supervisor.start(self._leave_for_a_while(cause))
+        self._absence.begin(cause, seconds)
+        self._supervisor.start(self._leave_for_a_while())
 
-    async def _leave_for_a_while(self, cause: pb.Cause) -> None:
+    async def _leave_for_a_while(self) -> None:
         if self._getting_ready is not None:
             self._getting_ready.cancel()
         await self._tasks.abandon()
@@ -290,7 +290,7 @@ class LearnerProcess:
         while session is not None and session is self.connection.session and self.work.updates():
             await asyncio.sleep(0.2)  # handing in is not training
         if session is self.connection.session:
-            await self.connection.leave(cause, for_good=False)
+            await self.connection.leave(self._absence.cause, for_good=False)
 
     async def _watch(self, session: Session) -> None:
         await session.watch(self._silence)
@@ -322,6 +322,9 @@ class LearnerProcess:
             "connected", f"connected to {self._endpoint.target} as '{welcome.learner}', run {welcome.run}"
         )  # fmt: skip
         self.connection.open(session)
+        if self._absence.away:  # since it dialled; there was nobody to say goodbye to
+            self._supervisor.start(self._leave_for_a_while())
+            return
         if not (self._set_aside or self._stopping):
             if self._getting_ready is not None:
                 self._getting_ready.cancel()
