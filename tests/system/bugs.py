@@ -457,6 +457,12 @@ BUGS: dict[str, Bug] = {
         "begun = False",
         needs="command extend.*command stop.*masked",
     ),
+    "what the process before did not sync is not synced": Bug(
+        "metis.deployment.learner.work",
+        "            self.unsynced |= {update.task for update in found.values() if travels_inside(update.bytes)}\n",
+        "",
+        needs="vanish after an upload",
+    ),
     "two downloads write to one file": Bug(
         "metis.deployment.learner.downloads",
         "        async with self._one_at_a_time:\n            return",

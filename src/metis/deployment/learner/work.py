@@ -173,6 +173,8 @@ class WorkFolder:
                 else:
                     path.unlink(missing_ok=True)
             self._waiting = found
+            # The process before this one may have ended before it synced them.
+            self.unsynced |= {update.task for update in found.values() if travels_inside(update.bytes)}
         return self._waiting
 
     def _is_whole(self, update: Update) -> bool:
