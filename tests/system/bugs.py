@@ -463,6 +463,12 @@ BUGS: dict[str, Bug] = {
         "",
         needs="vanish after an upload",
     ),
+    "a publication for which there was no room counts as journaled": Bug(
+        f"{_CONTROLLER}.durable",
+        "        self.state.append(now, record, synced=False)\n",
+        "        self.state.append(now, record, synced=False)\n        self._published = version\n",
+        needs="strike controller|full disk",
+    ),
     "two downloads write to one file": Bug(
         "metis.deployment.learner.downloads",
         "        async with self._one_at_a_time:\n            return",

@@ -200,7 +200,7 @@ class DurableController:
         with self.state.together(synced=False) if published and self._in_journal else nullcontext():
             self._keep_versions(actions)
             self._journal_publication(actions, entry.at)
-        self._half_applied = None
+        self._half_applied, self._published = None, self.controller.community.stamp.version
         if entry.update is not None:
             self._since_snapshot += 1
             limit = self._replay_at_most or max(_MIN_REPLAY, len(self.controller.roster.available))
@@ -317,7 +317,6 @@ class DurableController:
         record = {"at": now, "published": version, "sha256": self.hashes[version], **measured}
         # A loss of power may take it back: then the events before it, which are durable, lead to the same bits again.
         self.state.append(now, record, synced=False)
-        self._published = version
 
     def _forget_versions(self) -> None:
         current = self.controller.community.stamp.version
@@ -398,6 +397,7 @@ class DurableController:
         # Killed between publishing and journaling it: nobody has trained on these yet.
         for version in range(self._published + 1, self.controller.community.stamp.version + 1):
             self._note_published(version, self.now)
+        self._published = self.controller.community.stamp.version
         for now, item in trace:
             self._record(now, item)
 

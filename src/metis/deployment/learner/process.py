@@ -226,10 +226,9 @@ class LearnerProcess:
                 self._supervisor.retrying(f"{target} does not answer")
             except (OSError, ConnectionLost) as problem:
                 self._supervisor.retrying(str(problem))
-            heartbeat = self.connection.heartbeat
-            if monotonic() - began >= min(_STEADY_SECONDS, heartbeat):
+            if monotonic() - began >= min(_STEADY_SECONDS, self.connection.heartbeat):
                 backoff.reset()
-            await asyncio.sleep(backoff.next(heartbeat) if wait is None else wait * uniform(1.0, 1.5))
+            await asyncio.sleep(backoff.next(self.connection.heartbeat) if wait is None else wait * uniform(1.0, 1.5))
 
     async def _attend(self) -> float | None:
         """One stream, to its end; how long to stay away if the controller asked for it."""
@@ -318,14 +317,12 @@ class LearnerProcess:
             return
         self.uploads.look()
         self._supervisor.recovered()
-        self._report(
-            "connected", f"connected to {self._endpoint.target} as '{welcome.learner}', run {welcome.run}"
-        )  # fmt: skip
+        where = self._endpoint.target
+        self._report("connected", f"connected to {where} as '{welcome.learner}', run {welcome.run}")
         self.connection.open(session)
         if self._absence.away:  # since it dialled; there was nobody to say goodbye to
             self._supervisor.start(self._leave_for_a_while())
-            return
-        if not (self._set_aside or self._stopping):
+        elif not (self._set_aside or self._stopping):
             if self._getting_ready is not None:
                 self._getting_ready.cancel()
             self._getting_ready = self._supervisor.start(self._get_ready(session))
