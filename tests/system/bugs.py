@@ -364,7 +364,7 @@ BUGS: dict[str, Bug] = {
     ),
     "a learner never dials again": Bug(
         f"{_LEARNER}.process",
-        "await asyncio.sleep(backoff.next(heartbeat) if wait is None",
+        "await asyncio.sleep(backoff.next(self.connection.heartbeat) if wait is None",
         "await asyncio.sleep(1e6 if wait is None",
         needs="reset|cut|controller",
     ),
