@@ -194,6 +194,10 @@ class Service:
         except Refused as refused:
             await self.refuse(context, refused)
             return
+        except DiskFull:  # a small one is in the journal, and goes to a file to be sent
+            full = "the model could not be read: the controller's disk is full; try again"
+            await self.refuse(context, Refused(grpc.StatusCode.UNAVAILABLE, full))
+            return
         end = min(length, request.offset + request.length) if request.length else length
         self._downloads += 1
         mine.add(context)
