@@ -122,17 +122,20 @@ async def test_roles_by_certificate(tmp_path: Path) -> None:
     assert found.count("pause") == 1 and "refused" in found
 
 
+_HEAD = pb.AdminRequest(protocol=PROTOCOL).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [
         (b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
         (b"", grpc.StatusCode.FAILED_PRECONDITION),
-        (b"\x08\x05\x12\x03odd", grpc.StatusCode.UNIMPLEMENTED),
-        (b"\x08\x05\x12\x06status\x1a\x02[]", grpc.StatusCode.INVALID_ARGUMENT),
-        (b"\x08\x05\x12\x06extend\x1a\x0e" + b'{"rounds": -1}', grpc.StatusCode.INVALID_ARGUMENT),
-        (b"\x08\x05\x12\x06extend", grpc.StatusCode.INVALID_ARGUMENT),
-        (b"\x08\x05\x12\x03add\x1a\x0f" + b'{"learner": ""}', grpc.StatusCode.INVALID_ARGUMENT),
-        (b"\x08\x05\x12\x05model\x1a\x0f" + b'{"version": 99}', grpc.StatusCode.NOT_FOUND),
+        (_HEAD + b"\x12\x03odd", grpc.StatusCode.UNIMPLEMENTED),
+        (_HEAD + b"\x12\x06status\x1a\x02[]", grpc.StatusCode.INVALID_ARGUMENT),
+        (_HEAD + b"\x12\x06extend\x1a\x0e" + b'{"rounds": -1}', grpc.StatusCode.INVALID_ARGUMENT),
+        (_HEAD + b"\x12\x06extend", grpc.StatusCode.INVALID_ARGUMENT),
+        (_HEAD + b"\x12\x03add\x1a\x0f" + b'{"learner": ""}', grpc.StatusCode.INVALID_ARGUMENT),
+        (_HEAD + b"\x12\x05model\x1a\x0f" + b'{"version": 99}', grpc.StatusCode.NOT_FOUND),
     ],
 )
 @awaited

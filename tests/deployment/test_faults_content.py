@@ -91,7 +91,7 @@ def test_a_model_with_wild_numbers_is_refused(tmp_path: Path) -> None:
                 receipt = await learner.hand_in((await learner.task()).number, model)
                 assert receipt.verdict == pb.Receipt.COMMITTED
                 await learner.notice(pb.Notice.COMMITTED)
-            assert len(traced(here, UpdateCommitted)) == len(WILD) + len(TAME)
+            await here.until(lambda: len(traced(here, UpdateCommitted)) == len(WILD) + len(TAME))
 
     play(scene())
 

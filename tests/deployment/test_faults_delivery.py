@@ -362,7 +362,7 @@ def test_an_update_after_its_round_was_closed_is_told_to_rebase(tmp_path: Path) 
             again = await slow.task()  # with the next round
             assert again.version == 1
             await slow.hand_in(again.number, local_model(3.0))
-            await slow.notice(pb.Notice.COMMITTED)
+            await here.until(lambda: any(each.task == again.number for each in traced(here, UpdateCommitted)))
             assert not traced(here, LearnerSetAside)
 
     play(scene())

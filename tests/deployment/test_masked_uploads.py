@@ -161,7 +161,7 @@ def _tasks(run: Run, name: str) -> Iterator[tuple[int, Opening, Model]]:
             with contextlib.suppress(Exception):
                 parsed = pb.ToLearner.FromString(message)
                 if parsed.WhichOneof("message") == "task" and parsed.task.opening:
-                    content = versions[parsed.task.sha256].read_bytes()
+                    content = parsed.task.model or versions[parsed.task.sha256].read_bytes()
                     vector = np.frombuffer(content, "<f4", initial.layout.size).astype(np.float32)
                     yield parsed.task.number, Opening.decode(parsed.task.opening), initial.with_vector(vector)
 
