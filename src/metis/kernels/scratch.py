@@ -40,7 +40,7 @@ class Scratch:
 
 
 def release(pieces: Iterable[NDArray[Any]]) -> None:
-    """Give back the memory of pieces that are in a file as well; whoever reads them again gets them from there."""
+    """Give back the memory of pieces that are in a file as well; reading them again gets them from there."""
     for piece in pieces:
         # Of a mapping that is shared with its file; a copy of one has none.
         mapped: mmap.mmap | None = getattr(piece, "_mmap", None)
