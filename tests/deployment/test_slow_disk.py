@@ -27,6 +27,7 @@ from metis.deployment.controller.state import State
 from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import ConfigError, DiskFull, StateError
+from metis.files import write_durable
 from metis.runs.trace import read_trace
 
 TWO = DeploymentSettings(expected=2, lease=20, heartbeat=0.2, linger=0.2)
@@ -236,22 +237,68 @@ def _small_update(work: WorkFolder, task: int, content: bytes) -> Update:
 
 
 def test_a_small_update_is_synced_when_it_must_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Model, note and folder, once; not if it was answered before; and all that wait at the end of the process."""
-    synced: list[str] = []
+    """Model and note, once; not if it was answered before; and all that wait at the end of the process."""
+    written: list[str] = []
+
+    def write(path: Path, content: bytes) -> None:
+        write_durable(path, content)
+        written.append(path.name)
+
     with WorkFolder(tmp_path / "work") as work:
-        monkeypatch.setattr("metis.deployment.learner.work.sync", lambda path: synced.append(path.name))
+        monkeypatch.setattr("metis.deployment.learner.work.write_durable", write)
         for task in (1, 2, 3):
             work.keep(_small_update(work, task, b"four" * task), synced=False)
-        assert not synced
+        assert not written
         assert work.unsynced == {1, 2, 3}
         work.sync(1)
         work.sync(1)
-        assert synced == ["1.model", "1.json", "spool"]
+        assert written == ["1.model", "1.json"]
         work.drop(2)
         work.sync(2)
         assert work.unsynced == {3}
-        synced.clear()
-    assert synced == ["3.model", "3.json", "spool"]
+        written.clear()
+    assert written == ["3.model", "3.json"]
+    with WorkFolder(tmp_path / "work") as work:
+        assert [update.task for update in work.updates()] == [1, 3]
+
+
+@pytest.mark.parametrize("during", ["1.model", "1.json"])
+def test_an_update_that_is_answered_while_it_is_synced_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    def write(path: Path, content: bytes) -> None:
+        if path.name == during:
+            work.drop(1)
+        write_durable(path, content)
+
+    monkeypatch.setattr("metis.deployment.learner.work.write_durable", write)
+    with WorkFolder(tmp_path / "work") as work:
+        work.keep(_small_update(work, 1, b"four"), synced=False)
+        work.sync(1)
+        assert not list((work.folder / "spool").iterdir())
+        assert not work.unsynced
+
+
+def test_an_update_that_cannot_be_synced_is_written_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still there, and not called synced."""
+
+    def broken(path: Path, content: bytes) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with WorkFolder(tmp_path / "work") as work:
+        work.keep(_small_update(work, 1, b"four"), synced=False)
+        with monkeypatch.context() as patch:
+            patch.setattr("metis.deployment.learner.work.write_durable", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                work.sync(1)
+        assert work.unsynced == {1}
+        before = work.update_file(1).stat().st_ino
+        work.sync(1)
+        assert not work.unsynced
+        assert work.update_file(1).read_bytes() == b"four"
+        assert work.update_file(1).stat().st_ino != before
 
 
 def test_what_a_loss_of_power_has_left_of_a_small_update_is_not_taken_for_one(tmp_path: Path) -> None:

@@ -331,15 +331,27 @@ BUGS: dict[str, Bug] = {
     ),
     "an update without a prompt receipt is not synced": Bug(
         f"{_LEARNER}.uploads",
-        "            if task in self._work.unsynced:\n",
-        "            if False:\n",
+        "        while task in self._work.unsynced:\n",
+        "        while False:\n",
         needs="power learner|strike learner",
     ),
     "what is synced later is synced in part": Bug(
         f"{_LEARNER}.work",
-        "        for path in (self.update_file(task), self.folder",
-        "        for path in (self.folder",
+        "        for path in (model, note):\n",
+        "        for path in (note,):\n",
         needs="power learner|strike learner",
+    ),
+    "what the disk could not write is only synced again": Bug(
+        f"{_LEARNER}.work",
+        "write_durable(path, path.read_bytes())",
+        "sync(path)",
+        needs="EIO learner.*power learner",
+    ),
+    "an update that could not be synced is not synced again": Bug(
+        f"{_LEARNER}.uploads",
+        "await asyncio.sleep(backoff.next(PROMPT_SECONDS))",
+        "break",
+        needs="EIO learner",
     ),
     "a learner trains a task again that waits to be handed in": Bug(
         f"{_LEARNER}.tasks",

@@ -1100,10 +1100,10 @@ class _WatchedFolder(WorkFolder):
 
     def sync(self, task: int) -> None:
         world, owner = self._watched()
-        try:
-            super().sync(task)
-        finally:
-            world.unsynced.pop((owner, task), None)
+        if (owner, task) in world.unsynced:
+            world.unsynced[owner, task] = 0
+        super().sync(task)
+        world.unsynced.pop((owner, task), None)
 
     def drop(self, task: int) -> None:
         world, owner = self._watched()

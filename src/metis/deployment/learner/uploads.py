@@ -64,15 +64,16 @@ class Uploads:
 
     async def _sync(self, task: int) -> None:
         """Where the receipt of an update does not come promptly, have it survive a loss of power."""
+        backoff = Backoff()
         await asyncio.sleep(PROMPT_SECONDS)
-        try:
-            if task in self._work.unsynced:
+        while task in self._work.unsynced:
+            try:
                 await asyncio.to_thread(self._work.sync, task)
-        except OSError as problem:
-            where = self._work.update_file(task)
-            self._supervisor.report("warning", f"task {task}: {where} could not be synced: {problem.strerror}")
-        finally:
-            self._syncing.discard(task)
+            except OSError as problem:
+                where = self._work.update_file(task)
+                self._supervisor.retrying(f"task {task}: {where} could not be synced: {problem.strerror}")
+                await asyncio.sleep(backoff.next(PROMPT_SECONDS))
+        self._syncing.discard(task)
 
     def has(self, task: int) -> bool:
         """Whether this task is trained already; then its update is handed in."""

@@ -122,6 +122,9 @@ class WorkFolder:
         """Where the trainer writes the local model of this task."""
         return self.folder / "spool" / f"{task}.model"
 
+    def _note(self, task: int) -> Path:
+        return self.folder / "spool" / f"{task}.json"
+
     def keep(self, update: Update, *, synced: bool = True) -> None:
         """Remember that the local model in the task's file is whole and waits.
 
@@ -129,7 +132,7 @@ class WorkFolder:
         It is written under its final name: half of it is not valid JSON and not taken for an update, and a new name
         afterwards would mean waiting for the disk once more.
         """
-        path = self.folder / "spool" / f"{update.task}.json"
+        path = self._note(update.task)
         waiting = self._spool()
         try:
             with path.open("wb") as file:
@@ -147,11 +150,18 @@ class WorkFolder:
         waiting[update.task] = update
 
     def sync(self, task: int) -> None:
-        """No loss of power takes this update any more."""
-        for path in (self.update_file(task), self.folder / "spool" / f"{task}.json", self.folder / "spool"):
+        """No loss of power takes this update any more.
+
+        It is written again: what the disk could not write once counts as written for the next fsync.
+        """
+        model, note = self.update_file(task), self._note(task)
+        for path in (model, note):
             if task in self.unsynced:  # else it was dropped meanwhile
                 with contextlib.suppress(FileNotFoundError):
-                    sync(path)
+                    write_durable(path, path.read_bytes())
+        if task not in (self._waiting or {}):  # dropped between the reading and the writing
+            for path in (note, model):
+                path.unlink(missing_ok=True)
         self.unsynced.discard(task)
 
     def updates(self) -> list[Update]:
@@ -188,7 +198,7 @@ class WorkFolder:
         """This update is acknowledged, or will never count."""
         self.unsynced.discard(task)
         self._spool().pop(task, None)
-        (self.folder / "spool" / f"{task}.json").unlink(missing_ok=True)
+        self._note(task).unlink(missing_ok=True)
         self.update_file(task).unlink(missing_ok=True)
 
     def tidy(self) -> None:
