@@ -147,7 +147,10 @@ class Office:
         return self.removed.get(learner, False) is not False or learner in self.revoked
 
     def settle(self) -> None:
-        """At the end of all faults: let the federation come to its end."""
+        """At the end of all faults: let the federation come to its end, when what still waits here is done."""
+        self.order(Order("settle"))
+
+    def _settle(self) -> None:
         if self.asked["pause"]:
             self.order(Order("resume", attempts=100))
         if all(self.out(name) for name in self._learners):
@@ -159,7 +162,11 @@ class Office:
             while not self._orders:
                 self._more.clear()
                 await self._more.wait()
-            await self._carry_out(self._orders.popleft(), listen)
+            order = self._orders.popleft()
+            if order.command == "settle":
+                self._settle()
+            else:
+                await self._carry_out(order, listen)
 
     async def _carry_out(self, order: Order, listen: str) -> None:
         world, rng = self._world, random.Random(order.number)
