@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import _history
 from _bench import HERE, QUICK_RESULTS, RESULTS, ROOT, markdown
 from _checks import problems
 from _peers import NAMES, version_of
@@ -27,7 +28,7 @@ from _peers import NAMES, version_of
 BENCHMARKS = (
     "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
     "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak", "private_step",
-    "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model",
+    "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model", "startup",
 )  # fmt: skip
 SHORTER = {  # where all are measured, which should take half an hour; by their names they take their time
     "soak": ("--seconds", "120"),
@@ -58,6 +59,9 @@ def page(folder: Path) -> str:
         "## Goals",
         markdown(goals),
     ]
+    if folder == RESULTS and _history.read():
+        _history.draw()
+        parts.append(f"![Which part of each goal was reached, over the runs]({_history.PICTURE.relative_to(HERE)})")
     if missing:
         parts.append(f"Not measured: {', '.join(missing)}.")
     for result in found:
@@ -116,6 +120,8 @@ def main() -> None:
         shorter = {} if options.names else SHORTER
         done = {name: measure(name, options.no_peers, shorter.get(name, ())) for name in names}
         print(f"== all: {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
+        if names:
+            _history.add([json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in names if done[name]])
     failed = [name for name, fine in done.items() if not fine]
     where = HERE / "RESULTS.md" if folder == RESULTS else folder / "RESULTS.md"
     where.write_text(page(folder), "utf-8")

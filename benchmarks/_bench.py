@@ -58,9 +58,12 @@ class Report:
         print(aligned(rows), flush=True)
         self._parts.append(markdown(rows))
 
-    def goal(self, what: str, goal: str, measured: str, met: bool) -> None:
-        """A figure that has a goal; all of them stand at the head of RESULTS.md."""
-        self._goals.append({"what": what, "goal": goal, "measured": measured, "met": met})
+    def goal(self, what: str, goal: str, measured: str, met: bool, of_goal: float | None = None) -> None:
+        """A figure that has a goal; all of them stand at the head of RESULTS.md.
+
+        `of_goal` is which part of the goal was reached, 1 and more if it is met: that is drawn over time.
+        """
+        self._goals.append({"what": what, "goal": goal, "measured": measured, "met": met, "of_goal": of_goal})
         print(f"{what}: {measured} (goal: {goal}; {'met' if met else 'not met'})", flush=True)
 
     def chart(self, name: str, draw: Callable[[Any], None], caption: str) -> None:

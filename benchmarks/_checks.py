@@ -43,7 +43,7 @@ def _numbers(figures: Any) -> Iterator[float]:
 
 
 def _mixing(figures: Figures) -> Check:
-    yield "a speed is not positive", _positive(figures["metis"])
+    yield "a speed is not positive", _positive([figures["metis"], figures["numpy_alone"]])
 
 
 def _cached_update(figures: Figures) -> Check:
@@ -52,6 +52,10 @@ def _cached_update(figures: Figures) -> Check:
 
 def _sealed(figures: Figures) -> Check:
     yield "a time is not positive", all(_positive(seconds) for seconds in figures["seconds"].values())
+
+
+def _startup(figures: Figures) -> Check:
+    yield "a time is not positive", _positive(figures["seconds"])
 
 
 def _simulator_overhead(figures: Figures) -> Check:
@@ -136,4 +140,5 @@ CHECKS: dict[str, Callable[[Figures], Check]] = {
     "secure_sum": _any_figures,
     "masked_round": _any_figures,
     "large_model": _large_model,
+    "startup": _startup,
 }

@@ -59,6 +59,7 @@ def measure(sheet: Report, options: Any) -> None:
         sheet.goal(
             f"{policy}, {learners} learners x {size:g} MB: memory of the controller", f"under {goal} models above idle",
             f"{above['rss']:.2f} models, {above['anonymous']:.2f} of them anonymous", above["rss"] < goal or size < 100,
+            goal / above["rss"] if above["rss"] > 0 else None,
         )  # fmt: skip
     sheet.table(rows)
     with limited(LIMIT) as cgroup:

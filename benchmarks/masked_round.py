@@ -166,7 +166,7 @@ def main() -> None:
             ratio = compare(sheet, options.megabytes, options.learners, options.rounds, rest, options.repeats)
             sheet.goal(
                 f"a masked round of {options.megabytes:g} MB, tasks of {rest:g} s", "at most 1.3 of a plain one",
-                f"{ratio:.2f}", ratio <= 1.3,
+                f"{ratio:.2f}", ratio <= 1.3, 1.3 / ratio,
             )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def measure(sheet: Report, options: Any) -> None:
         times = (theirs or seconds) / mine
         sheet.goal(
             "time to accuracy, 10x heterogeneous, SemiSync against Flower FedAvg", "at least 4 times faster",
-            f"{'' if theirs else 'more than '}{times:.1f} times", times >= 4,
+            f"{'' if theirs else 'more than '}{times:.1f} times", times >= 4, times / 4,
         )  # fmt: skip
 
     def draw(axes) -> None:

@@ -147,8 +147,9 @@ class WatchedState(State):
         needed.update(blob for snapshot in snapshots for blob in snapshot.blobs)
         if self.masked:
             rounds = list(self.entries())
-            # The note of a publication may be lost with the power; the opened sum before it is not.
-            ends = (e.seq for e in rounds if "published" in e.record or e.record.get("event") == "sum_opened")
+            # The note of a publication may be lost with the power; the opened sum or the rollback before it is not.
+            events = ("sum_opened", "rolled_back")
+            ends = (e.seq for e in rounds if "published" in e.record or e.record.get("event") in events)
             over = max(ends, default=0)
             needed -= {entry.blob for entry in rounds if entry.update is not None and entry.seq < over}
         missing = sorted(blob for blob in needed if not self._is_whole(blob))
