@@ -114,7 +114,7 @@ def measure(sheet: Report, quick: bool, peers: bool) -> None:
     for size in sorted({large, (2, large[1]), (10, 10**5)}, reverse=True):
         share = ours[size] / limits[2]
         sheet.goal(
-            f"full pass mixing, {size[0]} models of {size[1]:.0e} numbers", "at least 0.9 of the triad with two threads",
+            f"full pass mixing, {size[0]} models of {size[1]:.0e} numbers", "at least 0.9 of the triad (2 threads)",
             f"{share:.2f} ({ours[size]:.1f} of {limits[2]:.1f} GB/s)", share >= 0.9, share / 0.9,
         )  # fmt: skip
     without = {size: numpy_alone[size] / ours[size] for size in numpy_alone}

@@ -160,5 +160,7 @@ def _of_the_user(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = Path(file).resolve()
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):  # also of an environment that this one builds on
+        return False
     libraries = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return not any(path.is_relative_to(folder) for folder in (Path(__file__).resolve().parent, *libraries))
