@@ -609,7 +609,8 @@ class Federation(World):
         """L8: what was trained is synced soon, unless it is answered before; until then a loss of power may take it."""
         for (name, task), seconds in self.unsynced.items():
             boot = self.boots[name]
-            if boot is not None and not boot.stopped and self.spooled[name, task] == "kept":
+            there = self.spooled[name, task] == "kept" and (name, task) not in self.rotted
+            if boot is not None and not boot.stopped and there:
                 self.unsynced[name, task] = seconds + 1
                 if seconds > PROMPT_SECONDS + 4:
                     self.violated(f"L8: {name} has not synced the update of task {task} for {seconds} s")
