@@ -12,6 +12,7 @@ from metis.core.canonical import Message
 from metis.core.ring import Ring
 from metis.core.secure_sum import (
     PROTOCOL,
+    WIDER,
     Abandonment,
     Answer,
     Opening,
@@ -214,6 +215,39 @@ def test_a_window_that_could_show_one_model_is_refused(changed: Opening, words: 
         WINDOWS.check(changed)
 
 
+def _whole(**changes: Any) -> Opening:
+    """A window of whole models: five are fresh, and the last hands in again what it did before."""
+    made = window()
+    *places, last = made.members
+    assert not last.trained
+    about = {"ring": Ring(64, 1000, WIDER), "whole": 1, "members": (*places, replace(last, again=(3,))), **changes}
+    return replace(made, **about)
+
+
+def test_a_window_of_whole_models_also_has_what_was_handed_in_before() -> None:
+    made = _whole()
+    WINDOWS.check(made)
+    assert made.fresh == NAMES[:5] and made.handing_in == (*NAMES[:5], NAMES[-1])
+    assert made.again_by(NAMES[-1]) == 3 and made.again_by(NAMES[0]) is None and made.trained_by(NAMES[-1]) is None
+    assert made.most == max(made.weights[name] for name in made.handing_in)
+    names = (*NAMES[:4], NAMES[-1])
+    check_statement(made, Statement(made.context, names, (HASH,) * 5))
+    with pytest.raises(Refused, match="a sum of 3 learners with something fresh is refused; 4 are the fewest"):
+        check_statement(made, Statement(made.context, names[1:], (HASH,) * 4))
+    with pytest.raises(Refused, match="needs 4 to 3 learners"):
+        WINDOWS.check(
+            _whole(members=(*window(*(Trained(k, 3, HASH, 1.0) for k in range(3))).members[:-1], made.members[-1]))
+        )
+    with pytest.raises(Refused, match="the clip is 1e\\+06"):
+        WINDOWS.check(_whole(ring=Ring(64, 1000, 1e6 * WIDER)))
+
+
+@pytest.mark.parametrize("changes", [{"whole": 0}, {"whole": 2}, {"members": opening().members}])
+def test_only_windows_sum_whole_models_and_have_some_again(changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="only windows sum whole local models"):
+        _whole(**changes)
+
+
 def test_a_site_takes_part_in_windows_only_if_it_says_so() -> None:
     with pytest.raises(Refused, match="rounds only"):
         PINS.check(window())
@@ -275,6 +309,7 @@ def test_every_message_comes_back(message: Message) -> None:
         (MESSAGES[7], {"roots": (b"", b"")}, "a root of a request"),
         (MESSAGES[8], {"rows": (bytes(32_001),)}, "a row of an answer"),
         (MESSAGES[9], {"members": tuple(replace(p, trained=p.trained * 2) for p in window().members)}, "one update"),
+        (MESSAGES[9], {"members": tuple(replace(p, again=(1,)) for p in window().members)}, "one update"),
         (MESSAGES[10], {"task": -1}, "not negative"),
         (MESSAGES[10], {"version": -1}, "not negative"),
         (MESSAGES[10], {"model": b""}, "a model of a window"),

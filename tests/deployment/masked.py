@@ -38,11 +38,11 @@ from metis.core.layers import ControlVariates, FedNova, SecureSum
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import scalars
 from metis.core.model import Layout, Model
-from metis.core.policies import fedbuff, semisync, sync_fedavg
+from metis.core.policies import async_fedavg, fedbuff, fedrec, semisync, sync_fedavg
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
-from metis.deployment.learner.work import WorkFolder
+from metis.deployment.learner.work import Update, WorkFolder
 from metis.deployment.wire.models import payload_sha256
 
 NAMES = ("ann", "bob", "cyd", "dan")
@@ -50,9 +50,11 @@ EXAMPLES = {"ann": 40, "bob": 25, "cyd": 61, "dan": 33}
 BATCH_SIZE = 10
 ROUNDS = 2
 FRESH, PACE, CHOSEN, FAILS = "METIS_TEST_FRESH", "METIS_TEST_PACE", "METIS_TEST_POLICY", "METIS_TEST_FAILS"
-# A learner is killed when its training process has masked, before anything is handed in; a controller when it has
-# written a file of the round whose name begins so.
+# A learner is killed when its training process has masked, before anything is handed in, or ("again") when it has
+# masked its latest model once more; a controller when it has written a file of the round whose name begins so, of the
+# cache in a window to which somebody hands in again.
 KILLED = "METIS_TEST_KILLED"
+SLOW = "METIS_TEST_SLOW"  # this learner trains, but for the first time, until another community model is published
 SETTINGS = '{"experiment": {"policy": "by arithmetic"}}'
 POLICY = sync_fedavg(1).with_layers(SecureSum())
 POLICIES = {  # by METIS_TEST_POLICY of the training processes
@@ -61,6 +63,8 @@ POLICIES = {  # by METIS_TEST_POLICY of the training processes
     "scaffold": sync_fedavg(1).with_layers(SecureSum(), ControlVariates()),
     "semisync": semisync(longest_period=5.0).with_layers(SecureSum()),
     "fedbuff": fedbuff(1, buffer_size=3, server_learning_rate=0.7).with_layers(SecureSum()),
+    "async_fedavg": async_fedavg(1).with_layers(SecureSum()),
+    "fedrec": fedrec(1).with_layers(SecureSum()),
 }
 TERMS = DeploymentSettings(expected=4, minimum=1, lease=60, heartbeat=0.5, linger=20, evaluate_at_learners=False)
 TRAINER = [sys.executable, __file__]
@@ -151,6 +155,11 @@ class _Learner:
         at_boundary(0)
         if os.environ.get(FAILS) == self.name:
             raise RuntimeError("this site's code fails, as the test wants")
+        if os.environ.get(SLOW) == self.name and task_number >= len(NAMES):
+            before = _publications()
+            while _publications() == before:
+                time.sleep(0.01)
+                at_boundary(0)
         while not steps or (steps != budget.steps and clock() - started < budget.seconds):
             time.sleep(pace)
             steps += 1
@@ -165,6 +174,12 @@ class _Learner:
             model=local, payload=b"", steps=steps, loss=loss, memory={}, batch_times=(seconds / steps,) * steps,
             seconds=seconds, notes={},
         )  # fmt: skip
+
+
+def _publications() -> int:
+    """How many community models there are, as the controller writes it down."""
+    trace = Path(os.environ["METIS_TEST_HOME"], "state", "run", "events.jsonl")
+    return trace.read_text().count('"action":"community_published"') if trace.exists() else 0
 
 
 def build(command: Mapping[str, Any]) -> Any:
@@ -231,8 +246,14 @@ async def controller(
         yield here
 
 
+def rounds_of(name: str) -> int:
+    """In the cache a window must come to which somebody hands in again."""
+    return 4 if POLICIES[name].sums_whole_models else ROUNDS
+
+
 async def _serve(home: Path, listen: str) -> None:
-    async with controller(home, listen, policy=POLICIES[os.environ.get(CHOSEN, "average")]) as here:
+    chosen = os.environ.get(CHOSEN, "average")
+    async with controller(home, listen, policy=POLICIES[chosen], rounds=rounds_of(chosen)) as here:
         await here.serving
         for kind, text in here.reports:
             print(kind, text, flush=True)
@@ -240,13 +261,15 @@ async def _serve(home: Path, listen: str) -> None:
 
 def kill_after(beginning: str) -> None:
     """End this controller when it has written a file of the round whose name begins so."""
+    from metis.core.secure_sum import Opening
     from metis.deployment.controller.sums import _Files
 
     write = _Files.write
 
     def writing(self: Any, name: str, data: Any) -> None:
         write(self, name, data)
-        if name.startswith(beginning):
+        opening = Opening.decode(self.read("opening"))
+        if name.startswith(beginning) and (not opening.whole or len(opening.fresh) < len(opening.handing_in)):
             os.kill(os.getpid(), signal.SIGKILL)
 
     _Files.write = writing  # type: ignore[method-assign]
@@ -282,16 +305,24 @@ def published(home: Path, layout: Layout = LAYOUT) -> list[str]:
     return [payload_sha256(initial_model(layout)), *(found[version] for version in sorted(found))]
 
 
-def _killed(*_arguments: object, **_options: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def kill_at_keep(again: bool) -> None:
+    """End this learner when an update is about to be kept: of a task, or of its latest model once more."""
+    keep = WorkFolder.keep
+
+    def keeping(self: WorkFolder, update: Update, **options: Any) -> None:
+        if update.again == again:
+            os.kill(os.getpid(), signal.SIGKILL)
+        keep(self, update, **options)
+
+    WorkFolder.keep = keeping  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     match sys.argv[1:]:
         case ["learner", folder, who, where]:
-            if os.environ.pop(KILLED, ""):
-                WorkFolder.keep = _killed  # type: ignore[method-assign]
+            if when := os.environ.pop(KILLED, ""):
+                kill_at_keep(when == "again")
             sys.exit(asyncio.run(learner_process(Path(folder), who, where).run()))
         case ["controller", folder, where]:
             if name := os.environ.pop(KILLED, ""):

@@ -11,18 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("grpc")
 
 from deployment import masked
-from deployment.masked import NAMES
+from deployment.masked import NAMES, POLICIES
 from deployment.scripted_learner import LAYOUT
 from metis.core.canonical import digest
 from metis.core.policies import sync_fedavg
+from metis.core.policy import Policy
 from metis.core.ring import Ring
 from metis.core.secure_sum import (
     PROTOCOL,
+    WIDER,
     Opening,
     Place,
     SignedKey,
@@ -33,13 +36,16 @@ from metis.core.secure_sum import (
     threshold,
 )
 from metis.deployment.learner.downloads import TaskFailed
+from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.sums import Sums
+from metis.deployment.learner.work import Update, WorkFolder, forget_local_models
 from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
-from metis.deployment.wire.models import write_model
+from metis.deployment.wire.models import read_model, write_model
 from metis.deployment.wire.secure import settings_hash, unpacked
 from metis.errors import DataError, Refused
+from metis.privacy.member import Member
 
 RUN, VERSION, STEPS = "run-1", 3, 7
 FACTS = {"task": 1, "steps": STEPS, "seconds": 1.0, "time_per_batch": 0.1, "loss": None, "compression_error": None}
@@ -56,14 +62,23 @@ class Site:
         self.welcome = pb.Welcome(
             learner=name, settings=masked.SETTINGS, layout=json.dumps(LAYOUT.to_json()), run=RUN
         )  # fmt: skip
-        connection: Any = SimpleNamespace(welcome=self.welcome, send=self._send)
+        self.failed: list[int] = []
+        connection: Any = SimpleNamespace(
+            welcome=self.welcome, send=self._send, send_failed=lambda task, *rest: self.failed.append(task)
+        )
         supervisor: Any = SimpleNamespace(
             report=lambda kind, text: self.reports.append(text), start=asyncio.run
         )  # fmt: skip
-        work: Any = SimpleNamespace(folder=self.folder, run=RUN)
+        self.work = WorkFolder(self.folder)
+        (self.folder / "spool").mkdir(parents=True, exist_ok=True)
+        self.work.run, self.looked = RUN, 0
+        kit_folder, log = home / "ca" / name if kit else None, SiteLog(self.folder, supervisor.report)
         self.sums = Sums(
-            supervisor, connection, work, PolicyFile(self.policy_path), home / "ca" / name if kit else None
-        )
+            supervisor, connection, self.work, PolicyFile(self.policy_path), kit_folder, log, self._look
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        self.looked += 1
 
     def _send(self, secure: pb.SecureSum) -> None:
         self.sent.append(secure)
@@ -90,11 +105,13 @@ class Site:
             self.accept(opening, **options)
         return str(refused.value)
 
-    def train(self, order: dict[str, Any], task: int = 1) -> tuple[Masking, Callable[[], bytes]]:
+    def train(
+        self, order: dict[str, Any], task: int = 1, policy: Policy | None = None
+    ) -> tuple[Masking, Callable[[], bytes]]:
         """Its training process, and what that does when it has trained."""
         masking, base = Masking(order), masked.initial_model()
         local, loss = masked.train(self.name, task, STEPS, base)
-        return masking, lambda: b"".join(masking.mask(local, base, loss, FACTS, sync_fedavg()))
+        return masking, lambda: b"".join(masking.mask(local, base, loss, FACTS, policy or sync_fedavg()))
 
 
 @pytest.fixture
@@ -352,6 +369,141 @@ def test_a_window_is_refused_as_a_round_is(windowed: dict[str, Site]) -> None:
     assert "rounds only" in _waiting(ann, opening)[1]
     ann.policy_path.write_text("masked_windows = true\n")
     assert "name the learners to take part with" in _waiting(ann, opening)[1]
+
+
+# --- windows of whole models ----------------------------------------------------------------------
+
+WHOLE = POLICIES["async_fedavg"]
+WINDOW_RING = Ring(64, 1000, 4.0 * WIDER)
+
+
+def _whole_window(sites: dict[str, Site], version: int, tasks: dict[str, int], again: dict[str, int]) -> Opening:
+    """To which these sites hand in these tasks, and these again."""
+    opening = opening_of(sites, version=version)
+    about: dict[str, Any] = {"version": VERSION - 1, "rate": 1.0, "model": opening.model}
+    places = tuple(
+        replace(
+            place,
+            trained=(Trained(tasks[place.name], **about),) if place.name in tasks else (),
+            again=(again[place.name],) if place.name in again else (),
+        )
+        for place in opening.members
+    )
+    model = digest("model", f"of version {version}")
+    return opening_of(sites, version=version, members=places, ring=WINDOW_RING, model=model, whole=1)
+
+
+def _handed_in(site: Site, opening: Opening, number: int) -> Update | None:
+    """What a site hands in again under this number, if it does."""
+    message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=opening.version, content=opening.encode(), task=number)
+    site.sums.hear(message)
+    return next((update for update in site.work.updates() if update.task == number), None)
+
+
+def _fresh(site: Site, opening: Opening, task: int = 1) -> bytes:
+    """A site has trained a task, and masks it for a window."""
+    order, why = _waiting(site, opening)
+    assert order is not None, why
+    return site.train(order, task, WHOLE)[1]()
+
+
+def _second_window(sites: dict[str, Site]) -> Opening:
+    """A first one of everybody, and one for which ann has nothing fresh."""
+    first = _whole_window(sites, VERSION, dict.fromkeys(NAMES, 1), {})
+    for site in sites.values():
+        _fresh(site, first)
+    return _whole_window(sites, VERSION + 1, dict.fromkeys(NAMES[1:], 2), {"ann": 1})
+
+
+def test_the_latest_model_is_masked_again_and_is_the_same(windowed: dict[str, Site]) -> None:
+    """By the learner's process, of what its training process kept; also after a restart, and the same bytes again."""
+    second = _second_window(windowed)
+    ann = windowed["ann"]
+    update = _handed_in(ann, second, 7)
+    assert update is not None and update.again and ann.looked == 1 and not ann.failed
+    content = ann.work.update_file(7).read_bytes()
+    assert _upload(second, content).context == second.context
+    assert _handed_in(ann, second, 7) == update and ann.looked == 1  # on its way already
+    ann.work.drop(7)
+    restarted = Site(ann.home, "ann")
+    assert _handed_in(restarted, second, 7) is not None
+    assert restarted.work.update_file(7).read_bytes() == content, "it was masked twice"
+    local, _ = masked.train("ann", 1, STEPS, masked.initial_model())
+    (kept,) = (ann.folder / "sums").glob("local-1-*")
+    assert np.array_equal(read_model(kept, LAYOUT).vector, local.vector)
+
+
+def test_a_site_without_its_latest_model_says_so(windowed: dict[str, Site]) -> None:
+    """It is gone or damaged, or the window is refused: nobody waits for it, and nothing is masked."""
+    second = _second_window(windowed)
+    for name in NAMES[:2]:
+        (kept,) = (windowed[name].folder / "sums").glob("local-1-*")
+        content = kept.read_bytes()
+        kept.write_bytes(b"x" + content[1:]) if name == "ann" else kept.unlink()
+    assert _handed_in(windowed["ann"], second, 7) is None and windowed["ann"].failed == [7]
+    third = _whole_window(windowed, VERSION + 2, dict.fromkeys(("ann", "cyd", "dan"), 3), {"bob": 1})
+    assert _handed_in(windowed["bob"], third, 8) is None and windowed["bob"].failed == [8]
+    assert "is not here any more" in windowed["bob"].reports[-1]
+    cyd = windowed["cyd"]
+    assert _handed_in(cyd, replace(third, settings=digest("settings", "x")), 9) is None and cyd.failed == [9]
+    cyd.policy_path.write_text("peers = 3")
+    assert _handed_in(cyd, third, 10) is None and cyd.failed == [9, 10]
+    assert not any(list(site.folder.glob("spool/*.json")) for site in windowed.values())
+
+
+def test_what_was_trained_and_never_masked_is_not_masked_again(windowed: dict[str, Site], monkeypatch: Any) -> None:
+    """A training process that dies before it has masked trains again, with other batches: only these count."""
+    first = _whole_window(windowed, VERSION, dict.fromkeys(NAMES, 1), {})
+    ann, mask = windowed["ann"], Member.mask
+
+    def dies(*_arguments: Any) -> Upload:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Member, "mask", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _fresh(ann, first, task=99)
+    monkeypatch.setattr(Member, "mask", mask)
+    _fresh(ann, first, task=1)
+    assert len(list((ann.folder / "sums").glob("local-*"))) == 1
+    second = _whole_window(windowed, VERSION + 1, dict.fromkeys(NAMES[1:], 2), {"ann": 1})
+    assert _handed_in(ann, second, 7) is not None
+    local, _ = masked.train("ann", 1, STEPS, masked.initial_model())
+    (kept,) = (ann.folder / "sums").glob("local-*")
+    assert np.array_equal(read_model(kept, LAYOUT).vector, local.vector)
+
+
+def test_only_the_latest_model_stays_and_it_goes_with_the_keys(windowed: dict[str, Site]) -> None:
+    _second_window(windowed)
+    bob, folder = windowed["bob"], windowed["bob"].folder / "sums"
+    fresh = _whole_window(windowed, VERSION + 1, dict.fromkeys(NAMES, 2), {})
+
+    async def trained() -> dict[str, Any]:
+        task = pb.Task(number=2, version=VERSION - 1, steps=STEPS, window=True)
+        policy = PolicyFile(bob.policy_path).read()
+        message = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=VERSION + 1, content=fresh.encode())
+        await bob.sums._take_window(message, policy)
+        made = await bob.sums.accept(task, bob.home / "model", policy)
+        assert made is not None
+        return made
+
+    bob.train(asyncio.run(trained()), 2, WHOLE)[1]()
+    assert [path.name.split("-")[1] for path in folder.glob("local-*")] == ["2"]
+    bob.sums.erase()
+    assert not list(folder.glob("local-*"))
+    forget_local_models(bob.folder / "not there")
+
+
+def test_a_window_sums_what_the_policy_sums(windowed: dict[str, Site]) -> None:
+    """Neither whole models where differences are due, nor the other way round."""
+    order, _ = _waiting(windowed["ann"], _whole_window(windowed, VERSION, dict.fromkeys(NAMES, 1), {}))
+    assert order is not None
+    with pytest.raises(DataError, match="does not sum what this federation's policy sums"):
+        windowed["ann"].train(order, 1, POLICIES["fedbuff"])[1]()
+    order, _ = _waiting(windowed["bob"], _window(windowed))
+    assert order is not None
+    with pytest.raises(DataError, match="does not sum what this federation's policy sums"):
+        windowed["bob"].train(order, 1, WHOLE)[1]()
+    assert not list(windowed["ann"].home.glob("work/*/sums/*-body"))
 
 
 def test_an_unknown_question_is_not_answered(sites: dict[str, Site]) -> None:

@@ -62,7 +62,7 @@ class Desk:
         self.total = b""
         self.reports: list[str] = []
         self.sums = Sums(
-            self.state, LAYOUT, 32, SETTINGS, self.peers, lambda kind, text: self.reports.append(text),
+            self.state, LAYOUT, RING.nbytes(LAYOUT), SETTINGS, self.peers, lambda kind, text: self.reports.append(text),
             lambda learner, message: self.asked.append((learner, message)), lambda learner: None, 10.0,
         )  # fmt: skip
         self.sums.post = self._post
@@ -199,6 +199,28 @@ def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
     assert desk.asked[-1][0] == "bob" and desk.asked[-1][1].kind == pb.SecureSum.WINDOW
     desk.start()  # a restart reads it again and sends it to everybody
     assert Opening.decode(desk.questions(pb.SecureSum.WINDOW)["dan"]) == opening
+
+
+def test_a_window_of_whole_models_asks_the_others_for_theirs_again(desk: Desk) -> None:
+    """All that have something fresh are in it; each of the others gets the number under which it hands in again."""
+    desk.take(whole=True, latest={"ann": (7, 1.5), "bob": (1, 2.0), "dan": (9, 3.0)})
+    for name in NAMES:
+        desk.hear(name, KEY, desk.members[name].key(2).encode())
+    opening = _window(desk, "cyd ann dan")
+    assert opening is not None and opening.whole and opening.fresh == ("ann", "cyd", "dan")
+    assert opening.again_by("bob") == 1 and opening.weights == {"ann": 1.0, "bob": 2.0, "cyd": 1.0, "dan": 1.0}
+    assert desk.posted == [CohortFixed(2, NAMES, (0, 1, 2, 3))]
+    assert {message.task for _, message in desk.asked if message.kind == pb.SecureSum.WINDOW} == {0}
+    desk.take(resends={"bob": 12})
+    desk.do(lambda: desk.sums._ask_again("bob"))
+    assert desk.asked[-1][1].task == 12
+
+
+def test_all_that_have_something_fresh_are_in_a_window_of_whole_models(desk: Desk) -> None:
+    desk.take(whole=True)
+    assert _window(desk, "dan cyd bob ann", keys=False) is None
+    opening = _window(desk, "")
+    assert opening is not None and opening.fresh == NAMES
 
 
 def test_a_window_begins_with_fewer_if_nobody_else_can_come(desk: Desk) -> None:

@@ -102,12 +102,12 @@ class Adversary:
         vote = Vote(context, name, statement, b"")
         return replace(vote, signature=identity(name).sign(vote.signed))
 
-    def ask(self, name: str, statement: Statement) -> None:
-        """Ask an honest member for shares and keep those that are shares."""
+    def ask(self, name: str, statement: Statement) -> bool:
+        """Ask an honest member for shares and keep those that are shares; whether it answered."""
         opening = self.openings[statement.context]
         names, uploads = opening.names, self.uploads[statement.context]
         if name not in self.honest or name not in names:
-            return
+            return False
         dealers = [uploads.get(dealer) for dealer in statement.names]
         index = names.index(name)
         boxes = tuple(b"" if upload is None else upload.boxes[index] for upload in dealers)
@@ -115,7 +115,7 @@ class Adversary:
         votes = self.collected(statement.context, statement.digest)
         answer = tried(self.cohort.members[name].answer, Request(statement, votes, boxes, roots))
         if answer is None:
-            return
+            return False
         summed = frozenset(names.index(n) for n in statement.names)
         for dealer_name, given, committed in zip(statement.names, answer.rows, roots, strict=True):
             dealer = names.index(dealer_name)
@@ -123,6 +123,7 @@ class Adversary:
                 if root(opening.context, dealer, index, given, frozenset(opened)) == committed:
                     for k in opened:
                         self.shares[opening.context, dealer, k][index + 1] = given[HASH * k : HASH * (k + 1)]
+        return True
 
     def ask_all(self, statements: Iterable[Statement]) -> None:
         for statement in statements:
@@ -158,7 +159,12 @@ class Adversary:
         return found if seed_commitment(context, dealer, k, found) == upload.commitments[k] else None
 
     def smallest(self, opening: Opening) -> list[str] | None:
-        """The smallest set of honest learners whose sum it sees; None if none.
+        """The smallest set of honest learners whose sum it sees; None if none."""
+        seen = self.seen(opening)
+        return min(seen, key=len) if seen else None
+
+    def seen(self, opening: Opening) -> list[list[str]]:
+        """The sets of honest learners whose sums it sees.
 
         Learners whose pair's seed is unknown are seen together or not at all.
         """
@@ -177,7 +183,7 @@ class Adversary:
             for group in groups.values()
             if group <= own and {names[n] for n in group} <= set(self.uploads[context])
         ]
-        return sorted(names[n] for n in min(seen, key=len)) if seen else None
+        return [list(group) for group in sorted({tuple(sorted(names[n] for n in group)) for group in seen})]
 
     def check(self) -> int:
         """Assert that nothing was shown that may not be; how many contexts it could open."""

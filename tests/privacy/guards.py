@@ -68,17 +68,31 @@ GUARDS: dict[str, Bug] = {
         _SUM, "<= set(opening.handing_in):", "<= set(opening.names):"
     ),
     "what comes without a place is not taken": _never(_OPENER, "if upload.name not in self.opening.handing_in:"),
-    "who has no place masks nothing": _never(_MEMBER, "if trained is None:"),
-    "a task is masked for one window": _never(_MEMBER, "if trained.task <= self._state.task:"),
-    "a masked task survives erasing": Bug(_MEMBER, ", task=self._state.task))", "))"),
-    "a masked task survives the next window": Bug(_MEMBER, "(_Round(opening),), state.task)", "(_Round(opening),))"),
+    "who has no place masks nothing": _never(_MEMBER, "if self.name not in opening.handing_in:"),
+    "a task is fresh in one window": _never(_MEMBER, "if trained.task <= seen.get(name, -1):"),
+    "other learners' tasks are remembered": Bug(
+        _MEMBER, "for name in opening.fresh:", "for name in {self.name} & set(opening.fresh):"
+    ),
+    "what was fresh survives erasing": Bug(_MEMBER, " else state.version, seen=state.seen))", " else state.version))"),
+    "what was fresh survives the next window": Bug(_MEMBER, "(_Round(opening),), seen)", "(_Round(opening),))"),
+    "who masks again masks its latest": _never(_MEMBER, "if again is not None and again != latest:"),
+    "only whole models are handed in again": _never(
+        _SUM, "if self.whole not in (0, 1) or (self.whole and not self.windowed) or (again and not self.whole):"
+    ),
+    "enough that is fresh has a place": Bug(_SUM, "most = len(opening.fresh)", "most = len(opening.handing_in)"),
+    "clips of whole models are pinned too": Bug(
+        _SUM, "opening.ring.clip / wider", "1.0 if opening.whole else opening.ring.clip"
+    ),
     "a round compares the model": Bug(
         _MEMBER, "if not opening.windowed or model is not None:", "if model is not None:"
     ),
     # --- statements -------------------------------------------------------------------------------
     "a statement is about this context": _never(_SUM, "if statement.context != opening.context:"),
     "a statement is about this cohort": _never(_SUM, "if not set(statement.names) <= set(opening.handing_in):"),
-    "a sum has the fewest learners": _never(_SUM, "if len(statement.names) < opening.least:"),
+    "a sum has the fewest learners": _never(_SUM, "if fresh < opening.least:"),
+    "a sum has the fewest that are fresh": Bug(
+        _SUM, "fresh = len(set(statement.names) & set(opening.fresh))", "fresh = len(statement.names)"
+    ),
     "a statement's learners come once": Bug(
         _SUM, "if list(self.names) != sorted(set(self.names)) or len(self.names)", "if len(self.names)"
     ),
@@ -122,7 +136,7 @@ GUARDS: dict[str, Bug] = {
     ),
     "the upload is durable": Bug(
         _MEMBER,
-        '        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])), task)\n',
+        '        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])))\n',
         "        changed = replace(round_, upload=upload.encode(), own_shares=b''.join(dealt[me]))\n"
         "        self._state = replace(self._state, rounds=(*self._state.rounds[:-1], changed))\n",
     ),
@@ -152,7 +166,7 @@ GUARDS: dict[str, Bug] = {
         'return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, b"")',
     ),
     "the version survives erasing": Bug(
-        _MEMBER, "_State(version + 1 if self._state.rounds else version, task", "_State(task"
+        _MEMBER, "_State(state.version + 1 if state.rounds else state.version, seen", "_State(seen"
     ),
     "keys are erased": Bug(
         _MEMBER,
@@ -263,6 +277,24 @@ GUARDS: dict[str, Bug] = {
         "        return self.__dict__.setdefault('_made', made)\n",
     ),
     "a damaged body is not masked again": _never(_TRAINER, "if kept is None:"),
+    "a window sums what the policy sums": _never(_TRAINER, "if bool(opening.whole) != policy.sums_whole_models:"),
+    "a local model is kept before it counts as masked": Bug(
+        _TRAINER, "                    self._keep(kept_too)\n", "                    pass\n"
+    ),
+    "what was not masked is not kept": Bug(
+        _TRAINER,
+        '        for path in self._store.folder.glob(f"{self._beginning}*"):\n            path.unlink()\n        write',
+        "        write",
+    ),
+    "only the latest local model is kept": Bug(
+        _TRAINER, "                    self._forget(but=self._beginning)\n", "                    pass\n"
+    ),
+    "a damaged local model is not masked": Bug(
+        _TRAINER, 'if not found or file_sha256(found[0]) != found[0].name.rpartition("-")[2]:', "if not found:"
+    ),
+    "local models go with the keys": Bug(
+        _SITE, "                    forget_local_models(self._folder)\n", "                    pass\n"
+    ),
     "one process at a time": Bug(
         "metis.privacy.store",
         'return locked(self.folder / "lock", wait=_WAIT_SECONDS, note=False)',
@@ -291,7 +323,11 @@ GUARDS: dict[str, Bug] = {
     "an update's numbers are those that it signed": _never(
         _CONTROLLER, "if hashlib.sha256(memoryview(content)[:size]).digest() != upload.body:"
     ),
-    "an update has a possible length": Bug(_CONTROLLER, "return body < length <= body + _TAIL", "return body < length"),
+    "an update has a possible length": Bug(
+        _CONTROLLER,
+        "return self._body_bytes < length <= self._body_bytes + _TAIL",
+        "return self._body_bytes < length",
+    ),
     "a file that was damaged is not in the sum": _never(
         _CONTROLLER, "if self._tails.get(learner) != tail and not has_checksum(path, checksum_in(blob)):"
     ),

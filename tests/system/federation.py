@@ -34,6 +34,7 @@ from metis.core.events import (
     Event,
     LearnerWithdrawn,
     MemberRemoved,
+    ModelResent,
     RolledBack,
     RoundFailed,
     SumOpened,
@@ -74,6 +75,7 @@ from system.disk import DiskPath, Machine, VirtualDisk
 from system.liar import LIAR, lie
 from system.loop import BOOT, EPOCH, Boot, Crashed, Stuck, ThreadLock, Violation, Worker, Workers, World
 from system.masks import (
+    CACHED,
     FOURTH,
     MASKED,
     SECURE,
@@ -125,8 +127,10 @@ POLICIES: dict[str, Policy] = {
     "semisync masked": SEMISYNC.with_layers(SECURE),
     "sync masked": sync_fedavg(local_epochs=1.0).with_layers(SECURE),
     "fedbuff masked": fedbuff(local_epochs=1.0, buffer_size=3).with_layers(SECURE),
+    "async masked": async_fedavg(local_epochs=1.0).with_layers(SECURE),
+    "fedrec masked": fedrec(local_epochs=1.0).with_layers(SECURE),
 }
-PLAIN = sorted(POLICIES.keys() - {*MASKED, *WINDOWED})
+PLAIN = sorted(POLICIES.keys() - {*MASKED, *WINDOWED, *CACHED})
 SOMETIMES = (  # what a thousand seeds reach
     *(f"fault: {kind}" for kind in (*KINDS, *MORE_KINDS)), "an update rotted", "half a download rotted",
     "a full disk at a deadline", "a command lost its caller", "a finished federation was extended",
@@ -144,7 +148,7 @@ SOMETIMES = (  # what a thousand seeds reach
     "a command whose answer was lost was done", "a rollback was not made twice", "a removed learner was refused",
     "a cohort was fixed", "a statement was signed", "shares were given", "a sum was opened",
     "a sum without some of its members", "what was masked before a crash is sent again",
-    "a window with an update of an older model",
+    "a window with an update of an older model", "a model was handed in again",
 )  # fmt: skip
 _FULL_ALONE = ((0.0, "kill controller"), (0.05, "full disk learner"))
 _AT_THE_END, _AT_A_TASK = "command extend at the end", "command rollback at a task"
@@ -322,6 +326,8 @@ def drawn_swarm(seed: int, rng: random.Random) -> Swarm:
         policy = random.Random(f"masked policy {seed}").choice(MASKED)
         if random.Random(f"masked windows {seed}").random() < 1 / 3:
             policy = random.Random(f"windowed policy {seed}").choice(WINDOWED)
+            if (cached := random.Random(f"cached windows {seed}")).random() < 0.5:
+                policy = cached.choice(CACHED)
     different = models.choice((2, 4, 5, 6)) if models.random() < 0.3 else 64
     replay_at_most, keep_models = snapshots.choice((2, 4, None)), snapshots.choice((1, 2, 5))
     inside = random.Random(f"inside {seed}").random() < 0.4
@@ -354,7 +360,7 @@ class Federation(World):
         self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
         self.reached.update(swarm.words)
         self._make = make_core(self.policy, self._stop, settings, 3)
-        self.mask_checks = MaskChecks(self.layout, self.violated, self.sometimes)
+        self.mask_checks = MaskChecks(self.layout, self.policy, self.violated, self.sometimes)
         self.faults = drawn_faults(seed) if faults is None else list(faults)
         self.network = Network(self)
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
@@ -738,8 +744,10 @@ class Federation(World):
                 self.mask_checks.failed(event, self._rotten is None)
             content = None if blob is None or not self.masked else durable.state.blob_path(blob).read_bytes()
             self.mask_checks.journaled(event, content)
-            if isinstance(event, UpdateRequest) and content is not None:
+            if isinstance(event, UpdateRequest | ModelResent) and content is not None:
                 self.mask_checks.uploaded(event.learner, content)
+            if isinstance(event, ModelResent) and durable.controller.resend_of(event.learner) != event.task:
+                self.violated(f"I27: {event.learner} hands in {event.task} again, for which no window waits")
             if isinstance(event, UpdateRequest):
                 task = durable.open_task(event.learner)
                 if task is not None:  # one that was not sent yet, and whose number was guessed
@@ -878,6 +886,8 @@ class Federation(World):
                 self._highest_epoch = max(epoch, self._highest_epoch)
             case "secure":
                 self.mask_checks.asked(message.secure)
+                if number := message.secure.task:  # of what is handed in again
+                    self._tasks.setdefault(number, (name, message.secure.version))
             case "task":
                 task = message.task
                 if self.masked:
@@ -920,7 +930,7 @@ class Federation(World):
             if entry.at < latest - 2.0:  # the clock is saved every second
                 self.violated(f"I10: entry {entry.seq} is of {entry.at:g} s, the one before of {latest:g} s")
             latest = entry.at
-            if entry.record.get("event") == "update_request":
+            if entry.record.get("event") == "update_request" or entry.record.get("lost") is False:
                 if entry.record["task"] in found:
                     self.violated(f"I3: task {entry.record['task']} is in the journal twice")
                 found[entry.record["task"]] = entry

@@ -3,11 +3,11 @@
 I31: an opened sum is the exact sum of what its learners masked. I32: in a context there is one statement, with the
 same learners and digests at every member; a member signs one, uploads one body, answers for that statement only. I33: a
 sum has c + 3 learners or more, each with an upload of this very context, and of a window only those that it has a place
-for, each with a task that is in no other window. I34: no step is made that is not reserved in
-the ledger, whatever a crash has left of it. I35: a round begins again only if something is damaged, or too few are
-there. I36: what a learner has made or signed stays while its training process masks. I37: a member that is there has a
-task that it can work on. I38: nobody who is honest is called a liar. (I20 to I22 of the design, where other numbers
-were free.)
+for: c + 3 of them with a task that is in no other window, the others with the same local model as before. I34: no step
+is made that is not reserved in the ledger, whatever a crash has left of it. I35: a round begins again only if something
+is damaged, or too few are there. I36: what a learner has made or signed stays while its training process masks. I37: a
+member that is there has a task that it can work on. I38: nobody who is honest is called a liar. (I20 to I22 of the
+design, where other numbers were free.)
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from metis.core.events import CohortFixed, Event, RoundFailed, SumOpened
 from metis.core.layers import SecureSum
 from metis.core.mixing.secure import scalars
+from metis.core.mixing.windows import whole_body
 from metis.core.model import Layout, Model
 from metis.core.policy import Policy
 from metis.core.ring import Body
@@ -51,6 +52,7 @@ from system.disk import DiskPath
 SETTINGS = '{"experiment": {}}'
 MASKED = ("semisync masked", "sync masked")
 WINDOWED = ("fedbuff masked",)
+CACHED = ("async masked", "fedrec masked")
 FOURTH = "l4"  # a masked round needs four members
 SECURE = SecureSum(clip=128.0)  # models of the simulation are numbers up to 64
 COLLUDERS = 0
@@ -134,10 +136,12 @@ class WatchedMasking(Masking):
     def mask(
         self, local: Model, base: Model, loss: float, facts: Mapping[str, Any], policy: Policy
     ) -> list[memoryview]:
-        opening = self._opening
+        opening, p = self._opening, self._opening.weights[self._name]
         numbers = scalars(local, base, 0.0 if opening.windowed else loss)
-        body = opening.ring.quantize(local, base, opening.weights[self._name], opening.most, numbers).body
-        self._checks.trained(opening.context, self._name, body)
+        body = opening.ring.quantize(local, base, p, opening.most, numbers).body
+        if opening.whole:
+            body = whole_body(opening.ring, local, p, opening.most)
+        self._checks.trained(opening.context, self._name, body, local)
         before = self._signed()
         self._checks.signed_meanwhile(before - self._at_first)
         masked = super().mask(local, base, loss, facts, policy)
@@ -184,12 +188,14 @@ class Spending:
 class MaskChecks:
     """Hears everything that a masked round has on the wire and in the journal."""
 
-    def __init__(self, layout: Layout, violated: Violated, sometimes: Callable[[str], None]) -> None:
-        self._layout, self._violated, self._sometimes = layout, violated, sometimes
+    def __init__(self, layout: Layout, policy: Policy, violated: Violated, sometimes: Callable[[str], None]) -> None:
+        self._layout, self.policy, self._violated, self._sometimes = layout, policy, violated, sometimes
         self._openings: dict[bytes, Opening] = {}
         self._contexts: dict[int, bytes] = {}  # by version
         self._masked: dict[tuple[str, int], bytes] = {}  # of windows: in which context a task was handed in
-        self._bodies: dict[tuple[bytes, str], list[Body]] = {}  # that were ever about to be masked
+        self._bodies: dict[tuple[bytes, str], list[tuple[Body, Model]]] = {}  # that were ever about to be masked
+        self._locals: dict[tuple[str, int], Model] = {}  # of windows: what was handed in for a task
+        self._summed: dict[tuple[str, int], int] = {}  # of windows: which sum was the first with a task
         self._uploads: dict[tuple[bytes, str], bytes] = {}  # digests that left a site
         self._plain: dict[tuple[bytes, str], Body] = {}  # what is under that digest
         self._statements: dict[bytes, Statement] = {}
@@ -200,9 +206,9 @@ class MaskChecks:
         self._waiting: dict[tuple[str, int], float] = {}  # since when, a learner that is there for which task
         self.reached: Counter[str] = Counter()
 
-    def trained(self, context: bytes, name: str, body: Body) -> None:
+    def trained(self, context: bytes, name: str, body: Body, local: Model) -> None:
         """It is about to be masked; after a crash it may be another one."""
-        self._bodies.setdefault((context, name), []).append(body)
+        self._bodies.setdefault((context, name), []).append((body, local))
 
     def task(self, message: pb.Task) -> None:
         """The controller sends it."""
@@ -229,12 +235,20 @@ class MaskChecks:
             key = upload.context, name
             if self._uploads.setdefault(key, upload.digest) != upload.digest:
                 self._violated(f"I32: {name} has masked twice in one context")
-            self._plain.setdefault(key, self._bodies[key][-1])
-            mine = opening.trained_by(name)
-            if mine is not None and self._masked.setdefault((name, mine.task), upload.context) != upload.context:
-                self._violated(f"I32: {name} has handed in task {mine.task} to two windows")
+            mine, again = opening.trained_by(name), opening.again_by(name)
+            if again is not None:
+                self._sometimes("a model was handed in again")
+                local = self._locals[name, again]
+                self._plain[key] = whole_body(opening.ring, local, opening.weights[name], opening.most)
+                return
             if opening.windowed and mine is None:
                 self._violated(f"I33: {name} has handed in something to a window that has no place for it")
+            body, local = self._bodies[key][-1]
+            self._plain.setdefault(key, body)
+            if mine is not None and self._masked.setdefault((name, mine.task), upload.context) != upload.context:
+                self._violated(f"I32: {name} has handed in task {mine.task} to two windows")
+            if mine is not None:
+                self._locals.setdefault((name, mine.task), local)
             return
 
     def heard(self, name: str, message: pb.SecureSum) -> None:
@@ -271,8 +285,9 @@ class MaskChecks:
     def _stated(self, statement: Statement) -> None:
         if self._statements.setdefault(statement.context, statement) != statement:
             self._violated("I32: the controller has made two statements in one context")
-        if len(statement.names) < COLLUDERS + 3:
-            self._violated(f"I33: a sum of {len(statement.names)} learners is to be opened")
+        fresh = set(statement.names) & set(self._openings[statement.context].fresh)
+        if len(fresh) < COLLUDERS + 3:
+            self._violated(f"I33: a sum of {len(fresh)} learners is to be opened")
 
     def signed_meanwhile(self, more: Collection[tuple[str, bytes]]) -> None:
         """Since its training process has begun, the learner has made or signed this."""
@@ -330,8 +345,14 @@ class MaskChecks:
         opening = self._openings[statement.context]
         if len(statement.names) < len(opening.names):
             self._sometimes("a sum without some of its members")
-        fresh = [name for name in statement.names if (statement.context, name) in self._uploads]
-        if len(fresh) < COLLUDERS + 3 or len(fresh) < len(statement.names):
+        there = [name for name in statement.names if (statement.context, name) in self._uploads]
+        fresh = there
+        if opening.windowed:
+            new = [(name, mine.task) for name in there if (mine := opening.trained_by(name)) is not None]
+            fresh = [
+                name for name, task in new if self._summed.setdefault((name, task), event.version) == event.version
+            ]
+        if len(fresh) < COLLUDERS + 3 or len(there) < len(statement.names):
             self._violated(f"I33: the sum of version {event.version} has {len(fresh)} fresh learners")
             return
         total = self._totals[event.version] = np.frombuffer(content, np.uint8)
@@ -349,16 +370,18 @@ class MaskChecks:
             if self._openings[context].version == version and made.names == self._opened[version]
         ]
         opening = self._openings[statement.context]
-        many = 1000 if opening.windowed else len(opening.names)
-        room, clip = 31 - many.bit_length(), opening.ring.clip
+        many, width = 1000 if opening.windowed else len(opening.names), 8 if opening.whole else 4
+        room, clip = min(8 * width - 1 - many.bit_length(), 52), opening.ring.clip
         moved = np.zeros(base.size)
         for name in statement.names:
-            words = self._plain[statement.context, name][-4 * base.size :].view("<i4")
+            words = self._plain[statement.context, name][-width * base.size :].view(f"<i{width}")
             moved += words.astype(np.float64) * clip / 2.0**room
-        if opening.windowed:
+        if opening.windowed and not opening.whole:
             step: NDArray[np.float64] = base + moved / len(statement.names)
             return step
-        most = max(opening.weights.values())
+        most = max(opening.weights[name] for name in opening.handing_in)
+        if opening.whole:
+            base = np.zeros(base.size)
         mean: NDArray[np.float64] = base + moved / sum(opening.weights[name] / most for name in statement.names)
         return mean
 

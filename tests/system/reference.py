@@ -93,6 +93,9 @@ class Reference:
             case "fedrec":
                 stale = self._steps - (self._steps_at[base] + event.steps)
                 value = stale**-0.5 if stale > 0 else 1.0
+            case "fedrec masked":  # nothing of its own window counts
+                stale = self._steps_at[self._version] - (self._steps_at[base] + event.steps)
+                value = stale**-0.5 if stale > 0 else 1.0
             case "fedasync" | "fedbuff" | "fedbuff masked":
                 value = (self._version - base + 1) ** -0.5
             case "semisync measured":

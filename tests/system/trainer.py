@@ -14,17 +14,15 @@ import numpy as np
 from metis.core.layers import Layer
 from metis.core.layers.base import Outgoing, Work
 from metis.core.model import Layout, Model
-from metis.core.policies import sync_fedavg
 from metis.core.solvers import VanillaSGD
 from metis.deployment.wire.model_mac import ModelMac
 from metis.deployment.wire.models import model_parts, payload_sha256, read_model, write_parts
 from metis.errors import DataError
 from system.disk import DiskPath
 from system.loop import BOOT, Boot
-from system.masks import SECURE, MaskChecks, Spending, WatchedMasking
+from system.masks import MaskChecks, Spending, WatchedMasking
 
 EXAMPLES, BATCH_SIZE = 64, 8
-_POLICY = sync_fedavg().with_layers(SECURE)  # no layer of a masked policy lengthens what is masked
 _PRIVATE = {"private": True, "noise": 1.0, "epsilon_spent": 0.0, "budget": None, "delta": 1e-5}
 
 
@@ -211,7 +209,7 @@ class Process:
             self._answer(id=number, done=facts)
             return
         if masking is not None:
-            parts = tuple(await asyncio.to_thread(masking.mask, made, model, 0.5, facts, _POLICY))
+            parts = tuple(await asyncio.to_thread(masking.mask, made, model, 0.5, facts, self._checks.policy))
         written, checksum = _written(command, parts)
         self._trained(made, checksum)
         self._answer(id=number, done={**facts, **written})
@@ -226,7 +224,7 @@ class Process:
         made, base, facts = held
         masking = WatchedMasking(command["masking"], self._checks)
         await asyncio.to_thread(masking.look)
-        parts = tuple(await asyncio.to_thread(masking.mask, made, base, 0.5, facts, _POLICY))
+        parts = tuple(await asyncio.to_thread(masking.mask, made, base, 0.5, facts, self._checks.policy))
         written, checksum = _written(command, parts)
         self._trained(made, checksum)
         self._answer(id=command["id"], done={**facts, **written})

@@ -30,6 +30,7 @@ from metis.core.events import (
     LocalTask,
     MemberAdded,
     MemberRemoved,
+    ModelResent,
     Paused,
     Resumed,
     RolledBack,
@@ -147,6 +148,8 @@ class Controller(MaskedRounds):
                 actions += self._roll_back(event)
             case CohortFixed():
                 self._fix_cohort(event)
+            case ModelResent():
+                self._take_again(event)
             case SumOpened():
                 actions += self._open(event, now)
             case RoundFailed():
@@ -255,6 +258,8 @@ class Controller(MaskedRounds):
             reason = f"late: it is based on community model {task.based_on.version}, rebase onto {version}"
             return [*self._refuse(record, task, "late", reason), *alarm]
         current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
+        if self.secure is not None and self.secure.windowed:  # what it counts is public before it is handed in
+            current = self.community.stamp
         value = self.policy.contribution(event, record, task.based_on, current)
         if self.secure is not None:
             value = self.secure.value(event.learner, value)
@@ -355,7 +360,7 @@ class Controller(MaskedRounds):
             here = self.roster.available_count if secure.windowed else len(waiting)
             if here < secure.fewest:
                 return actions  # until more are there
-            waiting = [record for record in waiting if record.learner not in secure.learners]
+            waiting = [record for record in waiting if record.learner not in secure.fresh]
             if not waiting:
                 return actions  # until their window is opened
         self._rounds_begun += 1

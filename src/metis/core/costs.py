@@ -244,6 +244,7 @@ class CostLedger:
             case RoundClosed():
                 learners = len(item.learners)
                 self._resent += MessageBytes.of(item.members, learners).of_round(item.members, learners)
+                self._resent += item.resent * self._update_bytes
             case _:
                 pass
 

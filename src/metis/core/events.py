@@ -210,6 +210,15 @@ class CohortFixed:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelResent:
+    """A member of a window has handed in again, masked once more, the latest local model that an earlier one had."""
+
+    learner: LearnerId
+    task: int  # the number under which it does so
+    lost: bool = False  # it does not have that model any more
+
+
+@dataclass(frozen=True, slots=True)
 class SumOpened:
     """The masks of a closed round are off: this is the sum of its local models, and nothing else is known of them."""
 
@@ -244,6 +253,7 @@ Event: TypeAlias = (
     | MemberAdded
     | MemberRemoved
     | CohortFixed
+    | ModelResent
     | SumOpened
     | RoundFailed
 )
@@ -322,6 +332,7 @@ class RoundClosed:
     version: int  # of the community model that the round is based on
     learners: tuple[LearnerId, ...]  # in ascending order
     members: int  # that the round began with
+    resent: int = 0  # of a window: how many of these models an earlier one had, and were handed in again
 
 
 @dataclass(frozen=True, slots=True)

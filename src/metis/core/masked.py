@@ -10,6 +10,7 @@ from metis.core.events import (
     CommunityPublished,
     CommunityStamp,
     LearnerId,
+    ModelResent,
     RoundAbandoned,
     RoundClosed,
     RoundMeasure,
@@ -19,7 +20,7 @@ from metis.core.events import (
 from metis.core.layers.wrapper import innermost
 from metis.core.mixing import Community
 from metis.core.mixing.secure import SecureAverage
-from metis.core.mixing.windows import Windows
+from metis.core.mixing.windows import CachedWindows, Windows
 from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.roster import Roster
@@ -34,6 +35,7 @@ class MaskedRounds(ABC):
     roster: Roster
     finished: bool
     _rollbacks: int  # versions that repeat an earlier model
+    _tasks_sent: int
     closed: RoundClosed | None = None  # the round whose sum is being opened
     _round_measure: RoundMeasure | None = None  # of a round that nobody has begun the next one after
 
@@ -49,7 +51,7 @@ class MaskedRounds(ABC):
     def _close(self, secure: SecureAverage) -> RoundClosed:
         """From now on the round is exactly these learners, even if one is late or leaves."""
         secure.close({record.learner for record in self.roster.available})
-        self.closed = RoundClosed(self.community.stamp.version, secure.learners, len(secure.values))
+        self.closed = RoundClosed(self.community.stamp.version, secure.learners, len(secure.values), len(secure.resent))
         return self.closed
 
     def _masked_round(self, version: int) -> SecureAverage:
@@ -63,12 +65,34 @@ class MaskedRounds(ABC):
         if self.closed is not None or secure.fixed or not set(event.learners) <= secure.values.keys():
             raise UnexpectedEvent(f"the members of the round on community model {event.version} are fixed already")
         if isinstance(secure, Windows):
-            secure.fix_window(dict(zip(event.learners, event.tasks, strict=True)))
+            again = secure.fix_window(dict(zip(event.learners, event.tasks, strict=True)), self.member_values())
+            if isinstance(secure, CachedWindows):
+                # What is handed in again is an update of its own.
+                secure.resends = {learner: self._tasks_sent + index for index, learner in enumerate(again)}
+                self._tasks_sent += len(again)
             return
         for learner in secure.values.keys() - set(event.learners):
             if self.roster[learner].task is not None:
                 self.roster.close_task(learner)
         secure.fix(event.learners)
+
+    def _take_again(self, event: ModelResent) -> None:
+        window = self.secure
+        if not isinstance(window, CachedWindows) or self.resend_of(event.learner) != event.task:
+            raise UnexpectedEvent(f"learner '{event.learner}' handed something in again that no window waits for")
+        if event.lost:
+            window.forget(event.learner)
+        else:
+            window.take_again(event.learner)
+
+    def resend_of(self, learner: LearnerId) -> int | None:
+        """Under which number this learner is to hand in again what it handed in before; None if it is not to."""
+        return None if self.secure is None or self.finished else self.secure.missing.get(learner)
+
+    @property
+    def open_updates(self) -> set[int]:
+        """The numbers of all that may still be handed in."""
+        return {*self.roster.open_tasks, *(() if self.secure is None else self.secure.missing.values())}
 
     def member_values(self) -> dict[LearnerId, float]:
         """What the update of each member of the open round or window counts, before it is handed in."""
@@ -87,23 +111,25 @@ class MaskedRounds(ABC):
     def _awaited(self, window: Windows) -> list[LearnerId]:
         """Who of a window's learners trains, or hands in, what it was to hand in."""
         open_ = {record.learner: record.task for record in self.roster.training}
-        return [k for k, n in window.expected.items() if (task := open_.get(k)) is not None and task.number == n]
+        again = [k for k in window.missing if self.roster[k].available]
+        fresh = [k for k, n in window.expected.items() if (task := open_.get(k)) is not None and task.number == n]
+        return again + fresh
 
     def _is_full(self, secure: SecureAverage) -> bool:
         """Whether the sum of the round or window is to be opened, now that somebody waits."""
         wanted = secure.least
         if isinstance(secure, Windows) and secure.fixed:
-            wanted = len(secure.learners) + 1 if self._awaited(secure) else secure.least
+            wanted = len(secure.fresh) + 1 if self._awaited(secure) else secure.least
         elif secure.windowed and self.roster.training:
             wanted = secure.wanted
-        return len(secure.learners) >= wanted
+        return len(secure.fresh) >= wanted
 
     def _give_window_up(self) -> list[Action]:
         """Begin again if so many of a window's learners are gone that its sum can never be opened."""
         window = self.secure
         if not isinstance(window, Windows) or not window.fixed or self._awaited(window):
             return []
-        return self._begin_again(window.too_few()) if len(window.learners) < window.least else []
+        return self._begin_again(window.too_few()) if len(window.fresh) < window.least else []
 
     def _open(self, event: SumOpened, now: float) -> list[Action]:
         secure = self._masked_round(event.version)

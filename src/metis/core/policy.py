@@ -101,8 +101,8 @@ class Policy:
 
     def _check(self) -> None:
         """Each layer's needs must be offered by the policy and not be taken by another layer."""
-        # In a window each learner has weighed its difference before anybody knows who else is in it.
-        windowed = not self.protocol.has_rounds and any(isinstance(layer, SecureSum) for layer in self.layers)
+        # In a window each learner has weighed what it hands in before anybody knows who else does.
+        windowed = not self.protocol.has_rounds and self.secure_sum is not None
         offered: Mapping[Need, bool] = {
             "rounds": self.protocol.has_rounds,
             "period": self.protocol.has_period,
@@ -204,8 +204,10 @@ class Policy:
 
     def update_bytes(self, layout: Layout) -> int | None:
         """Bytes of every update of this layout; None if models travel as they are."""
-        if (private := self.secure_sum or self.ckks) is not None:
-            return private.update_bytes(layout)
+        if self.secure_sum is not None:
+            return self.secure_sum.update_bytes(layout, whole=self.sums_whole_models)
+        if self.ckks is not None:
+            return self.ckks.update_bytes(layout)
         return None if self.wire is None else self.wire.wire_bytes(layout)
 
     def model_bytes(self, layout: Layout) -> int | None:
@@ -231,6 +233,12 @@ class Policy:
     def secure_sum(self) -> SecureSum | None:
         """The layer that masks updates, if the controller sees sums only."""
         return next((layer for layer in self.layers if isinstance(layer, SecureSum)), None)
+
+    @property
+    def sums_whole_models(self) -> bool:
+        """Whether its windows are sums of everybody's whole latest models, and not of differences."""
+        windowed = self.secure_sum is not None and not self.protocol.has_rounds
+        return windowed and weighs_learners(self.mixing)
 
     def masked_factors(
         self, values: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]

@@ -35,6 +35,7 @@ from metis.errors import ArgumentError, Refused
 PROTOCOL = 1
 FEWEST = 3  # honest learners in any sum
 MOST_STEPS = 10**6  # of a task, also of one without a number of them
+WIDER = 1024.0  # numbers themselves, not how far they moved in a round, fit into so many clips
 
 
 def threshold(members: int) -> int:
@@ -99,13 +100,15 @@ class Place(Message):
     """A member of a cohort: its contribution value and number of steps, which are public, and its key.
 
     In a round everybody hands in what it trained from the model of the opening. A window says of each member what it
-    hands in; who hands in nothing is there to agree on the sum.
+    hands in: something fresh, or again the local model of a task that was in a window before. Who hands in nothing is
+    there to agree on the sum.
     """
 
     weight: float
     steps: int
     key: SignedKey
-    trained: tuple[Trained, ...] = ()  # one or none
+    trained: tuple[Trained, ...] = ()  # one or none: what no window has had yet
+    again: tuple[int, ...] = ()  # one or none: a task whose local model an earlier window had
 
     @property
     def name(self) -> str:
@@ -132,14 +135,18 @@ class Opening(Message):
     threshold: int
     least: int
     members: tuple[Place, ...]
+    whole: int = 0  # 1 in a window of whole local models, 0 where differences from what was trained on are summed
 
     def __post_init__(self) -> None:
         check_hash("a hash of an opening", self.model, self.layout, self.settings)
         names = self.names
         if not FEWEST <= len(names) <= MOST_MEMBERS or list(names) != sorted(set(names)):
             raise Refused(f"a cohort has {FEWEST} to {MOST_MEMBERS} members, sorted by name, each once")
-        if any(len(place.trained) > 1 for place in self.members):
+        if any(len(place.trained) + len(place.again) > 1 for place in self.members):
             raise Refused("a member hands in one update to a window")
+        again = any(place.again for place in self.members)
+        if self.whole not in (0, 1) or (self.whole and not self.windowed) or (again and not self.whole):
+            raise Refused("only windows sum whole local models, and only these can be handed in again")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,22 +162,36 @@ class Opening(Message):
 
     @property
     def most(self) -> float:
-        """The largest contribution value of the cohort; what is worth 1 in the ring, which in windows is 1."""
-        return 1.0 if self.windowed else max(place.weight for place in self.members)
+        """What is worth 1 in the ring: the largest contribution value, but 1 for differences in windows."""
+        if self.windowed and not self.whole:
+            return 1.0
+        handing_in = set(self.handing_in)
+        return max(place.weight for place in self.members if place.name in handing_in)
 
     @property
     def windowed(self) -> bool:
         """Whether it is of a window, to which only some members hand in something."""
-        return any(place.trained for place in self.members)
+        return any(place.trained or place.again for place in self.members)
 
     @property
     def handing_in(self) -> tuple[str, ...]:
         """Whose updates may be in the sum."""
+        if not self.windowed:
+            return self.names
+        return tuple(place.name for place in self.members if place.trained or place.again)
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """Whose updates no other sum has: in a round everybody's."""
         return tuple(place.name for place in self.members if place.trained) if self.windowed else self.names
 
     def trained_by(self, name: str) -> Trained | None:
         """What this member hands in to a window; None if it hands in nothing, or in a round."""
         return next((place.trained[0] for place in self.members if place.name == name and place.trained), None)
+
+    def again_by(self, name: str) -> int | None:
+        """The task whose local model this member hands in again; None if it does not."""
+        return next((place.again[0] for place in self.members if place.name == name and place.again), None)
 
     def check_models(self, before: Opening | None = None) -> None:
         """Refuse a window in which, or since the one before, a version has two models."""
@@ -379,7 +400,7 @@ class Pins:
         if self.colluders > max_colluders(count):
             raise Refused(f"{count} members tolerate {max_colluders(count)} colluders; this site pins {self.colluders}")
         fewest = min_learners(self.colluders, opening.extra_vectors)
-        most = len(opening.handing_in)
+        most = len(opening.fresh)
         if not 0 <= opening.extra_vectors <= 8 or not fewest <= opening.least <= most:
             raise Refused(f"a sum here needs {fewest} to {most} learners, not {opening.least}")
         # Windows have one ring, however many are there.
@@ -414,7 +435,8 @@ class Pins:
             )
 
     def _check_table(self, opening: Opening) -> None:
-        for clip in (opening.ring.clip, opening.ring.control_clip):
+        wider = WIDER if opening.whole else 1.0
+        for clip in (opening.ring.clip / wider, opening.ring.control_clip):
             _within("the clip", clip, self.clips)
         _within("the factor of the learning rate", opening.rate, self.rates)
         for place in opening.members:
@@ -449,5 +471,7 @@ def check_statement(opening: Opening, statement: Statement) -> None:
         raise Refused("the statement is about another context")
     if not set(statement.names) <= set(opening.handing_in):
         raise Refused("the statement names learners that are not in the cohort")
-    if len(statement.names) < opening.least:
-        raise Refused(f"a sum of {len(statement.names)} learners is refused; {opening.least} are the fewest")
+    fresh = len(set(statement.names) & set(opening.fresh))
+    if fresh < opening.least:
+        what = "learners with something fresh" if opening.whole else "learners"
+        raise Refused(f"a sum of {fresh} {what} is refused; {opening.least} are the fewest")

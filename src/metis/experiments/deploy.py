@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from metis.core.layers import MeasuredPace, ShortestPeriod
-from metis.core.mixing.community import weighs_learners
 from metis.core.model import Model
 from metis.core.policies import POLICIES
 from metis.core.stop import Patience, StopRule, Target
@@ -118,12 +117,6 @@ def check_deployment(config: ExperimentConfig) -> None:
         )
     if any(policy.ckks is not None for policy in policies):
         _check_encrypted(config)
-    for policy in policies:
-        if policy.secure_sum is not None and not policy.protocol.has_rounds and weighs_learners(policy.mixing):
-            raise ConfigError(
-                f"policy.secure_sum: the windows in which {policy.name} opens its sums exist in simulations only, so "
-                "far; sync_fedavg, semisync_fedavg and semisync have rounds, and fedbuff has windows in deployments too"
-            )
     for group in config.learners:
         for name in group.learner_names:
             try:

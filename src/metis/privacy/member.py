@@ -79,11 +79,19 @@ class _Round(Message):
 
 
 @dataclass(frozen=True)
+class _Seen(Message):
+    """The latest task of a learner, this one or another, that a window which this member accepted called fresh."""
+
+    name: str
+    task: int
+
+
+@dataclass(frozen=True)
 class _State(Message):
     version: int = -1  # the largest that was accepted
     keys: tuple[_Key, ...] = ()
     rounds: tuple[_Round, ...] = ()  # of that version
-    task: int = -1  # the latest that was masked for a window
+    seen: tuple[_Seen, ...] = ()
 
 
 class Member:
@@ -152,14 +160,25 @@ class Member:
         state = self._state
         if opening.version < state.version:
             raise Refused(f"version {opening.version} has passed; {state.version} is the latest of this learner")
+        seen = self._seen_with(opening)
         if opening.version == state.version:
             self._check_abandoned(abandoned)
-            self._save(replace(state, rounds=(*state.rounds, _Round(opening))))
+            self._save(replace(state, rounds=(*state.rounds, _Round(opening)), seen=seen))
         else:
             keys = tuple(held for held in state.keys if held.public.version >= opening.version)
-            self._save(_State(opening.version, keys, (_Round(opening),), state.task))
+            self._save(_State(opening.version, keys, (_Round(opening),), seen))
             self._store.delete(self._body_name)
         return opening.context
+
+    def _seen_with(self, opening: Opening) -> tuple[_Seen, ...]:
+        """What is called fresh was in no window that this member has accepted: each of them may have been opened."""
+        seen = self._seen
+        for name in opening.fresh:
+            if (trained := opening.trained_by(name)) is not None:
+                if trained.task <= seen.get(name, -1):
+                    raise Refused(f"task {trained.task} of {name}, or a later one, was in an earlier window already")
+                seen[name] = trained.task
+        return tuple(_Seen(name, seen[name]) for name in sorted(seen))
 
     def _check_abandoned(self, abandoned: Sequence[Abandonment]) -> None:
         """A version gets another context only if no earlier one can ever be opened."""
@@ -188,7 +207,7 @@ class Member:
         sections = opening.ring.sections(layout)
         if bytes.fromhex(layout.fingerprint) != opening.layout or body.size != sections[-1].end:
             raise Refused(f"a body of {body.size} bytes does not fit the layout of the opening")
-        task = self._unmasked_task(opening)
+        self._check_place(opening)
         me, count = names.index(self.name), len(names)
         pairs = self._pairs(opening)
         seeds = [
@@ -224,19 +243,20 @@ class Member:
         upload = replace(unsealed, boxes=boxes, signature=self._identity.sign(unsealed.digest))
         # The body first: without the record nothing leaves, and a body without a record is overwritten.
         self._store.write(self._body_name, body.data)
-        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])), task)
+        self._change(replace(round_, upload=upload.encode(), own_shares=b"".join(dealt[me])))
         return upload
 
-    def _unmasked_task(self, opening: Opening) -> int:
-        """What it hands in to a window, which must not be in any other sum."""
-        if not opening.windowed:
-            return self._state.task
-        trained = opening.trained_by(self.name)
-        if trained is None:
+    def _check_place(self, opening: Opening) -> None:
+        """Who has no place in a window masks nothing for it, and what is masked again is the latest."""
+        again, latest = opening.again_by(self.name), self._seen.get(self.name, -1)
+        if again is not None and again != latest:
+            raise Refused(f"task {again} is not the latest of {self.name} that a window had, which is {latest}")
+        if self.name not in opening.handing_in:
             raise Refused(f"{self.name} hands in nothing to this window")
-        if trained.task <= self._state.task:
-            raise Refused(f"task {trained.task}, or a later one, was masked for an earlier window; never again")
-        return trained.task
+
+    @property
+    def _seen(self) -> dict[str, int]:
+        return {each.name: each.task for each in self._state.seen}
 
     def masked(self, context: bytes) -> bool:
         """Whether a body was masked for this context, which happens once."""
@@ -309,8 +329,8 @@ class Member:
 
     def erase(self) -> None:
         """Delete keys, shares and masked bodies; only the version stays, so that nothing is ever summed twice."""
-        version = self._state.version
-        self._save(_State(version + 1 if self._state.rounds else version, task=self._state.task))
+        state = self._state
+        self._save(_State(state.version + 1 if state.rounds else state.version, seen=state.seen))
         self._store.delete(self._body_name)
 
     @property
@@ -334,10 +354,10 @@ class Member:
             self._verified = {opening.context: self._peers.keys(opening)}
         return self._verified[opening.context]
 
-    def _change(self, changed: _Round, task: int | None = None) -> None:
+    def _change(self, changed: _Round) -> None:
         context = changed.opening.context
         rounds = tuple(changed if round_.opening.context == context else round_ for round_ in self._state.rounds)
-        self._save(replace(self._state, rounds=rounds, task=self._state.task if task is None else task))
+        self._save(replace(self._state, rounds=rounds))
 
     def _save(self, state: _State) -> None:
         self._store.write(self._name, state.encode())

@@ -74,7 +74,7 @@ class Opener:
     @property
     def enough(self) -> bool:
         """Whether the sum has the fewest learners that it needs."""
-        return len(self._consistent()) >= self.opening.least
+        return len(set(self._consistent()) & set(self.opening.fresh)) >= self.opening.least
 
     def _consistent(self) -> list[str]:
         """Uploads without those that disagree with others about the seed of their pair."""

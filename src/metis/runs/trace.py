@@ -30,6 +30,7 @@ from metis.core.events import (
     LocalTask,
     MemberAdded,
     MemberRemoved,
+    ModelResent,
     Paused,
     PeriodBegun,
     Resumed,
@@ -72,6 +73,7 @@ _EVENTS: dict[str, type[Any]] = {
     "member_added": MemberAdded,
     "member_removed": MemberRemoved,
     "cohort_fixed": CohortFixed,
+    "model_resent": ModelResent,
     "sum_opened": SumOpened,
     "round_failed": RoundFailed,
 }

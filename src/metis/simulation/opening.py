@@ -24,6 +24,7 @@ class SumOpening(ABC):
 
     controller: Controller
     now: float
+    _update_bytes: int
     _opening: Opening | None = None
 
     @abstractmethod
@@ -41,7 +42,10 @@ class SumOpening(ABC):
             self._handle(SumOpened(opening.version, secure.learners, secure.total()))
 
     def _agree_on_sum(self) -> None:
-        """Members of a closed round vote for its sum, then answer with their shares; t of them are needed for both."""
+        """Members of a closed round vote for its sum, then answer with their shares; t of them are needed for both.
+
+        Before that, those of a window that have nothing new hand in their latest model again.
+        """
         closed, secure = self.controller.closed, self.controller.secure
         if closed is None or secure is None or self._opening is not None:
             return
@@ -56,5 +60,6 @@ class SumOpening(ABC):
             return  # until enough of them are back
         votes = sorted(link.download_time(sizes.statement) + link.upload_time(sizes.vote) for link in links)
         answers = sorted(link.download_time(sizes.request) + link.upload_time(sizes.answer) for link in links)
+        again = [self._link_of(learner).upload_time(self._update_bytes) for learner in secure.resent]
         self._opening = Opening(closed.version)
-        self._push(self.now + votes[needed - 1] + answers[needed - 1], self._opening)
+        self._push(self.now + max(again, default=0.0) + votes[needed - 1] + answers[needed - 1], self._opening)

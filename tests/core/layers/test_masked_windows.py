@@ -10,10 +10,10 @@ from metis.core.controller import Controller
 from metis.core.events import (
     Action,
     CohortFixed,
-    CommunityPublished,
     LearnerJoined,
     LearnerLeft,
     LearnerWithdrawn,
+    ModelResent,
     RoundAbandoned,
     RoundClosed,
     RoundFailed,
@@ -24,7 +24,7 @@ from metis.core.events import (
 )
 from metis.core.layers import FedAdam, LargestShare, SecureSum
 from metis.core.mixing import MemoryStore
-from metis.core.mixing.windows import BufferedWindows, CachedWindows
+from metis.core.mixing.windows import BufferedWindows, CachedWindows, Windows, whole_body
 from metis.core.model import Model
 from metis.core.policies import async_fedavg, fedbuff, fedrec, sync_fedavg
 from metis.core.policy import Policy
@@ -53,35 +53,57 @@ def test_a_window_holds_enough_different_learners_and_each_waits_for_it(policy: 
     play = _play(policy)
     secure = play.controller.secure
     assert secure is not None and secure.windowed
-    waiting: set[str] = set()
     while play.step() and not play.controller.finished:
-        waiting = set(secure.learners)
-        assert not waiting & set(play.tasks())
+        assert not set(secure.fresh) & set(play.tasks())
     closed = play.items(RoundClosed)
     assert len(closed) == play.version == 12
-    assert all(len(set(each.learners)) == len(each.learners) >= secure.wanted >= secure.least for each in closed)
-    assert any("ffffff" in each.learners for each in closed) and any("ffffff" not in each.learners for each in closed)
+    fresh = [len(each.learners) - each.resent for each in closed]
+    assert all(len(set(each.learners)) == len(each.learners) for each in closed)
+    assert min(fresh) >= secure.wanted >= secure.least
+    assert any(each.resent for each in closed) == policy.sums_whole_models
 
 
 @pytest.mark.parametrize("name", ["async_fedavg", "fedrec", "equal"])
-def test_the_running_sum_is_the_sum_of_everybodys_latest_to_the_bit(name: str) -> None:
-    """Differences of differences lose nothing in a ring."""
+def test_a_window_is_the_sum_of_everybodys_latest(name: str) -> None:
+    """Of those with something new, and again of the others; to the bit, also if one of these hands in meanwhile."""
     play = _play(WINDOWED[name])
     community = play.controller.secure
     assert isinstance(community, CachedWindows)
-    latest: dict[str, np.ndarray] = {}
-    windows = 0
-    while play.step() and not play.controller.finished:
-        if len(play.items(CommunityPublished)) > windows:
-            windows += 1
-            layout = community.model.layout
-            bodies = (community._body(learner, p) for learner, p in community._counted.items())
-            assert np.array_equal(community._sum, community.ring.sum(bodies, layout))
-            latest = {learner: np.asarray(community._store.get(learner)[:]) for learner in community._counted}
-            weights = community._counted
-            mean = sum(weights[k] * latest[k].astype(np.float64) for k in latest) / sum(weights.values())
-            np.testing.assert_allclose(community.model.vector, mean, rtol=1e-6, atol=1e-6)
-    assert windows >= 11 and len(latest) == 6
+    latest: dict[str, tuple[float, np.ndarray]] = {}
+    play.opens, replaced = False, 0
+    for _ in range(12):
+        while play.controller.closed is None:
+            assert play.step()
+        closed, ring, base = play.controller.closed, community.ring, community.model
+        latest = {k: (community.counted(k), np.array(community._store.get(f"{k}\n"))) for k in closed.learners}
+        assert closed.resent == len(community.resent) == len(latest) - len(set(latest) - set(community.resent))
+        most = max(p for p, _ in latest.values())
+        bodies = (whole_body(ring, base.with_vector(w), p, most) for p, w in latest.values())
+        total = ring.sum(bodies, base.layout)
+        while set(play.tasks()) & set(community.resent):  # for the next window, before this one is opened
+            assert play.step()
+            replaced += 1
+        assert np.array_equal(community.total(), total) and community.fits(total, closed.learners)
+        assert ("windows/sum" in community.arrays()) == bool(community.fresh)
+        play.handle(SumOpened(closed.version, closed.learners, community.total()))
+        mean = sum(p * w.astype(np.float64) for p, w in latest.values()) / sum(p for p, _ in latest.values())
+        np.testing.assert_allclose(community.model.vector, mean, rtol=1e-6, atol=1e-6)
+    assert len(latest) == 6 and replaced > 6
+
+
+def test_who_is_away_is_not_in_the_sum_and_comes_back_with_its_latest() -> None:
+    """The cost is one upload of every member that is there."""
+    play = _play(async_fedavg(1).with_layers(SecureSum()), rounds=1000)
+    play.run_until(community_version=4)
+    play.leave("a", play.now)
+    play.run_until(community_version=8)
+    assert all("a" not in each.learners for each in play.items(RoundClosed)[5:])
+    play.actors["a"].time_per_batch = 1e6
+    play.join("a", play.now)
+    play.run_until(community_version=10)
+    last = play.items(RoundClosed)[-1]
+    assert "a" in last.learners and "a" in play.tasks() and last.resent == 6 - 3
+    assert play.controller.secure is not None and play.controller.secure.contributors == 0
 
 
 def test_a_buffer_makes_the_step_that_fedbuff_makes() -> None:
@@ -123,8 +145,8 @@ def test_a_window_closes_early_when_nobody_is_left_who_could_fill_it() -> None:
     assert not play.items(RoundClosed) and play.version == 0  # two are fewer than three
 
 
-def test_who_withdraws_takes_back_what_is_not_opened_and_newcomers_count_at_once() -> None:
-    """What was opened cannot be told apart from the others' any more."""
+def test_who_withdraws_is_in_no_later_window_and_newcomers_count_at_once() -> None:
+    """Also one whose model is in a window that is being opened; that one is opened as it is."""
     play = _play(async_fedavg(1).with_layers(SecureSum()))
     community = play.controller.secure
     assert isinstance(community, CachedWindows)
@@ -136,16 +158,20 @@ def test_who_withdraws_takes_back_what_is_not_opened_and_newcomers_count_at_once
     play.handle(LearnerWithdrawn("ffffff"))  # with nothing to take back
     assert community.learners == () and first not in play.waiting()
     play.run_until(community_version=3)
-    counted = dict(community._counted)
-    play.handle(LearnerWithdrawn("bb"))
-    assert community._counted == counted
+    play.opens = False
+    while play.controller.closed is None:
+        play.step()
+    closed = play.controller.closed
+    play.handle(LearnerWithdrawn(gone := closed.learners[-1]))
+    play.opens = True
+    play.handle(SumOpened(closed.version, closed.learners, community.total()))
     play.cast(Actor("g", 0.05, 30, 10), at=play.now)
     play.run_until(community_version=6)
-    assert "g" in community._counted
+    assert "g" in community.latest and gone not in community.latest and first not in community.latest
 
 
 def test_a_window_that_fails_is_dropped_and_its_learners_train_again() -> None:
-    """Nothing of it counts, and what counted before still does."""
+    """Nobody was fresh in it in vain: what they have handed in is their latest, and is never fresh again."""
     play = _play(async_fedavg(1).with_layers(SecureSum()))
     community = play.controller.secure
     assert isinstance(community, CachedWindows)
@@ -153,26 +179,27 @@ def test_a_window_that_fails_is_dropped_and_its_learners_train_again() -> None:
     play.opens = False
     while play.controller.closed is None:
         play.step()
-    closed, counted = play.controller.closed, dict(community._counted)
+    closed, latest = play.controller.closed, dict(community.latest)
     actions = play.handle(RoundFailed(play.version, "two members lost their keys"))
-    assert isinstance(actions[0], RoundAbandoned) and community._counted == counted and not community.learners
+    assert isinstance(actions[0], RoundAbandoned) and community.latest == latest and not community.learners
     assert set(closed.learners) <= set(play.tasks())
 
 
 def test_a_learner_that_was_caught_lying_is_left_out_of_a_window() -> None:
-    """The sum says whose differences are in it."""
+    """The sum says whose models are in it."""
     play = _play(async_fedavg(1).with_layers(SecureSum()))
     community = play.controller.secure
     assert isinstance(community, CachedWindows)
+    play.run_until(community_version=2)
     play.opens = False
-    while play.controller.closed is None or len(community._fresh) < 4:
+    while play.controller.closed is None:
         assert play.step()
-    closing = community.learners
-    liar, honest = closing[-1], closing[:-1]
-    total = community.total()
-    community.ring.subtract(total, community._body(f"{liar}\n", community._fresh[liar]), community.model.layout)
-    play.handle(SumOpened(0, honest, total))
-    assert set(community._counted) == set(honest) and liar not in community._fresh
+    *honest, liar = community.learners
+    ring, base = community.ring, community.model
+    local = {k: base.with_vector(np.array(community._store.get(f"{k}\n"))) for k in honest}
+    bodies = (whole_body(ring, local[k], community.counted(k), community.most) for k in honest)
+    play.handle(SumOpened(play.version, tuple(honest), ring.sum(bodies, base.layout)))
+    assert play.published()[-1].contributors == len(honest) and liar in community.latest
 
 
 def test_nothing_begins_with_too_few_members() -> None:
@@ -196,16 +223,16 @@ def test_shares_of_a_window_cannot_be_limited_afterwards() -> None:
 
 
 class _Window:
-    """A controller of FedBuff whose updates are masked: what it is handed has no numbers."""
+    """A controller whose updates are masked: what it is handed has no numbers."""
 
-    def __init__(self, learners: str = "abcde") -> None:
-        policy = fedbuff(1, buffer_size=4).with_layers(SecureSum())
+    def __init__(self, learners: str = "abcde", policy: Policy | None = None) -> None:
+        policy = (policy or fedbuff(1, buffer_size=4)).with_layers(SecureSum())
         self.controller = Controller(policy, model(), learners_expected=len(learners), models_checked=True)
         self.tasks: dict[str, int] = {}
         for name in learners:
             self.handle(LearnerJoined(name, 40, 10))
         window = self.controller.secure
-        assert isinstance(window, BufferedWindows)
+        assert isinstance(window, Windows)
         self.window = window
 
     def handle(self, event: object) -> list[Action]:
@@ -213,8 +240,11 @@ class _Window:
         self.tasks |= {action.learner: action.task.number for action in actions if isinstance(action, SendTask)}
         return actions
 
-    def fix(self, learners: str) -> None:
-        self.handle(CohortFixed(self.controller.community.stamp.version, tuple(learners), self.numbers(learners)))
+    def fix(self, learners: str, again: str = "") -> None:
+        window, tasks = self.window, self.numbers(learners)
+        if isinstance(window, CachedWindows):
+            tasks += tuple(window.latest[name][0] for name in again)
+        self.handle(CohortFixed(self.controller.community.stamp.version, (*learners, *again), tasks))
 
     def numbers(self, learners: str) -> tuple[int, ...]:
         return tuple(self.tasks[name] for name in learners)
@@ -224,8 +254,8 @@ class _Window:
 
     def opened(self, learners: str) -> list[Action]:
         """The sum of those in the window, each of which has moved by nothing."""
-        ring, nothing = self.window.ring, self.window.model
-        bodies = (ring.quantize(nothing, nothing, self.window.counted(k), 1.0, (0.0,) * 3).body for k in learners)
+        ring, nothing, most = self.window.ring, self.window.model, self.window.most
+        bodies = (ring.quantize(nothing, nothing, self.window.counted(k), most, (0.0,) * 3).body for k in learners)
         total = ring.sum(bodies, nothing.layout)
         assert self.window.fits(total, learners) and not self.window.fits(total, learners[1:])
         return self.handle(SumOpened(self.controller.community.stamp.version, tuple(learners), total))
@@ -285,3 +315,99 @@ def test_a_window_has_places_once() -> None:
     play.fix("abcd")
     with pytest.raises(UnexpectedEvent, match="fixed already"):
         play.fix("abce")
+
+
+class _Cache(_Window):
+    """The same of the cache, in which everybody is in every window."""
+
+    def __init__(self) -> None:
+        super().__init__(policy=async_fedavg(1))
+        assert isinstance(self.window, CachedWindows)
+        self.cache = self.window
+
+    def resend(self, learner: str, *, lost: bool = False) -> list[Action]:
+        return self.handle(ModelResent(learner, self.cache.resends[learner], lost))
+
+    def first(self) -> None:
+        """A window of four, all of them fresh."""
+        self.fix("abcd")
+        for name in "abcd":
+            self.hand_in(name)
+        self.opened("abcd")
+
+
+def test_a_window_of_the_cache_waits_for_those_that_hand_in_again() -> None:
+    """Each under a number of its own, while it trains something else."""
+    play = _Cache()
+    play.first()
+    assert set(play.cache.latest) == set("abcd") and play.cache.latest["a"] == (0, 40.0)
+    before = dict(play.tasks)
+    play.fix("ace", again="bd")
+    assert play.cache.resends == {"b": 9, "d": 10} and set(play.cache.missing) == set("bd")
+    for name in "ace":
+        assert not any(isinstance(action, RoundClosed) for action in play.hand_in(name))
+    play.resend("b")
+    assert play.controller.closed is None and play.controller.resend_of("b") is None
+    assert play.controller.resend_of("d") == 10 and play.controller.open_updates == {10, before["b"], before["d"]}
+    assert play.cache.learners == tuple("abce")
+    assert RoundClosed(1, tuple("abcde"), 5, 2) in play.resend("d")
+    with pytest.raises(UnexpectedEvent, match="no window waits for"):
+        play.handle(ModelResent("b", 9))
+    play.opened("abcde")
+    assert play.cache.latest["a"] == (before["a"], 40.0) and play.cache.latest["b"] == (1, 40.0)
+    assert play.tasks["b"] == before["b"] and play.tasks["a"] == 11
+    with pytest.raises(UnexpectedEvent, match="no window waits for"):
+        play.handle(ModelResent("b", 9))
+
+
+def test_a_window_of_the_cache_goes_on_without_who_has_left_or_lost_its_model() -> None:
+    play = _Cache()
+    play.first()
+    play.fix("ace", again="bd")
+    for name in "ace":
+        play.hand_in(name)
+    play.resend("b", lost=True)
+    assert "b" not in play.cache.latest and play.controller.closed is None
+    assert RoundClosed(1, tuple("ace"), 4, 0) in play.handle(LearnerLeft("d"))
+    play.opened("ace")
+    play.handle(LearnerJoined("d", 40, 10))
+    play.fix("abc", again="de")
+    assert play.cache.resends.keys() == set("de")
+
+
+def test_a_window_of_the_cache_needs_enough_that_is_fresh() -> None:
+    """However many have handed in again; what was handed in to it is the latest of its learner."""
+    play = _Cache()
+    play.first()
+    play.fix("abc", again="d")
+    mine = play.tasks["a"]
+    play.hand_in("a")
+    play.resend("d")
+    play.handle(LearnerLeft("b"))
+    actions = play.handle(LearnerLeft("c"))
+    assert [action.reason for action in actions if isinstance(action, RoundAbandoned)] == [
+        "1 of 5 members handed in something new, and a window needs 3"
+    ]
+    assert play.cache.latest["a"] == (mine, 40.0) and not play.cache.resends and not play.cache.learners
+    play.handle(LearnerWithdrawn("a"))
+    assert "a" not in play.cache.latest
+    assert play.cache.arrays(local_models=False) == {}
+
+
+def test_what_is_handed_in_again_is_not_an_update_of_fedbuff() -> None:
+    play = _Window()
+    play.fix("abcd")
+    with pytest.raises(UnexpectedEvent, match="no window waits for"):
+        play.handle(ModelResent("e", 5))
+
+
+def test_an_update_of_fedrec_counts_by_what_was_committed_before_its_window() -> None:
+    """So that it is public what it counts before it is masked, whatever is handed in first."""
+    play = _Window(policy=fedrec(1))
+    for name in "abcd":
+        play.handle(TaskFailed(name, play.tasks[name], "as the test wants"))
+    values = play.controller.member_values()
+    play.fix("abcde")
+    for name in "abcde":
+        play.hand_in(name)
+    assert values == {name: play.window.counted(name) for name in "abcde"} == dict.fromkeys("abcde", 1.0)

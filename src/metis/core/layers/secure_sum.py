@@ -45,7 +45,7 @@ class SecureSum(
     that enough members have agreed on. What a learner counts is public. In a simulation nothing is masked, and the
     sum is computed in the same ring. What comes late never counts, so `late` of `semisync` gives way. Asynchronous
     policies mix in windows: a new model is published when enough learners have handed in something new, and each of
-    them waits for it.
+    them waits for it. In windows of async_fedavg and fedrec all others hand in their latest model once more.
     """
 
     colluders: Annotated[
@@ -79,9 +79,9 @@ class SecureSum(
         """How the numbers of a round of so many members become words."""
         return Ring(self.bits, learners, self.clip, self.clip)
 
-    def update_bytes(self, layout: Layout) -> int:
-        """Bytes of the numbers of an update; shares and signatures come on top."""
-        return self.ring(1).nbytes(layout)
+    def update_bytes(self, layout: Layout, *, whole: bool) -> int:
+        """Bytes of the numbers of an update, in windows also of whole models; shares and signatures come on top."""
+        return Ring(64 if whole else self.bits, 1, self.clip).nbytes(layout)
 
 
 # What each mixing is where only sums are known; an exact sum need not be rebuilt.

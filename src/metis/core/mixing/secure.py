@@ -140,6 +140,21 @@ class SecureAverage(Published):
         return tuple(sorted(self._losses))
 
     @property
+    def fresh(self) -> tuple[LearnerId, ...]:
+        """Whose model is in no other sum."""
+        return self.learners
+
+    @property
+    def resent(self) -> tuple[LearnerId, ...]:
+        """Who has handed in again what an earlier sum had."""
+        return ()
+
+    @property
+    def missing(self) -> Mapping[LearnerId, int]:
+        """Who is to hand in again what an earlier sum had, and has not yet; under which number."""
+        return {}
+
+    @property
     def ring(self) -> Ring:
         """Of the open round."""
         return self._secure_sum.ring(len(self.values))

@@ -3,15 +3,13 @@
 A single update must not be opened, so a new community model waits until enough different learners have something new:
 their sum is a window. Each learner is in a window once; when it has handed in, it waits until the window is opened.
 
-In the community cache (Sec. 5) a learner counts by its latest model. It forms the difference from what already counts
-of it by itself, in the ring: the running sum of these differences is, to the bit, the sum of everybody's latest
-models. A window shows the sum of at least `least` differences. Who comes new, and who hands in what it handed in
-before, leaves fewer unknowns to the others of its window. FedBuff's buffer is a window as it is.
+In the community cache (Sec. 5) a learner counts by its latest model. A window is the sum of everybody's latest models:
+of those that have something new, and again of all others that are there, which mask theirs once more. Nothing is
+carried from one window to the next. FedBuff's buffer is a window as it is.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +21,11 @@ from metis.core.mixing.secure import SecureAverage, scalars
 from metis.core.mixing.store import ModelStore, stored_models
 from metis.core.model import Model
 from metis.core.ring import MOST_MEMBERS, Body, Opened, Ring
+from metis.core.secure_sum import WIDER
 from metis.errors import ArgumentError
 
 if TYPE_CHECKING:
     from metis.core.layers.secure_sum import SecureSum
-
-_WIDER = 1024.0  # numbers themselves, not how far they moved in a round, fit into so many clips
-_LARGER = 4.0  # contribution values may grow by so much after the start
 
 
 class Windows(SecureAverage):
@@ -41,42 +37,41 @@ class Windows(SecureAverage):
     def __init__(self, initial_model: Model, store: ModelStore, secure_sum: SecureSum) -> None:
         super().__init__(initial_model, store, secure_sum)
         self._fresh: dict[LearnerId, float] = {}  # p_k of those that have handed in something new
-        self._closing: tuple[LearnerId, ...] = ()  # of these, those in the window that is being opened
+        self._closing: dict[LearnerId, float] = {}  # of these, those in the window that is being opened
         self.expected: dict[LearnerId, int] = {}  # where members agree on keys: who hands in which task
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
-        return self._closing or tuple(sorted(self._fresh))
+        return tuple(sorted(self._closing or self._fresh))
+
+    @property
+    def fresh(self) -> tuple[LearnerId, ...]:
+        return tuple(sorted(self._fresh))
 
     def begin(self, weights: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> None:
         self.values = {**self.values, **weights}
 
-    def fix_window(self, tasks: Mapping[LearnerId, int]) -> None:
-        """The window is of these learners, each with the task that it has trained."""
+    def fix_window(self, tasks: Mapping[LearnerId, int], values: Mapping[LearnerId, float]) -> tuple[LearnerId, ...]:
+        """The window is of these learners, each with the task that it has trained; who hands one in again."""
         self.expected, self.fixed = dict(tasks), True
+        return ()
 
     def value(self, learner: LearnerId, contribution: float) -> float:
-        return 1.0 if self._secure_sum.weights == "equal" else min(contribution, self.most)
+        return 1.0 if self._secure_sum.weights == "equal" else contribution
 
     def counted(self, learner: LearnerId) -> float:
-        return self._fresh[learner]
+        return (self._closing or self._fresh)[learner]
 
     def note_loss(self, learner: LearnerId, loss: float) -> None:
         """Rounds are measured by it, and there are none."""
 
     def close(self, present: Collection[LearnerId] = ()) -> None:
-        self._closing = self.learners
+        self._closing, self._fresh = self._fresh, {}
         self.values = dict.fromkeys(sorted({*present, *self._closing}), 1.0)
 
     def open(self, learners: Collection[LearnerId], total: Body | None) -> None:
-        for learner in self._closing:
-            if learner not in learners:
-                self._drop(learner)
-        self._closing = tuple(sorted(learners))
+        self._closing = {learner: p for learner, p in self._closing.items() if learner in learners}
         self._opened, self._total = True, total
-
-    def _drop(self, learner: LearnerId) -> None:
-        del self._fresh[learner]
 
     def publish(self, seconds: float = 0.0) -> bool:
         if not self._opened:
@@ -88,39 +83,66 @@ class Windows(SecureAverage):
 
     def clear(self) -> None:
         for learner in self.learners:
-            self._drop(learner)
-        self._closing, self._total, self._opened = (), None, False
+            self._store.remove(learner)  # what was masked
+        if not self._closing:
+            self._fresh = {}
+        self._closing, self._total, self._opened = {}, None, False
         self.expected, self.fixed = {}, False
 
 
 class CachedWindows(Windows):
-    """The weighted average of everybody's latest models, from a running sum of differences in a ring of 64 bits."""
+    """The weighted average of everybody's latest models, each time from the sum of all of them."""
 
     weighs_learners = True
 
     def __init__(self, initial_model: Model, store: ModelStore, secure_sum: SecureSum) -> None:
         super().__init__(initial_model, store, secure_sum)
-        self._counted: dict[LearnerId, float] = {}  # p_k of the models in the running sum
-        self._most = 0.0
-        self._sum = self.ring.total(initial_model.layout)  # W
+        self.latest: dict[LearnerId, tuple[int, float]] = {}  # the task and p_k of everybody's latest model
+        self._again: dict[LearnerId, float] = {}  # p_k of those that have handed in their latest model again
+        self.resends: dict[LearnerId, int] = {}  # where members agree on keys: who does so, under which number
+        self._places: dict[LearnerId, float] = {}  # p_k of all that were to hand in to the window
+        self._held: set[LearnerId] = set()  # where nothing is masked: whose latest model is in the store
+        self._plain: Body | None = None  # the sum of a closed window, if one of its models was replaced since
 
     @property
     def ring(self) -> Ring:
-        return Ring(64, MOST_MEMBERS, _WIDER * self._secure_sum.clip)
+        return Ring(64, MOST_MEMBERS, WIDER * self._secure_sum.clip)
+
+    @property
+    def learners(self) -> tuple[LearnerId, ...]:
+        return tuple(sorted(self._closing or self._fresh | self._again))
 
     @property
     def most(self) -> float:
-        return self._most or 1.0
+        return max(self._places.values())
 
     @property
     def contributors(self) -> int:
-        return len(self._counted | self._fresh)
+        return len(self.learners)
 
-    def begin(self, weights: Mapping[LearnerId, float], steps: Mapping[LearnerId, int]) -> None:
-        super().begin(weights, steps)
-        if not self._most:  # once: words of different windows add up
-            largest = 1.0 if self._secure_sum.weights == "equal" else max(weights.values())
-            self._most = 2.0 ** math.ceil(math.log2(_LARGER * max(1.0, largest)))
+    @property
+    def resent(self) -> tuple[LearnerId, ...]:
+        return tuple(sorted(self._again))
+
+    def fix_window(self, tasks: Mapping[LearnerId, int], values: Mapping[LearnerId, float]) -> tuple[LearnerId, ...]:
+        super().fix_window(tasks, values)
+        again = tuple(sorted(k for k, task in tasks.items() if k in self.latest and self.latest[k][0] == task))
+        self._places = {k: self.latest[k][1] if k in again else values[k] for k in tasks}
+        return again
+
+    @property
+    def missing(self) -> Mapping[LearnerId, int]:
+        return {} if self._closing else {k: number for k, number in self.resends.items() if k not in self._again}
+
+    def take_again(self, learner: LearnerId) -> None:
+        """A learner has handed in its latest model again."""
+        self._store.put(learner, Model.empty().vector)
+        self._again[learner] = self.latest[learner][1]
+
+    def forget(self, learner: LearnerId) -> None:
+        """A learner does not have its latest model any more."""
+        self.resends.pop(learner, None)
+        self.latest.pop(learner, None)
 
     def commit(
         self,
@@ -131,60 +153,82 @@ class CachedWindows(Windows):
         base: Model | None = None,
         examples: int = 1,
     ) -> None:
-        self._store.put(_new(learner), local_model.vector)
+        if local_model.vector.size:
+            self._keep_sum()
+            self._store.put(_plain(learner), local_model.vector)
+            self._held.add(learner)
+        else:  # masked
+            self._store.put(learner, local_model.vector)
         self._fresh[learner] = value
+        self.latest[learner] = self.expected.get(learner, -1), value
         self.committed_steps += steps
 
     def withdraw(self, learner: LearnerId) -> None:
-        """Take back what is not in a closed window; what was opened is part of the sum for good."""
-        if learner in self._fresh and learner not in self._closing:
-            self._drop(learner)
+        """What a closed window has of it is opened with that; nothing of it is in the next one."""
+        if learner not in self._closing:
+            self._store.remove(_plain(learner))
+            self._held.discard(learner)
+        self._fresh.pop(learner, None)
+        self._again.pop(learner, None)
+        self.forget(learner)
 
-    def _drop(self, learner: LearnerId) -> None:
-        super()._drop(learner)
-        self._store.remove(_new(learner))
+    def close(self, present: Collection[LearnerId] = ()) -> None:
+        if not self.fixed:  # nothing is masked: who is there takes part
+            self._again = {k: p for k, (_, p) in self.latest.items() if k in present and k not in self._fresh}
+        again, self._fresh = self._again, self._fresh | self._again
+        super().close(present)
+        self._again, self._places = again, self._places or dict(self._closing)
+
+    def _keep_sum(self) -> None:
+        """Before one of its models is replaced."""
+        if self._closing and self._plain is None:
+            self._plain = self.total()
 
     def total(self) -> Body:
+        if self._plain is not None:
+            return self._plain
         layout, ring = self.model.layout, self.ring
-        total = ring.total(layout)
-        for learner in self.learners:
-            ring.add(total, self._body(_new(learner), self._fresh[learner]), layout)
-            if learner in self._counted:
-                ring.subtract(total, self._body(learner, self._counted[learner]), layout)
+        total, most = ring.total(layout), self.most
+        for learner, p in self._closing.items():
+            local = self.model.with_vector(np.asarray(self._store.get(_plain(learner))[:]))
+            ring.add(total, whole_body(ring, local, p, most), layout)
         return total
 
-    def _body(self, stored: str, p: float) -> Body:
-        local = self.model.with_vector(np.asarray(self._store.get(stored)[:]))
-        return self.ring.quantize(local, self._nothing, p, self.most, (0.0,) * 3).body
-
-    @property
-    def _nothing(self) -> Model:
-        return self.model.with_vector(np.zeros_like(self.model.vector))
-
-    def open(self, learners: Collection[LearnerId], total: Body | None) -> None:
-        super().open(learners, total)
-        for learner in learners:
-            self._counted[learner] = self._fresh[learner]
-            self._store.put(learner, np.array(self._store.get(_new(learner))[:]))
-        if total is not None:
-            self.ring.add(self._sum, total, self.model.layout)
-
     def mean(self, total: Body) -> Opened:
-        weights = {learner: self._counted[learner] for learner in sorted(self._counted)}
-        return self.ring.mean(self._sum, self._nothing, weights, self.most)
+        return self.ring.mean(total, _nothing(self.model), self._closing, self.most)
+
+    def too_few(self) -> str:
+        return (
+            f"{len(self.fresh)} of {len(self.values)} members handed in something new, and a window needs {self.least}"
+        )
+
+    def clear(self) -> None:
+        super().clear()
+        self._again, self.resends, self._places, self._plain = {}, {}, {}, None
 
     def arrays(self, *, local_models: bool = True) -> dict[str, NDArray[Any]]:
-        kept = {**self._counted, **dict.fromkeys(map(_new, self._fresh))}
-        return {"windows/sum": self._sum, **(stored_models(self._store, kept) if local_models else {})}
+        kept = {} if self._plain is None else {"windows/sum": self._plain}
+        return {**kept, **(stored_models(self._store, map(_plain, sorted(self._held))) if local_models else {})}
 
     def load_arrays(self, model: Model, arrays: Mapping[str, NDArray[Any]], store: ModelStore) -> None:
-        self.model, self._store, self._sum = model, store, np.array(arrays["windows/sum"])
-        for kept in (*self._counted, *map(_new, self._fresh)):
+        self.model, self._store = model, store
+        self._plain = np.array(arrays["windows/sum"]) if "windows/sum" in arrays else None
+        self._held = {learner for learner in self.latest if f"local/{_plain(learner)}" in arrays}
+        for kept in map(_plain, self._held):
             self._store.put(kept, arrays[f"local/{kept}"])
 
 
-def _new(learner: LearnerId) -> str:
-    """Under which name the store has a model that does not count yet; no learner's name has a line break."""
+def whole_body(ring: Ring, local: Model, p: float, most: float) -> Body:
+    """A whole local model in the ring; nothing is measured besides."""
+    return ring.quantize(local, _nothing(local), p, most, (0.0,) * ring.scalars).body
+
+
+def _nothing(model: Model) -> Model:
+    return model.with_vector(np.zeros_like(model.vector))
+
+
+def _plain(learner: LearnerId) -> str:
+    """Under which name the store has a model that is not masked; no learner's name has a line break."""
     return f"{learner}\n"
 
 
@@ -219,6 +263,9 @@ class BufferedWindows(Windows):
     def most(self) -> float:
         return 1.0  # of a weight that falls with staleness
 
+    def value(self, learner: LearnerId, contribution: float) -> float:
+        return min(super().value(learner, contribution), self.most)
+
     @property
     def wanted(self) -> int:
         return self._buffer_size
@@ -248,19 +295,14 @@ class BufferedWindows(Windows):
     def withdraw(self, learner: LearnerId) -> None:
         """Nothing: differences are summed as they come and cannot be separated."""
 
-    def _drop(self, learner: LearnerId) -> None:
-        super()._drop(learner)
-        self._store.remove(learner)
-
     def total(self) -> Body:
         total = self.ring.total(self.model.layout)
         total += self._sums[0]
         return total
 
     def mean(self, total: Body) -> Opened:
-        weights = {learner: self._fresh[learner] for learner in self._closing}
-        divisor = len(weights) / self._server_learning_rate
-        return self.ring.mean(total, self.model, weights, self.most, divisor)
+        divisor = len(self._closing) / self._server_learning_rate
+        return self.ring.mean(total, self.model, self._closing, self.most, divisor)
 
     def clear(self) -> None:
         self._sums = [self._sums[1], self.ring.total(self.model.layout)]

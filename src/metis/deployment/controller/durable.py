@@ -26,6 +26,7 @@ from metis.core.events import (
     LearnerId,
     LearnersExpected,
     LocalTask,
+    ModelResent,
     RolledBack,
     RoundMeasure,
     SumOpened,
@@ -161,7 +162,8 @@ class DurableController:
 
         Of a small local model the content is in the journal too, and in no file.
         """
-        update = event.task if isinstance(event, UpdateRequest) else None
+        resent = isinstance(event, ModelResent) and not event.lost
+        update = event.task if isinstance(event, UpdateRequest) or resent else None
         # The model is in its blob; the journal holds the rest.
         entry_record = to_record(now, event)
         seq = self.state.append(now, entry_record, update=update, blob=blob, content=content)
@@ -225,7 +227,7 @@ class DurableController:
 
     def _event(self, entry: Entry) -> Event:
         event, policy = _event_of(entry.record), self.controller.policy
-        masked = isinstance(event, UpdateRequest) and policy.secure_sum is not None  # `Sums` looks at these
+        masked = isinstance(event, UpdateRequest | ModelResent) and policy.secure_sum is not None  # as `Sums` has them
         if entry.blob is None or masked:
             return event
         whose = f"learner '{event.learner}'" if isinstance(event, UpdateRequest) else "a rollback"
@@ -348,7 +350,7 @@ class DurableController:
         self.state.write_snapshot(self._seq, arrays, facts, needed)
         self._since_snapshot = 0
         self.state.collect(needed)
-        self.state.blobs.forget_partial(self.controller.roster.open_tasks)
+        self.state.blobs.forget_partial(self.controller.open_updates)
 
     def _recover(self) -> None:
         """Restore the state that the journal describes, from the newest intact snapshot."""

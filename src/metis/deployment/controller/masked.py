@@ -49,8 +49,9 @@ class MaskedService(ABC):
             return
         if peers is None:
             raise ConfigError("secure_sum needs certificates, which sign what members agree on: give --identity DIR")
+        assert plan.setting.update_bytes is not None, "updates are masked"
         self._sums = Sums(
-            state, self.layout, plan.secure_sum.bits, settings_hash(plan.learner_settings), peers, report,
+            state, self.layout, plan.setting.update_bytes, settings_hash(plan.learner_settings), peers, report,
             self._sessions.secure, self._sessions.offer, plan.deployment.lease,
         )  # fmt: skip
         if plan.deployment.evaluate_at_learners:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metis.core.controller import Controller
 from metis.core.events import CohortFixed, LearnerId, LocalTask, RoundClosed
+from metis.core.mixing.windows import CachedWindows
 from metis.core.model import Layout
 from metis.core.ring import Ring
 from metis.core.secure_sum import MOST_STEPS, PROTOCOL, Opening, Place, SignedKey, Trained, threshold
@@ -28,6 +29,9 @@ class MaskedRound:
     uploads: Mapping[LearnerId, str]  # the blobs of those that have handed in
     models: Mapping[int, str]  # SHA-256 of the community models that tasks are based on
     window: int = 0  # how many updates fill a window; 0 in rounds
+    whole: bool = False  # whether a window is the sum of everybody's whole latest models
+    latest: Mapping[LearnerId, tuple[int, float]] = field(default_factory=dict)  # then: their tasks, what they count
+    resends: Mapping[LearnerId, int] = field(default_factory=dict)  # who is to hand its own in again, as which update
 
 
 def masked_round(
@@ -39,6 +43,7 @@ def masked_round(
         return None
     stamp = controller.community.stamp
     training = {record.learner: record.task for record in controller.roster.training if record.task is not None}
+    cache = secure if isinstance(secure, CachedWindows) else None
     return MaskedRound(
         stamp.version,
         hashes[stamp.version],
@@ -52,22 +57,30 @@ def masked_round(
         {learner: blobs[learner] for learner in secure.learners if learner in blobs},
         {task.based_on.version: hashes[task.based_on.version] for task in training.values()},
         secure.wanted if secure.windowed else 0,
+        cache is not None,
+        {} if cache is None else dict(cache.latest),
+        secure.missing,
     )
 
 
 def handing_in(
     round_: MaskedRound, keys: Mapping[LearnerId, SignedKey], trained: Mapping[LearnerId, int]
 ) -> list[LearnerId]:
-    """Who hands in to the next window: the first that have trained, or all if nobody else can; else nobody."""
+    """Who has something fresh for the next window: the first that have trained, or all if nobody else can.
+
+    Nobody as long as these are too few.
+    """
     there = [k for k, number in trained.items() if k in keys and k in round_.tasks and round_.tasks[k].number == number]
     full = len(there) >= min(round_.window, len(round_.tasks.keys() & keys.keys()))
-    return there[: round_.window] if full and len(there) >= round_.least else []
+    if not full or len(there) < round_.least:
+        return []
+    return there if round_.whole else there[: round_.window]
 
 
 def made_opening(
     round_: MaskedRound,
     keys: Mapping[LearnerId, SignedKey],
-    first: list[LearnerId],  # who hands in to a window
+    first: list[LearnerId],  # who has something fresh for a window
     run: str,
     layout: Layout,
     settings: bytes,
@@ -88,15 +101,19 @@ def made_opening(
         ring=round_.ring if round_.window else replace(round_.ring, learners=len(members)),
         threshold=threshold(len(members)),
         least=round_.least,
-        members=tuple(
-            Place(
-                round_.values[name],
-                min(tasks[name].budget.steps or MOST_STEPS, MOST_STEPS),
-                keys[name],
-                (_trained(round_, tasks[name]),) if name in first else (),
-            )
-            for name in members
-        ),
+        members=tuple(_place(round_, name, keys[name], name in first) for name in members),
+        whole=int(round_.whole),
+    )
+
+
+def _place(round_: MaskedRound, name: LearnerId, key: SignedKey, fresh: bool) -> Place:
+    task, again = round_.tasks[name], not fresh and name in round_.latest
+    return Place(
+        round_.latest[name][1] if again else round_.values[name],
+        min(task.budget.steps or MOST_STEPS, MOST_STEPS),
+        key,
+        (_trained(round_, task),) if fresh else (),
+        (round_.latest[name][0],) if again else (),
     )
 
 
@@ -106,6 +123,7 @@ def _trained(round_: MaskedRound, task: LocalTask) -> Trained:
 
 
 def fixed_by(opening: Opening) -> CohortFixed:
-    """The event that everybody of a round, or who hands in to a window, is known."""
-    trained = [opening.trained_by(name) for name in opening.handing_in]
-    return CohortFixed(opening.version, opening.handing_in, tuple(each.task for each in trained if each is not None))
+    """The event that everybody of a round, or who hands in what to a window, is known."""
+    places = [place for place in opening.members if place.name in opening.handing_in]
+    tasks = [task for place in places for task in (*(each.task for each in place.trained), *place.again)]
+    return CohortFixed(opening.version, opening.handing_in, tuple(tasks))

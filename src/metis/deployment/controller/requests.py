@@ -18,6 +18,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LocalTask,
+    ModelResent,
     TaskFailed,
     UpdateRequest,
 )
@@ -102,6 +103,8 @@ class LearnerRequests:
             steps = min(failed.steps, task.budget.steps or MAX_STEPS)
             event = TaskFailed(learner, failed.task, sentence(failed.cause), steps, max(0.0, seconds))
             self._writer.journal(event, self._writer.now())
+        elif self._writer.controller.resend_of(learner) == failed.task:
+            self._writer.journal(ModelResent(learner, failed.task, lost=True), self._writer.now())
 
     # --- updates --------------------------------------------------------------------------------
 
@@ -115,14 +118,14 @@ class LearnerRequests:
             return None  # received again and compared: the same bytes get the same answer
         if self.stopping:
             raise Refused(_CODE.UNAVAILABLE, "the controller is stopping; keep the update and come back")
-        if self._view.open_task(learner, header.task) is not None:
+        if self._view.awaits(learner, header.task):
             return None
-        if any(opened.task.number == header.task for opened in self._view.tasks.values()):
+        if header.task in self._view.open_updates:
             raise self._not_yours(learner, header.task)
         return _too_late(header.task, self._view.standing.version)
 
     def open_tasks(self) -> set[int]:
-        return {opened.task.number for opened in self._view.tasks.values()}
+        return self._view.open_updates
 
     def base_model(self, learner: LearnerId, task: int) -> Model | None:
         opened = self._view.open_task(learner, task)
@@ -177,6 +180,12 @@ class LearnerRequests:
         if known is not None:
             return known
         task, now = writer.durable.open_task(learner), writer.now()
+        if writer.controller.resend_of(learner) == header.task:
+            again = ModelResent(learner, header.task, lost=received.problem is not None)
+            sequence = writer.journal(again, now, received.blob).seq
+            if received.problem is not None:
+                return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=received.problem)
+            return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=sequence)
         if task is None or task.number != header.task or writer.controller.finished:
             return _too_late(header.task, writer.controller.community.stamp.version)
         held = self._held_for()

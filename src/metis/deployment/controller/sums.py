@@ -15,7 +15,6 @@ from collections.abc import Callable
 from metis.core.canonical import HASH
 from metis.core.events import LearnerId, RoundFailed, SumOpened
 from metis.core.model import Layout
-from metis.core.ring import Ring
 from metis.core.secure_sum import Answer, Opening, SignedKey, Statement, Upload, Vote
 from metis.deployment.controller.disk import writing
 from metis.deployment.controller.openings import MaskedRound, fixed_by, handing_in, made_opening
@@ -70,7 +69,7 @@ class Sums:
         self,
         state: State,
         layout: Layout,
-        bits: int,
+        body_bytes: int,  # of an update, without what is behind the masked numbers
         settings: bytes,
         peers: Peers,
         report: Report,
@@ -79,7 +78,7 @@ class Sums:
         key_seconds: float,
     ) -> None:
         self._state, self._layout, self._settings, self._peers = state, layout, settings, peers
-        self._bits = bits
+        self._body_bytes = body_bytes
         self._report, self._send, self._offer, self._key_seconds = report, send, offer, key_seconds
         self._store = _Files(state.folder / "sums")
         self._round: MaskedRound | None = None
@@ -248,7 +247,10 @@ class Sums:
         message: pb.SecureSum | None = None
         opening = self._opening
         if round_.window and round_.fixed and opening is not None and learner in opening.names:
-            window = pb.SecureSum(kind=pb.SecureSum.WINDOW, version=round_.version, content=opening.encode())
+            again = round_.resends.get(learner, 0)  # never the first update
+            window = pb.SecureSum(
+                kind=pb.SecureSum.WINDOW, version=round_.version, content=opening.encode(), task=again
+            )
             if learner not in self._has_opening:  # before anything is asked about it
                 self._out.append(lambda: self._send(learner, window))
             self._has_opening.add(learner)
@@ -373,8 +375,7 @@ class Sums:
 
     def allows(self, length: int) -> bool:
         """Whether an update may have so many bytes."""
-        body = Ring(self._bits, 1, 1.0).nbytes(self._layout)
-        return body < length <= body + _TAIL
+        return self._body_bytes < length <= self._body_bytes + _TAIL
 
     def problem(self, learner: LearnerId, content: bytes) -> str | None:
         """Why a masked update cannot count; None if it can. In any thread."""

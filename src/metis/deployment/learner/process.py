@@ -121,7 +121,7 @@ class LearnerProcess:
             policy=self._policy,
             ckks_key=ckks_key,
         )
-        self._sums = Sums(self._supervisor, self.connection, self.work, self._policy, kit)
+        self._sums = Sums(self._supervisor, self.connection, self.work, self._policy, kit, self._log, self.uploads.look)
         self._tasks = Tasks(
             self._supervisor, self.connection, self.work, self.downloads, self.training, self.uploads, self._log,
             self._policy, self._step_back, self._sums,

@@ -1,14 +1,16 @@
 """A learner's part in masked rounds: whom it trusts is in its own files, and what it signs is durable before it leaves.
 
 The keys of a round, what was masked and what was voted for are in `sums/` of the work folder, which only its owner can
-read. They go when the next round is accepted, at the end of the federation, and when they are a week old.
+read. They go when the next round is accepted, at the end of the federation, and when they are a week old. So does the
+latest local model, which is there unmasked where windows want it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,17 @@ from metis.core.model import Layout
 from metis.core.secure_sum import MOST_STEPS, Opening, Pins, Request, Statement
 from metis.deployment.learner.connection import Connection
 from metis.deployment.learner.downloads import TaskFailed
+from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.site_policy import PolicyFile, SitePolicy
 from metis.deployment.learner.supervisor import Supervisor
-from metis.deployment.learner.work import WorkFolder
+from metis.deployment.learner.work import Update, WorkFolder, forget_local_models
 from metis.deployment.security.identity import load_kit, signing_identity
 from metis.deployment.storage import file_sha256
+from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.models import write_parts
 from metis.deployment.wire.secure import settings_hash
-from metis.errors import ArgumentError, ConfigError, Refused
+from metis.errors import ArgumentError, ConfigError, DataError, Refused
 from metis.privacy.keys import Peers
 from metis.privacy.member import Member
 from metis.privacy.store import FolderStore
@@ -54,8 +59,11 @@ class Sums:
         work: WorkFolder,
         policy: PolicyFile,
         kit: Path | None,
+        log: SiteLog,
+        look: Callable[[], None],  # when there is something new in the spool
     ) -> None:
         self._supervisor, self._connection, self._work, self._policy = supervisor, connection, work, policy
+        self._log, self._look = log, look
         self._kit = kit  # with this site's certificate, its key and the CA
         self._folder = work.folder / "sums"
         self._lock = asyncio.Lock()  # one thing after the other: each reads and writes the same file
@@ -183,10 +191,39 @@ class Sums:
                 await asyncio.to_thread(self._member_accepts, opening, None, policy)
                 self._give_place(opening)
             except (Refused, ConfigError) as problem:
+                if message.task:
+                    self._cannot_hand_in(message.task, str(problem))
                 self._supervisor.report("warning", f"window on community model {opening.version}: {problem}")
                 wait, mine = self._wait, opening.trained_by(self._connection.welcome.learner)
                 if wait is not None and mine is not None and mine.task == wait.task.number and not wait.place.done():
                     wait.place.set_exception(TaskFailed(str(problem), pb.Cause.SITE_POLICY))
+                return
+            if message.task:
+                await self._hand_in_again(opening, message.task)
+
+    async def _hand_in_again(self, opening: Opening, number: int) -> None:
+        """Mask the latest local model once more; the training process may be busy with the next one."""
+        if any(update.task == number for update in self._work.updates()):
+            return  # it is on its way
+
+        def mask() -> None:
+            layout = Layout.from_json(json.loads(self._connection.welcome.layout))
+            parts = Masking(self._order(opening), self._store()).mask_again(layout)
+            sha256, length = write_parts(self._work.update_file(number), parts)
+            self._work.keep(Update(self._work.run, number, 0, 0.0, 0.0, math.nan, sha256, length, again=True))
+
+        try:
+            await asyncio.to_thread(mask)
+        except (Refused, DataError, OSError) as problem:
+            self._cannot_hand_in(number, str(problem))
+        else:
+            self._look()
+
+    def _cannot_hand_in(self, number: int, reason: str) -> None:
+        """A window need not wait for what this site does not have, or does not hand in."""
+        self._work.drop(number)
+        cause = self._log.failed(pb.Cause.UPDATE_LOST, f"a window does not get the latest model again: {reason}")
+        self._connection.send_failed(number, cause, 0, 0.0)
 
     def _give_place(self, opening: Opening) -> None:
         """If this accepted window has a place for the task that is trained here, it must be as it was trained."""
@@ -209,6 +246,8 @@ class Sums:
     async def _answer(self, message: pb.SecureSum) -> None:
         policy, refusal = self._policy.ask()
         if refusal is not None:
+            if message.kind == pb.SecureSum.WINDOW and message.task:
+                self._cannot_hand_in(message.task, refusal.text)
             return
         if message.kind == pb.SecureSum.WINDOW:
             await self._take_window(message, policy)
@@ -244,3 +283,4 @@ class Sums:
                     with self._member(policy) as member:
                         member.erase()
                     self._store().delete("facts")
+                    forget_local_models(self._folder)

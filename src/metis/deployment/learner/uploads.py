@@ -52,7 +52,7 @@ class Uploads:
     def look(self) -> None:
         """Notice what is in the spool now."""
         updates = self._work.updates()
-        self.task = updates[-1].task if updates else None
+        self.task = max((update.task for update in updates if not update.again), default=None)
         for task in self._work.unsynced - self._syncing:
             self._syncing.add(task)
             self._supervisor.start(self._sync(task))

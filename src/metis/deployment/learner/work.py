@@ -6,6 +6,7 @@ spool/            a trained update: TASK.model, and TASK.json once it is whole; 
 models/           community models by their SHA-256; `.part` while they are on their way
 network.json      the network's layout, where models travel encrypted
 memory/           what the learner keeps between tasks; written by the trainer
+sums/             of masked sums: keys, votes, what was masked, and the latest local model of windows that want it again
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from metis.deployment.storage import file_sha256, storage
+from metis.deployment.trainer.masking import LOCAL
 from metis.deployment.wire.chunks import travels_inside
 from metis.deployment.wire.model_mac import checker, has_checksum
 from metis.errors import ConfigError, DataError, LockHeld
@@ -41,6 +43,7 @@ class Update:
     bytes: int
     compression_error: float | None = None  # the share of it that is left out for now; None: it is whole
     seal: str = ""  # a MAC of the bytes, in hexadecimal digits; then there is no SHA-256
+    again: bool = False  # for a window: what an earlier one had, masked once more
 
     @property
     def checksum(self) -> str:
@@ -93,6 +96,7 @@ class WorkFolder:
             for folder in ("spool", "models", "memory"):
                 for path in (self.folder / folder).iterdir():
                     path.unlink()
+            forget_local_models(self.folder / "sums")
             self._waiting = None
             self.unsynced.clear()
         self.run, self.learner, self.layout = run, learner, layout
@@ -246,6 +250,13 @@ class WorkFolder:
         for path in (self.folder / "models").iterdir():
             if path.name.removesuffix(".part") not in keep:
                 path.unlink(missing_ok=True)
+
+
+def forget_local_models(sums: Path) -> None:
+    """Those that windows may want again, as `trainer.masking` keeps them."""
+    if sums.is_dir():
+        for path in sums.glob(f"{LOCAL}*"):
+            path.unlink()
 
 
 def _unusable(folder: Path, problem: OSError) -> ConfigError:
