@@ -95,17 +95,6 @@ def test_sums_are_exact_in_any_order_and_in_any_blocks(monkeypatch: pytest.Monke
     assert np.array_equal(ring.mean(total, base, weights, 9.0).vector, vector)
 
 
-def test_a_window_takes_the_difference_of_two_bodies() -> None:
-    """The running sum of everybody's latest: what a learner had before goes off, what it has now comes on."""
-    ring, base = Ring(64, 2, 4.0), model(0.0)
-    before, now, other = (ring.quantize(model(x), base, 1.0, 2.0, (0, 0, 0)).body for x in (0.25, 0.75, -1.0))
-    total = ring.sum([before, other], LAYOUT)
-    change = now.copy()
-    ring.subtract(change, before, LAYOUT)
-    ring.add(total, change, LAYOUT)
-    assert np.array_equal(total, ring.sum([now, other], LAYOUT))
-
-
 def test_numbers_outside_of_the_clip_are_clamped_and_counted() -> None:
     """2 of 12 numbers lie at 5 and -5 with a clip of 1."""
     ring, base, values = Ring(32, 3, 1.0), model(0.0), np.zeros(LAYOUT.size, np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +39,7 @@ from metis.deployment.learner.site_log import SiteLog
 from metis.deployment.learner.site_policy import PolicyFile
 from metis.deployment.learner.sums import Sums
 from metis.deployment.learner.work import Update, WorkFolder, forget_local_models
+from metis.deployment.storage import SealedStorage, Storage, choose, file_sha256
 from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import read_model, write_model
@@ -131,7 +131,7 @@ def opening_of(sites: dict[str, Site], **changes: Any) -> Opening:
     version = changes.get("version", VERSION)
     about: dict[str, Any] = {
         "protocol": PROTOCOL, "run": RUN, "version": version, "attempt": 0,
-        "model": bytes.fromhex(hashlib.sha256((next(iter(sites.values())).home / "model").read_bytes()).hexdigest()),
+        "model": bytes.fromhex(file_sha256(next(iter(sites.values())).home / "model")),
         "layout": bytes.fromhex(LAYOUT.fingerprint), "settings": settings_hash(masked.SETTINGS), "rate": 1.0,
         "extra_vectors": 0, "ring": Ring(32, len(names), 4.0), "threshold": threshold(len(names)), "least": 3,
         "members": tuple(
@@ -319,7 +319,7 @@ def test_what_is_trained_is_masked_when_a_window_has_a_place_for_it(windowed: di
     order, _ = _waiting(ann, opening)
     (said,) = [message for message in ann.sent if message.kind == pb.SecureSum.WINDOW]
     assert said.task == 1 and order is not None and order["opening"] == opening.encode().hex()
-    first = ann.train(order)[1]()
+    first = ann.train(order, policy=POLICIES["fedbuff"])[1]()
     again = Site(ann.home, "ann")
     order, _ = _waiting(again, opening)
     assert order is not None and not [message for message in again.sent if message.kind == pb.SecureSum.WINDOW]
@@ -433,6 +433,20 @@ def test_the_latest_model_is_masked_again_and_is_the_same(windowed: dict[str, Si
     assert np.array_equal(read_model(kept, LAYOUT).vector, local.vector)
 
 
+def test_the_latest_model_is_sealed_where_the_site_has_a_key(windowed: dict[str, Site]) -> None:
+    """And can be masked again all the same."""
+    local, _ = masked.train("ann", 1, STEPS, masked.initial_model())
+    choose(SealedStorage(bytes(32)))
+    try:
+        write_model(windowed["ann"].home / "model", masked.initial_model())
+        second = _second_window(windowed)
+        (kept,) = (windowed["ann"].folder / "sums").glob("local-1-*")
+        assert local.vector.tobytes() not in kept.read_bytes()
+        assert _handed_in(windowed["ann"], second, 7) is not None and not windowed["ann"].failed
+    finally:
+        choose(Storage())
+
+
 def test_a_site_without_its_latest_model_says_so(windowed: dict[str, Site]) -> None:
     """It is gone or damaged, or the window is refused: nobody waits for it, and nothing is masked."""
     second = _second_window(windowed)
@@ -494,7 +508,9 @@ def test_only_the_latest_model_stays_and_it_goes_with_the_keys(windowed: dict[st
 
 
 def test_a_window_sums_what_the_policy_sums(windowed: dict[str, Site]) -> None:
-    """Neither whole models where differences are due, nor the other way round."""
+    """Neither whole models where differences are due, nor the other way round; and no round where windows are."""
+    with pytest.raises(DataError, match="does not sum what this federation's policy sums"):
+        windowed["dan"].train(windowed["dan"].accept(opening_of(windowed)), 1, POLICIES["fedbuff"])[1]()
     order, _ = _waiting(windowed["ann"], _whole_window(windowed, VERSION, dict.fromkeys(NAMES, 1), {}))
     assert order is not None
     with pytest.raises(DataError, match="does not sum what this federation's policy sums"):

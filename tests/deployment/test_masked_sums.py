@@ -204,8 +204,6 @@ def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
 def test_a_window_of_whole_models_asks_the_others_for_theirs_again(desk: Desk) -> None:
     """All that have something fresh are in it; each of the others gets the number under which it hands in again."""
     desk.take(whole=True, latest={"ann": (7, 1.5), "bob": (1, 2.0), "dan": (9, 3.0)})
-    for name in NAMES:
-        desk.hear(name, KEY, desk.members[name].key(2).encode())
     opening = _window(desk, "cyd ann dan")
     assert opening is not None and opening.whole and opening.fresh == ("ann", "cyd", "dan")
     assert opening.again_by("bob") == 1 and opening.weights == {"ann": 1.0, "bob": 2.0, "cyd": 1.0, "dan": 1.0}

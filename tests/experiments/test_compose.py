@@ -380,10 +380,10 @@ def test_a_step_guard_is_refused_for_masked_rounds() -> None:
     check_deployment(resolve_config({**CONTENT, **guarded}, "x.toml"))
 
 
-def test_a_deployment_masks_in_the_windows_of_fedbuff_and_not_in_those_of_the_cache() -> None:
-    """A window of the cache would need what counts of each site to be kept there; it is refused by name."""
+def test_a_deployment_masks_in_windows_but_not_single_updates() -> None:
     windows = {"name": "fedbuff", "buffer_size": 4, "secure_sum": {}}
     check_deployment(resolve_config({**CONTENT, "policy": windows}, "x.toml"))
     for name in ("async_fedavg", "fedrec"):
-        with pytest.raises(ConfigError, match=f"the windows in which {name} opens its sums exist in simulations only"):
-            check_deployment(resolve_config({**CONTENT, "policy": {"name": name, "secure_sum": {}}}, "x.toml"))
+        check_deployment(resolve_config({**CONTENT, "policy": {"name": name, "secure_sum": {}}}, "x.toml"))
+    with pytest.raises(ConfigError, match="fedasync publishes after every single update"):
+        check_deployment(resolve_config({**CONTENT, "policy": {"name": "fedasync", "secure_sum": {}}}, "x.toml"))

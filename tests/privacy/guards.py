@@ -277,7 +277,10 @@ GUARDS: dict[str, Bug] = {
         "        return self.__dict__.setdefault('_made', made)\n",
     ),
     "a damaged body is not masked again": _never(_TRAINER, "if kept is None:"),
-    "a window sums what the policy sums": _never(_TRAINER, "if bool(opening.whole) != policy.sums_whole_models:"),
+    "whole models are summed where the policy does": Bug(
+        _TRAINER, " or bool(opening.whole) != policy.sums_whole_models:", ":"
+    ),
+    "windows are summed where the policy does": Bug(_TRAINER, "opening.windowed == policy.protocol.has_rounds or ", ""),
     "a local model is kept before it counts as masked": Bug(
         _TRAINER, "                    self._keep(kept_too)\n", "                    pass\n"
     ),

@@ -281,28 +281,3 @@ def test_a_round_is_abandoned_by_t_refusals_and_opened_again() -> None:
     _, total, plain = cohort.play(again, cohort.names, cohort.names)
     assert np.array_equal(total, plain)
     assert cohort.members["h00"].upload(first.context) is None
-
-
-def test_windows_keep_the_running_sum_of_everybodys_latest() -> None:
-    """A learner sends what changed; after every window the sum is that of the latest bodies, bit for bit."""
-    cohort, chance = Cohort(7, bits=64), np.random.default_rng(2)
-    ring = cohort.opening().ring
-    last = {name: ring.total(LAYOUT) for name in cohort.names}
-    running = ring.total(LAYOUT)
-    for window in range(12):
-        opening = cohort.opening(window)
-        opener, bodies = cohort.opener(opening), {}
-        who = sorted(chance.permutation(cohort.names)[: chance.integers(opening.least, 8)])
-        for name in cohort.names:
-            cohort.accept(name, opening)
-        for name in who:
-            latest = cohort.body(name, opening, window)
-            bodies[name] = latest.copy()
-            ring.subtract(bodies[name], last[name], LAYOUT)
-            last[name] = latest
-            opener.take(cohort.members[name].mask(opening.context, bodies[name], LAYOUT))
-        agreed(cohort, opener)
-        for name in cohort.names:
-            opener.answer(cohort.members[name].answer(opener.request(name)))
-        ring.add(running, opener.open(bodies, LAYOUT), LAYOUT)
-        assert np.array_equal(running, ring.sum(last.values(), LAYOUT))

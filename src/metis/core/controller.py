@@ -257,12 +257,7 @@ class Controller(MaskedRounds):
             version = self.community.stamp.version + (self.closed is not None)
             reason = f"late: it is based on community model {task.based_on.version}, rebase onto {version}"
             return [*self._refuse(record, task, "late", reason), *alarm]
-        current = CommunityStamp(self.community.stamp.version, self.community.committed_steps)
-        if self.secure is not None and self.secure.windowed:  # what it counts is public before it is handed in
-            current = self.community.stamp
-        value = self.policy.contribution(event, record, task.based_on, current)
-        if self.secure is not None:
-            value = self.secure.value(event.learner, value)
+        value = self._value(event, record, task.based_on)
         if not (math.isfinite(value) and value > 0):
             return self._refuse(record, task, "invalid", f"its contribution value {value} is not a positive number")
         record.refusals = 0

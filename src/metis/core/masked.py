@@ -23,7 +23,7 @@ from metis.core.mixing.secure import SecureAverage
 from metis.core.mixing.windows import CachedWindows, Windows
 from metis.core.model import Model
 from metis.core.policy import Policy
-from metis.core.roster import Roster
+from metis.core.roster import LearnerRecord, Roster
 from metis.errors import UnexpectedEvent
 
 
@@ -96,7 +96,7 @@ class MaskedRounds(ABC):
 
     def member_values(self) -> dict[LearnerId, float]:
         """What the update of each member of the open round or window counts, before it is handed in."""
-        secure, current = self.secure, self.community.stamp
+        secure = self.secure
         assert secure is not None
         values = dict(secure.values)
         if secure.windowed:
@@ -104,9 +104,16 @@ class MaskedRounds(ABC):
                 task = record.task
                 assert task is not None
                 update = UpdateRequest(record.learner, task.number, task.budget.steps or 1, 0.0, 1.0, Model.empty())
-                value = self.policy.contribution(update, record, task.based_on, current)
-                values[record.learner] = secure.value(record.learner, value)
+                values[record.learner] = self._value(update, record, task.based_on)
         return values
+
+    def _value(self, event: UpdateRequest, record: LearnerRecord, based_on: CommunityStamp) -> float:
+        """What an update counts: by all steps that were committed until now, in windows by those of earlier ones."""
+        secure, stamp = self.secure, self.community.stamp
+        if secure is None or not secure.windowed:
+            stamp = CommunityStamp(stamp.version, self.community.committed_steps)
+        value = self.policy.contribution(event, record, based_on, stamp)
+        return value if secure is None else secure.value(event.learner, value)
 
     def _awaited(self, window: Windows) -> list[LearnerId]:
         """Who of a window's learners trains, or hands in, what it was to hand in."""

@@ -12,7 +12,7 @@ A word is rint(q * clamp(value, +-clip) / clip * 2^room) with q = p / (largest p
 not to wrap, so `mean` gives base + clip * sum / sum of q. The first word sums to the public sum of q: if it does not,
 something is wrong with the masks and the sum is refused.
 
-Use: `ring.quantize(local, base, p, most, scalars) -> Quantized`, `ring.add(total, body)` (and `subtract`, for windows),
+Use: `ring.quantize(local, base, p, most, scalars) -> Quantized`, `ring.add(total, body)`,
 `ring.mean(total, base, weights, most) -> Opened`. The simulator does only this; a deployment masks the bodies between.
 """
 
@@ -173,12 +173,6 @@ class Ring(Message):
         for section in self.sections(layout):
             into = section.view(total)
             np.add(into, section.view(body), out=into)
-
-    def subtract(self, total: Body, body: Body, layout: Layout) -> None:
-        """total -= body: what a learner sends in a window is its new body without the one that counts already."""
-        for section in self.sections(layout):
-            into = section.view(total)
-            np.subtract(into, section.view(body), out=into)
 
     def sum(self, bodies: Iterable[Body], layout: Layout) -> Body:
         """The sum of bodies."""

@@ -407,11 +407,10 @@ def test_a_learner_that_was_caught_lying_is_not_in_the_sum() -> None:
     play.run()
     honest = ("ann", "bob", "eve", "ida")
     secure = _secure(play)
-    whole = secure.total()
-    body = secure.ring.quantize(
-        model(*secure._store.get("max")[:]), model(), secure.values["max"], max(secure.values.values()), (0.0,) * 3
-    ).body
-    secure.ring.subtract(whole, body, model().layout)
+    most, base = max(secure.values.values()), model()
+    local = {name: model(*secure._store.get(name)[:]) for name in honest}
+    bodies = (secure.ring.quantize(local[k], base, secure.values[k], most, (0.0,) * 3).body for k in honest)
+    whole = secure.ring.sum(bodies, base.layout)
     with pytest.raises(UnexpectedEvent, match="without these"):
         play.handle(SumOpened(0, (*honest, "mallory"), whole))
     actions = play.handle(SumOpened(0, honest, whole))

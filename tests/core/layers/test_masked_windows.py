@@ -411,3 +411,24 @@ def test_an_update_of_fedrec_counts_by_what_was_committed_before_its_window() ->
     for name in "abcde":
         play.hand_in(name)
     assert values == {name: play.window.counted(name) for name in "abcde"} == dict.fromkeys("abcde", 1.0)
+
+
+def test_a_checkpoint_has_the_latest_models_and_the_sum_of_a_closed_window() -> None:
+    """Also if one of its models was replaced since."""
+    play = _play(async_fedavg(1).with_layers(SecureSum()))
+    community = play.controller.secure
+    assert isinstance(community, CachedWindows)
+    play.run_until(community_version=4)
+    play.opens = False
+    while play.controller.closed is None or not community.fresh:
+        assert play.step()
+    twin = CachedWindows(community.model, MemoryStore(), SecureSum())
+    twin.latest = dict(community.latest)
+    arrays = community.arrays()
+    twin.load_arrays(community.model, arrays, MemoryStore())
+    assert np.array_equal(twin.total(), community.total())
+    assert {name: array.tobytes() for name, array in twin.arrays().items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+    twin.load_arrays(community.model, {}, MemoryStore())
+    assert not twin.arrays()

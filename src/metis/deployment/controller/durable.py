@@ -59,6 +59,13 @@ def _event_of(record: dict[str, Any]) -> Event:
     return from_record(record)[1]  # type: ignore[return-value]  # the journal holds events only
 
 
+def _handed_in(event: Event) -> int | None:
+    """The number of the update that an event brings; None if it brings none."""
+    if isinstance(event, UpdateRequest) or (isinstance(event, ModelResent) and not event.lost):
+        return event.task
+    return None
+
+
 def initial_model(state: State, sha256: str, layout: Layout) -> Model:
     """The model that the run was begun with; a StateError if it is not what it was."""
     if not state.verify_blob(sha256):
@@ -162,8 +169,7 @@ class DurableController:
 
         Of a small local model the content is in the journal too, and in no file.
         """
-        resent = isinstance(event, ModelResent) and not event.lost
-        update = event.task if isinstance(event, UpdateRequest) or resent else None
+        update = _handed_in(event)
         # The model is in its blob; the journal holds the rest.
         entry_record = to_record(now, event)
         seq = self.state.append(now, entry_record, update=update, blob=blob, content=content)

@@ -60,8 +60,9 @@ class Masking:
     ) -> list[memoryview]:
         """The bytes to send; `facts` is what the learner answers with them, also after a crash."""
         opening = self._opening
-        if bool(opening.whole) != policy.sums_whole_models:
-            raise DataError("the window does not sum what this federation's policy sums; nothing is masked for it")
+        # What was in the sum of a window must not be in that of a round, nor a difference beside a whole model.
+        if opening.windowed == policy.protocol.has_rounds or bool(opening.whole) != policy.sums_whole_models:
+            raise DataError("the opening does not sum what this federation's policy sums; nothing is masked for it")
         weights, steps = opening.weights, {place.name: place.steps for place in opening.members}
         factors = policy.masked_factors(weights, steps)
         p, most, factor = weights[self._name], largest_weight(weights, factors), factors[self._name]
