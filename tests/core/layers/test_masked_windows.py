@@ -310,6 +310,25 @@ def test_a_round_knows_what_its_members_count_before_they_train() -> None:
     assert controller.member_values() == {"a": 10.0, "b": 20.0, "c": 30.0, "d": 40.0}
 
 
+@pytest.mark.parametrize("policy", [fedbuff(1, buffer_size=4), async_fedavg(1)], ids=["fedbuff", "async_fedavg"])
+def test_nothing_that_was_masked_stays_when_its_window_is_over(policy: Policy) -> None:
+    """Neither of those in the sum, nor of one that was left out of it or has withdrawn."""
+    play = _Window(policy=policy)
+    store = play.controller.store
+    assert isinstance(store, MemoryStore)
+    play.fix("abcde")
+    for name in "abcde":
+        play.hand_in(name)
+    assert set(store._vectors) == set("abcde")
+    play.opened("abcd")
+    assert not store._vectors
+    if isinstance(play.window, CachedWindows):
+        play.fix("abc", again="d")
+        play.hand_in("a")
+        play.handle(LearnerWithdrawn("a"))
+        assert not store._vectors
+
+
 def test_a_window_has_places_once() -> None:
     play = _Window()
     play.fix("abcd")

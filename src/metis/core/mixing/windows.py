@@ -70,6 +70,8 @@ class Windows(SecureAverage):
         self.values = dict.fromkeys(sorted({*present, *self._closing}), 1.0)
 
     def open(self, learners: Collection[LearnerId], total: Body | None) -> None:
+        for learner in self._closing.keys() - set(learners):
+            self._store.remove(learner)  # what it has masked is not needed
         self._closing = {learner: p for learner, p in self._closing.items() if learner in learners}
         self._opened, self._total = True, total
 
@@ -167,6 +169,7 @@ class CachedWindows(Windows):
         """What a closed window has of it is opened with that; nothing of it is in the next one."""
         if learner not in self._closing:
             self._store.remove(_plain(learner))
+            self._store.remove(learner)
             self._held.discard(learner)
         self._fresh.pop(learner, None)
         self._again.pop(learner, None)
