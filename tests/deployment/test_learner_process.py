@@ -589,6 +589,24 @@ def test_a_refused_update_is_dropped_and_the_operator_reads_why(play: Play, tmp_
     play(story)
 
 
+def test_an_update_whose_file_somebody_has_deleted_is_given_up(play: Play, tmp_path: Path) -> None:
+    """The learner does not look for it for ever, and does the next task."""
+
+    async def story(controller: ScriptedController) -> None:
+        async with learner(controller, tmp_path / "work") as site:
+            stream = await controller.ready()
+            controller.upload_faults = [(CODE.UNAVAILABLE, "not now")] * 3
+            stream.send(task=controller.task(1))
+            await until(lambda: any("not handed in yet" in text for text in site.reported("warning")))
+            (tmp_path / "work" / "spool" / "1.model").unlink()
+            failed = await stream.expect("failed")
+            assert (failed.task, failed.cause.kind, failed.steps) == (1, pb.Cause.UPDATE_LOST, 5)
+            controller.upload_faults = []
+            await trained(controller, stream, 2)
+
+    play(story)
+
+
 def test_an_update_that_the_controller_never_allows_ends_the_learner(play: Play, tmp_path: Path) -> None:
     """The stream is opened again to see whether the refusal was meant; the second one is believed."""
 

@@ -238,7 +238,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.blobs",
         "                self._digest.update(piece)\n                if check",
         "                if check",
-        needs="reset|cut|learner|controller",
+        needs="reset.*models of several messages",
     ),
     "a task is not sent again after a reconnection": Bug(
         f"{_CONTROLLER}.process",

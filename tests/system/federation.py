@@ -48,6 +48,7 @@ from metis.core.policies import async_fedavg, fedasync, fedbuff, fedrec, semisyn
 from metis.core.policy import Policy
 from metis.core.stop import StopRule
 from metis.deployment.controller.audit import AUDIT
+from metis.deployment.controller.blobs import mismatch
 from metis.deployment.controller.callers import administrator_by_name
 from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.journal import Entry
@@ -153,6 +154,7 @@ SOMETIMES = (  # what a thousand seeds reach
 _FULL_ALONE = ((0.0, "kill controller"), (0.05, "full disk learner"))
 _AT_THE_END, _AT_A_TASK = "command extend at the end", "command rollback at a task"
 _MASKED_COMMANDS = ("pause", "resume", "extend", "rollback", "stop")  # a fifth site has no certificate, three too few
+_DAMAGED = str(mismatch("", "")).partition(" ,")[0]  # in the words of the controller, whatever they are
 _MAY_LOSE_BYTES = "power controller|strike controller|EIO|rot controller"  # that were received of an update
 
 
@@ -357,6 +359,7 @@ class Federation(World):
         self._stop = StopRule(rounds=rounds) if by_round else StopRule(update_requests=requests)
         self.layout = LARGE if swarm.large else SMALL
         chunks.SMALL = 1 << 16 if swarm.inside else 0
+        chunks.FIRST_STRETCH = chunks.SMALLEST_CHUNK  # so that an upload of these models may be acknowledged in part
         self.initial = Model(self.layout, np.ones(self.layout.size, np.float32), np.full(self.layout.counters, 3))
         self.reached.update(swarm.words)
         self._make = make_core(self.policy, self._stop, settings, 3)
@@ -366,6 +369,7 @@ class Federation(World):
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
         self._partial_are_sound = not any(re.search(_MAY_LOSE_BYTES, fault.kind) for fault in self.faults)
         self._administered = any(fault.kind.startswith("command") for fault in self.faults)
+        self._resets = 0
         self._lied_to = self.rng.random() < 0.3 and not self.masked  # it has no certificate
         more = (NEWCOMER, ADMIN) if self._administered else ()
         names = (CONTROLLER, *self.learners, LIAR, *more)
@@ -444,6 +448,8 @@ class Federation(World):
             case "EIO":
                 machine = machine if kind == "EIO learner" else self.machines[CONTROLLER]
                 machine.strike_at, machine.strike = machine.calls + rng.randrange(1, 40), "EIO"
+            case "reset" if self.layout is LARGE and fault.number % 3:
+                self._resets += 1  # of the next upload of which a part was acknowledged
             case "reset":
                 for connection in list(line.connections):
                     connection.reset()
@@ -872,6 +878,10 @@ class Federation(World):
                 self._receipt(call, message.receipt)
             elif message.received:
                 self.sometimes("an upload went on where it was")
+                if self._resets:
+                    self._resets -= 1
+                    for connection in list(self.network.line(dict(call.metadata)["metis-learner"]).connections):
+                        connection.reset()
             return
         if not isinstance(message, pb.ToLearner):
             return
@@ -899,7 +909,7 @@ class Federation(World):
                     self.violated(f"I15: task {task.number} was {self._tasks[task.number]}, is {(name, task.version)}")
 
     def _aborted(self, call: Call, reason: str) -> None:
-        if "have the SHA-256" not in reason or call not in self._uploads or not self._partial_are_sound:
+        if _DAMAGED not in reason or call not in self._uploads or not self._partial_are_sound:
             return
         task, who = self._uploads[call][0], dict(call.metadata)["metis-learner"]
         if who != LIAR and (who, task) not in self.rotted:

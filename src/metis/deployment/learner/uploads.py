@@ -95,8 +95,11 @@ class Uploads:
         backoff, not_allowed = Backoff(), 0
         while True:
             session = await self._connection.connected()
-            if update.run != session.welcome.run or not self._work.update_file(update.task).exists():
+            if update.run != session.welcome.run or update not in self._work.updates():
                 return  # dropped in the meantime, with its run
+            if not self._work.update_file(update.task).exists():
+                self._give_up(update, f"its file is not in {self._work.folder} any more")
+                return
             began, reason = monotonic(), ""
             try:
                 receipt = await detached(self.upload(session, update))

@@ -6,6 +6,7 @@ from metis.deployment.wire import wire_pb2 as pb
 
 CHUNK = 1 << 20  # 1.2-1.6 GB/s on loopback; one large message is six times slower
 SMALLEST_CHUNK = 1 << 14
+FIRST_STRETCH = 1 << 16  # bytes that are sent before it is known how fast the line is
 SMALL = 1 << 16  # bytes of a model that travels inside another message: its own calls would take longer than it does
 
 
@@ -25,8 +26,8 @@ class Stretch:
     So heartbeats get through a slow line, whatever buffers it has, and a cut costs no more than these.
     """
 
-    def __init__(self, seconds: float = 2.0, first: int = 1 << 16) -> None:
-        self._seconds, self._first, self.bytes = seconds, first, first
+    def __init__(self, seconds: float = 2.0) -> None:
+        self._seconds, self._first, self.bytes = seconds, FIRST_STRETCH, FIRST_STRETCH
 
     def took(self, length: int, seconds: float) -> None:
         """So many bytes were acknowledged after so many seconds; a shorter rest at the end says little of the line."""
