@@ -430,6 +430,7 @@ def test_an_update_of_fedrec_counts_by_what_was_committed_before_its_window() ->
     for name in "abcde":
         play.hand_in(name)
     assert values == {name: play.window.counted(name) for name in "abcde"} == dict.fromkeys("abcde", 1.0)
+    assert play.window.value("a", 1e-9) == 1e-3  # or no site would take part in the window
 
 
 def test_a_checkpoint_has_the_latest_models_and_the_sum_of_a_closed_window() -> None:

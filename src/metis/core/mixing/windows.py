@@ -27,6 +27,8 @@ from metis.errors import ArgumentError
 if TYPE_CHECKING:
     from metis.core.layers.secure_sum import SecureSum
 
+_LEAST = 1e-3  # of a value that falls from 1 with staleness: sites refuse weights that are further apart
+
 
 class Windows(SecureAverage):
     """What both have: who has handed in, to which window it belongs, and that it is opened once."""
@@ -109,6 +111,9 @@ class CachedWindows(Windows):
     @property
     def ring(self) -> Ring:
         return Ring(64, MOST_MEMBERS, WIDER * self._secure_sum.clip)
+
+    def value(self, learner: LearnerId, contribution: float) -> float:
+        return max(super().value(learner, contribution), _LEAST)
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
