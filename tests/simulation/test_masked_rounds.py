@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import metis
-from metis.core.events import CohortFixed, RoundClosed, SumOpened
+from metis.core.events import CohortFixed, RoundClosed, SumOpened, UpdateRequest
+from metis.core.mixing.secure import MessageBytes
 from simulation.federations import fingerprint, lively
 
 
@@ -16,13 +18,17 @@ def _policy(**changes: Any) -> metis.Policy:
     return metis.semisync_fedavg(1, cold_start_limit=1).with_layers(metis.SecureSum(**changes))
 
 
-def test_same_bits_for_any_number_of_workers_and_after_a_resume(tmp_path: Path) -> None:
+CACHE = metis.async_fedavg(1).with_layers(metis.SecureSum())
+
+
+@pytest.mark.parametrize("policy", [_policy(), CACHE], ids=["rounds", "windows of whole models"])
+def test_same_bits_for_any_number_of_workers_and_after_a_resume(policy: metis.Policy, tmp_path: Path) -> None:
     """Also if the run is cut off between the close of a round and its sum."""
     federation = lively()
-    inline = federation.simulate(_policy(), seconds=6, out=tmp_path / "whole")
+    inline = federation.simulate(policy, seconds=6, out=tmp_path / "whole")
     kinds = [type(item) for _, item in inline.events]
     assert kinds.count(RoundClosed) == kinds.count(SumOpened) >= 2 and CohortFixed not in kinds
-    assert fingerprint(federation.simulate(_policy(), seconds=6, workers=2)) == fingerprint(inline)
+    assert fingerprint(federation.simulate(policy, seconds=6, workers=2)) == fingerprint(inline)
 
     closes = [at for at, item in inline.events if isinstance(item, RoundClosed)]
 
@@ -31,9 +37,9 @@ def test_same_bits_for_any_number_of_workers_and_after_a_resume(tmp_path: Path) 
             raise KeyboardInterrupt
 
     out = tmp_path / "cut"
-    cut = federation.simulate(_policy(), seconds=6, out=out, watch=cut_off)
+    cut = federation.simulate(policy, seconds=6, out=out, watch=cut_off)
     assert cut.finish_reason == "interrupted" and isinstance(cut.events[-3][1], RoundClosed)
-    resumed = federation.simulate(_policy(), seconds=6, out=out, resume=True)
+    resumed = federation.simulate(policy, seconds=6, out=out, resume=True)
     assert fingerprint(resumed) == fingerprint(inline)
     assert inline.community_model.sha256() != federation.initial_model.sha256()
 
@@ -47,6 +53,20 @@ def test_opening_a_sum_costs_time_and_bytes() -> None:
     opened = [at for at, item in masked.events if isinstance(item, SumOpened)]
     assert all(later > earlier for earlier, later in zip(closed, opened, strict=True))
     assert masked.costs.bytes_exchanged > plain.costs.bytes_exchanged
+
+
+def test_what_is_handed_in_again_costs_time_and_bytes() -> None:
+    """An upload of everybody in each window, of twice a model, before its members agree on the sum."""
+    run = lively().simulate(CACHE, rounds=8)
+    closed = [item for _, item in run.events if isinstance(item, RoundClosed)]
+    again, models = sum(item.resent for item in closed), run.costs.models_exchanged
+    small = [MessageBytes.of(item.members, len(item.learners)) for item in closed]
+    told = sum(sizes.of_round(item.members, len(item.learners)) for sizes, item in zip(small, closed, strict=True))
+    layout, down = run.community_model.layout, run.community_model.nbytes
+    body, updates = CACHE.update_bytes(layout), run.costs.update_requests
+    assert again > 0 and body is not None and body > 1.9 * down
+    repeated = sum(item.resent for _, item in run.events if isinstance(item, UpdateRequest))
+    assert run.costs.bytes_exchanged == (models - updates) * down + (updates + again) * body + told + repeated
 
 
 def test_a_masked_run_is_the_plain_one_but_for_rounding() -> None:

@@ -433,6 +433,20 @@ def test_an_update_of_fedrec_counts_by_what_was_committed_before_its_window() ->
     assert play.window.value("a", 1e-9) == 1e-3  # or no site would take part in the window
 
 
+def test_a_replay_without_weights_opens_the_sum_of_nothing() -> None:
+    """The public weights are right, so that it goes on as it did."""
+    policy = async_fedavg(1).with_layers(SecureSum())
+    controller = Controller(policy, Model.empty(), learners_expected=4, models_checked=True)
+    tasks = [action for name in "abcd" for action in controller.handle(LearnerJoined(name, 40, 10), 0.0)]
+    for task in tasks:
+        assert isinstance(task, SendTask)
+        controller.handle(UpdateRequest(task.learner, task.task.number, 4, 0.4, 0.1, Model.empty()), 1.0)
+    assert controller.closed is not None and controller.secure is not None
+    learners = controller.closed.learners
+    controller.handle(SumOpened(0, learners, controller.secure.total()), 2.0)
+    assert controller.community.stamp.version == 1
+
+
 def test_a_checkpoint_has_the_latest_models_and_the_sum_of_a_closed_window() -> None:
     """Also if one of its models was replaced since."""
     play = _play(async_fedavg(1).with_layers(SecureSum()))

@@ -198,7 +198,9 @@ class CachedWindows(Windows):
         layout, ring = self.model.layout, self.ring
         total, most = ring.total(layout), self.most
         for learner, p in self._closing.items():
-            local = self.model.with_vector(np.asarray(self._store.get(_plain(learner))[:]))
+            local = self.model  # without numbers, in a replay that has none
+            if learner in self._held:
+                local = self.model.with_vector(np.asarray(self._store.get(_plain(learner))[:]))
             ring.add(total, whole_body(ring, local, p, most), layout)
         return total
 
