@@ -115,6 +115,7 @@ class Order:
     number: int = 0
     learner: str | None = None
     attempts: int = _ATTEMPTS
+    newest: bool = False  # of a rollback: to the model that was just published
 
 
 class Office:
@@ -175,7 +176,7 @@ class Office:
         for attempt in range(order.attempts):
             try:
                 if arguments is None:
-                    arguments = await self._arguments(order.command, learner, rng, listen)
+                    arguments = await self._arguments(order, learner, rng, listen)
                     if arguments is None:
                         return
                     self.asked[order.command] += 1
@@ -209,8 +210,8 @@ class Office:
             self._world.sometimes("a command lost its caller")
             connection.reset()
 
-    async def _arguments(self, command: str, learner: str, rng: random.Random, listen: str) -> dict[str, Any] | None:
-        match command:
+    async def _arguments(self, order: Order, learner: str, rng: random.Random, listen: str) -> dict[str, Any] | None:
+        match order.command:
             case "add":
                 return {"learner": learner}
             case "remove":
@@ -222,7 +223,8 @@ class Office:
                 known = await self._ask(listen, "versions", {})
                 if not {0, known["version"]} <= {*known["kept"]}:
                     self._world.violated(f"A5: the first or the latest of {known['version']} models is not kept")
-                return {"version": rng.choice(known["kept"]), "after": known["version"]}
+                version = known["version"] if order.newest else rng.choice(known["kept"])
+                return {"version": version, "after": known["version"]}
         return {}
 
     async def _ask(self, listen: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:

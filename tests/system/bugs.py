@@ -491,7 +491,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "        self.state.sync_blob(kept[version])  # what the journal names is on the disk\n",
         "",
-        needs="command rollback.*(power|strike) controller",
+        needs="command rollback at a task",
     ),
     "nobody's lease ends after an extension": Bug(
         f"{_CONTROLLER}.sessions",

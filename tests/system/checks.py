@@ -127,6 +127,7 @@ class WatchedState(State):
     violated: Violated
     sound = True  # no file of it was damaged
     masked = False  # local models go when their round is over
+    rolled_back: Callable[[], object]  # called when that is in the journal, and nothing has come of it yet
     written: dict[int, tuple[int, dict[str, bytes]]]  # snapshots, by entry: community model, and what is being mixed
 
     def write_snapshot(
@@ -134,6 +135,12 @@ class WatchedState(State):
     ) -> None:
         super().write_snapshot(seq, arrays, facts, blobs)
         self.written[seq] = max(map(int, facts["versions"])), {name: arrays[name].tobytes() for name in arrays}
+
+    def append(self, at: float, record: dict[str, Any], **more: Any) -> int:
+        seq = super().append(at, record, **more)
+        if record.get("event") == "rolled_back":
+            self.rolled_back()
+        return seq
 
     def collect(self, keep: Collection[str]) -> int:
         deleted = super().collect(keep)

@@ -369,7 +369,7 @@ class Federation(World):
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
         self._partial_are_sound = not any(re.search(_MAY_LOSE_BYTES, fault.kind) for fault in self.faults)
         self._administered = any(fault.kind.startswith("command") for fault in self.faults)
-        self._resets = 0
+        self._resets, self._power_at_rollback = 0, False
         self._lied_to = self.rng.random() < 0.3 and not self.masked  # it has no certificate
         more = (NEWCOMER, ADMIN) if self._administered else ()
         names = (CONTROLLER, *self.learners, LIAR, *more)
@@ -448,6 +448,8 @@ class Federation(World):
             case "EIO":
                 machine = machine if kind == "EIO learner" else self.machines[CONTROLLER]
                 machine.strike_at, machine.strike = machine.calls + rng.randrange(1, 40), "EIO"
+                if kind == "EIO" and self.masked and fault.number % 2:  # when it has come back, its power fails
+                    self.loop.call_later(rng.uniform(1.0, 8.0), self._kill_controller, True)
             case "reset" if self.layout is LARGE and fault.number % 3:
                 self._resets += 1  # of the next upload of which a part was acknowledged
             case "reset":
@@ -482,6 +484,8 @@ class Federation(World):
                     which = self._versions[0] if kind == "rot first model" else "*"
                     self._rotten = machine.rot(rng, "state", which) or self._rotten
                     self.note("rot", str(self._rotten))
+                    if kind == "rot first model":  # and what was built on it meanwhile is read
+                        self.loop.call_later(rng.uniform(3.0, 10.0), self._kill_controller, False)
             case "command" if kind == _AT_THE_END:
                 self._extend_at_the_end = fault.number
             case "command" if kind == _AT_A_TASK:
@@ -553,9 +557,31 @@ class Federation(World):
     def _roll_back_at_a_task(self, number: int, known: int, attempts: int) -> None:
         """While learners fetch the model of a task that they have just been given."""
         if len(self._tasks) > known:
-            self.office.order(Order("rollback", number))
+            if number % 3:  # then the models of that task are still on their way when the next one comes
+                for name in self.learners:
+                    line = self.network.line(name)
+                    line.latency, line.jitter = 0.1, 0.3
+                    self.loop.call_later(3.0, _quicken, line)
+            self._power_at_rollback = number % 2 == 0
+            self.office.order(Order("rollback", number, newest=number % 4 != 3))
         elif attempts:
             self.loop.call_later(0.01, self._roll_back_at_a_task, number, known, attempts - 1)
+
+    def _vanish_for_long(self, number: int) -> None:
+        """A learner of a federation that was extended does not come back before its lease has ended."""
+        boot = self.boots[self.learners[number % len(self.learners)]]
+        if boot is not None:
+            self.kill(boot, power=False, away=60.0)
+
+    def _lose_power_at_rollback(self) -> None:
+        if self._power_at_rollback:
+            self.loop.call_later(0.0, self._kill_controller, True)
+        self._power_at_rollback = False
+
+    def _kill_controller(self, power: bool) -> None:
+        boot = self.boots[CONTROLLER]
+        if boot is not None:
+            self.kill(boot, power=power)
 
     def _vanish(self, names: list[str], away: float, when: str, attempts: int) -> None:
         """As soon as a masked round is there: without keys, while its members train, or while it is opened."""
@@ -707,7 +733,7 @@ class Federation(World):
         state.__class__ = WatchedState
         assert isinstance(state, WatchedState)
         state.initial, state.violated, state.sound = self._versions[0], self.violated, self._rotten is None
-        state.masked, state.written = self.masked, self._snapshots
+        state.masked, state.written, state.rolled_back = self.masked, self._snapshots, self._lose_power_at_rollback
         if state.facts() is None:
             state.begin({"policy": self.policy_name})
         self._check_journal(state)
@@ -819,6 +845,8 @@ class Federation(World):
             self.note("says", self._without_paths(f"{kind}: {text}"))
             if kind == "finished" and boot.name == CONTROLLER and self._extend_at_the_end is not None:
                 order, self._extend_at_the_end = Order("extend", self._extend_at_the_end), None
+                if order.number % 3:
+                    self.loop.call_later(self.rng.uniform(1.0, 6.0), self._vanish_for_long, order.number)
                 self.loop.call_later(self.rng.random(), self.office.order, order, context=self.context.copy())
             if (given_up := re.match(r"task (\d+): abandoned", text)) is not None:
                 self.abandoned.add((boot.name, int(given_up[1])))
