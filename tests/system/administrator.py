@@ -115,7 +115,7 @@ class Order:
     number: int = 0
     learner: str | None = None
     attempts: int = _ATTEMPTS
-    newest: bool = False  # of a rollback: to the model that was just published
+    version: int | None = None  # of a rollback; -1 is the latest
 
 
 class Office:
@@ -223,7 +223,8 @@ class Office:
                 known = await self._ask(listen, "versions", {})
                 if not {0, known["version"]} <= {*known["kept"]}:
                     self._world.violated(f"A5: the first or the latest of {known['version']} models is not kept")
-                version = known["version"] if order.newest else rng.choice(known["kept"])
+                kept = sorted(known["kept"])
+                version = rng.choice(known["kept"]) if order.version is None else kept[order.version]
                 return {"version": version, "after": known["version"]}
         return {}
 

@@ -503,7 +503,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.durable",
         "if not self.state.verify_blob(self.hashes[0]):",
         "if False:",
-        needs="rot first model",
+        needs="command.*rot first model",
     ),
     "a learner that left keeps its task": Bug(
         f"{_CORE}.roster",
@@ -584,7 +584,7 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.sums",
         "            self._store.write_again()\n",
         "            pass\n",
-        needs="EIO.*power controller.*masked",
+        needs="EIO.*masked",
     ),
     "a sum of two learners is opened": Bug(
         "metis.core.secure_sum",

@@ -154,8 +154,8 @@ class WatchedState(State):
         needed.update(blob for snapshot in snapshots for blob in snapshot.blobs)
         if self.masked:
             rounds = list(self.entries())
-            # The note of a publication may be lost with the power; the opened sum or the rollback before it is not.
-            events = ("sum_opened", "rolled_back")
+            # The note of a publication may be lost with the power; what ended the round before it is not.
+            events = ("sum_opened", "rolled_back", "stop_rule_changed")
             ends = (e.seq for e in rounds if "published" in e.record or e.record.get("event") in events)
             over = max(ends, default=0)
             needed -= {entry.blob for entry in rounds if entry.update is not None and entry.seq < over}

@@ -109,6 +109,7 @@ class Machine:
         self.calls = self.reads = 0
         self.strike_at: int | None = None  # at this call ...
         self.strike = "kill"  # ... this happens: kill, power, EIO, ENOSPC
+        self.strike_sync: str | None = None  # or at the next one that syncs this
         self.full = False
         self.open_files: dict[int, tuple[Any, str]] = {}
         self.in_database = 0  # SQLite is on the stack, and cannot be entered again
@@ -134,8 +135,9 @@ class Machine:
             world.worker.maybe_pause()
         self.calls += 1
         world.note("disk", f"{kind} {path[len(self.root) :]}")
-        if self.strike_at is not None and self.calls >= self.strike_at:
-            self.strike_at = None
+        there = self.strike_sync is None or (kind == "fsync" and path.endswith(self.strike_sync))
+        if self.strike_at is not None and self.calls >= self.strike_at and there:
+            self.strike_at = self.strike_sync = None
             world.sometimes(f"{self.strike} at {kind}")
             match self.strike:
                 case "ENOSPC":

@@ -369,7 +369,7 @@ class Federation(World):
         self.network.written, self.network.sent, self.network.aborted = self._written, self._sent, self._aborted
         self._partial_are_sound = not any(re.search(_MAY_LOSE_BYTES, fault.kind) for fault in self.faults)
         self._administered = any(fault.kind.startswith("command") for fault in self.faults)
-        self._resets, self._power_at_rollback = 0, False
+        self._resets, self._power_at_rollback, self._power_after_start = 0, False, False
         self._lied_to = self.rng.random() < 0.3 and not self.masked  # it has no certificate
         more = (NEWCOMER, ADMIN) if self._administered else ()
         names = (CONTROLLER, *self.learners, LIAR, *more)
@@ -448,8 +448,8 @@ class Federation(World):
             case "EIO":
                 machine = machine if kind == "EIO learner" else self.machines[CONTROLLER]
                 machine.strike_at, machine.strike = machine.calls + rng.randrange(1, 40), "EIO"
-                if kind == "EIO" and self.masked and fault.number % 2:  # when it has come back, its power fails
-                    self.loop.call_later(rng.uniform(1.0, 8.0), self._kill_controller, True)
+                if kind == "EIO" and self.masked and fault.number % 2:  # names of files in a round that it shows later
+                    machine.strike_sync = "/state/sums"
             case "reset" if self.layout is LARGE and fault.number % 3:
                 self._resets += 1  # of the next upload of which a part was acknowledged
             case "reset":
@@ -484,8 +484,9 @@ class Federation(World):
                     which = self._versions[0] if kind == "rot first model" else "*"
                     self._rotten = machine.rot(rng, "state", which) or self._rotten
                     self.note("rot", str(self._rotten))
-                    if kind == "rot first model":  # and what was built on it meanwhile is read
-                        self.loop.call_later(rng.uniform(3.0, 10.0), self._kill_controller, False)
+                    if kind == "rot first model" and self._administered:  # then somebody wants it
+                        order = Order("rollback", fault.number, version=0)
+                        self.loop.call_later(rng.uniform(1.0, 6.0), self.office.order, order)
             case "command" if kind == _AT_THE_END:
                 self._extend_at_the_end = fault.number
             case "command" if kind == _AT_A_TASK:
@@ -563,9 +564,18 @@ class Federation(World):
                     line.latency, line.jitter = 0.1, 0.3
                     self.loop.call_later(3.0, _quicken, line)
             self._power_at_rollback = number % 2 == 0
-            self.office.order(Order("rollback", number, newest=number % 4 != 3))
+            self.office.order(Order("rollback", number, version=-1 if number % 4 != 3 else None))
         elif attempts:
             self.loop.call_later(0.01, self._roll_back_at_a_task, number, known, attempts - 1)
+
+    def _extend_when_all_are_gone(self, order: Order, attempts: int) -> None:
+        """Then the controller is about to end; or some time before that."""
+        if not attempts:
+            self.loop.call_later(self.rng.random(), self.office.order, order)
+        elif self.process is not None and self.process._everybody_gone():
+            self.loop.call_later(self.rng.uniform(0.0, 0.05), self.office.order, order)
+        else:
+            self.loop.call_later(0.01, self._extend_when_all_are_gone, order, attempts - 1)
 
     def _vanish_for_long(self, number: int) -> None:
         """A learner of a federation that was extended does not come back before its lease has ended."""
@@ -661,6 +671,9 @@ class Federation(World):
             return
         self.starts[name] += 1
         boot = self.boots[name] = Boot(self, name, self.starts[name])
+        if name == CONTROLLER and self._power_after_start:
+            self._power_after_start = False
+            self.loop.call_later(self.rng.uniform(0.3, 4.0), self._kill_controller, True)
         disk = VirtualDisk(boot, self.machines[name])
         system = System(_Clock(boot), _Chance(boot), _Threads(boot), disk, self.network, self._spawn.get(name))  # type: ignore[arg-type]
         boot.context.run(SYSTEM.set, system)
@@ -847,7 +860,7 @@ class Federation(World):
                 order, self._extend_at_the_end = Order("extend", self._extend_at_the_end), None
                 if order.number % 3:
                     self.loop.call_later(self.rng.uniform(1.0, 6.0), self._vanish_for_long, order.number)
-                self.loop.call_later(self.rng.random(), self.office.order, order, context=self.context.copy())
+                self.context.copy().run(self._extend_when_all_are_gone, order, 200 if order.number % 2 else 0)
             if (given_up := re.match(r"task (\d+): abandoned", text)) is not None:
                 self.abandoned.add((boot.name, int(given_up[1])))
             elif (begun := re.match(r"task (\d+): .* from community model", text)) is not None:
@@ -947,6 +960,7 @@ class Federation(World):
         """I30: after an error of its disk a controller ends; only the clock's file may be behind."""
         if boot.name == CONTROLLER and kind in ("write", "fsync") and "/state/" in path and Path(path).name != "clock":
             self.loop.call_later(5.0, self._has_ended, boot, kind)
+        self._power_after_start = path.endswith("/state/sums")
 
     def _has_ended(self, boot: Boot, kind: str) -> None:
         if not (boot.dead or boot.stopped):
