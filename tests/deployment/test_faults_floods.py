@@ -20,7 +20,7 @@ from metis.deployment.controller.site_reports import SiteReports
 from metis.deployment.wire import wire_pb2 as pb
 
 CODE = grpc.StatusCode
-LARGE = Layout((TensorSpec("w", (2_000_000,)),))  # far more than gRPC sends without being read
+LARGE = Layout((TensorSpec("w", (10_000_000,)),))  # far more than gRPC sends without being read (16 MB)
 _MAX = service_module._MAX_CALLS
 
 
