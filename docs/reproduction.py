@@ -62,9 +62,9 @@ def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> st
             if claim.needs not in hours:
                 entries = queue(environments.values(), claim.needs.split(), before_targets=True)
                 hours[claim.needs] = hours_left(entries, results_folder())
-            here = (
-                f"`metis reproduce {claim.needs} --scale decisive`, at most {hours[claim.needs]:.0f} hours of one core"
-            )
+            left = hours[claim.needs]
+            command = f"`metis reproduce {claim.needs} --scale decisive`, at most {left:.0f} hours of one core"
+            here = command if left >= 0.1 else f"more seeds are needed: {claim.sentence}"
         else:
             here = claim.sentence
         own = PAPER_WORDS[claim.paper] + (f": {claim.paper_sentence}" if claim.paper else "")

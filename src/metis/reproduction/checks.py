@@ -375,13 +375,25 @@ def _bests(evidence: Evidence, cell: Cell) -> dict[int, float]:
     return {seed: run.best_metric for seed, run in evidence.seeds(cell).items() if run.best_metric is not None}
 
 
+_STUDENT = {
+    3: 4.31,
+    4: 3.19,
+    5: 2.78,
+    6: 2.58,
+    7: 2.45,
+    8: 2.37,
+    9: 2.31,
+}  # for 95 %, by the number of seeds; then less
+
+
 def _difference(first: dict[int, float], second: dict[int, float]) -> tuple[float, float, int]:
     """Mean of the first minus the second over common seeds, half of a 95 % interval, and how many there are."""
     values = [first[seed] - second[seed] for seed in first if seed in second]
     if not values:
         raise lookup.NoEvidence("its runs have not been made")
-    half = 4.3 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 2 else math.inf
-    return statistics.mean(values), half, len(values)
+    seeds = len(values)
+    half = _STUDENT.get(seeds, 2.3) * statistics.stdev(values) / math.sqrt(seeds) if seeds > 2 else math.inf
+    return statistics.mean(values), half, seeds
 
 
 def brainage_error(evidence: Evidence, source: Source) -> Finding:
