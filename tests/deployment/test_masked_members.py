@@ -431,6 +431,7 @@ def test_the_latest_model_is_masked_again_and_is_the_same(windowed: dict[str, Si
     local, _ = masked.train("ann", 1, STEPS, masked.initial_model())
     (kept,) = (ann.folder / "sums").glob("local-1-*")
     assert np.array_equal(read_model(kept, LAYOUT).vector, local.vector)
+    assert kept.stat().st_mode & 0o077 == 0, "others on the site's machine can read it"
 
 
 def test_the_latest_model_is_sealed_where_the_site_has_a_key(windowed: dict[str, Site]) -> None:

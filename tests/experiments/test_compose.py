@@ -387,3 +387,14 @@ def test_a_deployment_masks_in_windows_but_not_single_updates() -> None:
         check_deployment(resolve_config({**CONTENT, "policy": {"name": name, "secure_sum": {}}}, "x.toml"))
     with pytest.raises(ConfigError, match="fedasync publishes after every single update"):
         check_deployment(resolve_config({**CONTENT, "policy": {"name": "fedasync", "secure_sum": {}}}, "x.toml"))
+
+
+@pytest.mark.parametrize(("name", "colluders", "fewest"), [("sync_fedavg", 0, 4), ("async_fedavg", 1, 5)])
+def test_masks_need_members(name: str, colluders: int, fewest: int) -> None:
+    """Too few would wait for ever."""
+    content = {**CONTENT, "policy": {"name": name, "secure_sum": {"colluders": colluders}}}
+    few = [{**CONTENT["learners"][0], "count": fewest - 1}]
+    sentence = f"secure_sum: with colluders = {colluders} needs {fewest} learners or more, there are {fewest - 1}"
+    with pytest.raises(ConfigError, match=sentence):
+        resolve_config({**content, "learners": few}, "x.toml")
+    resolve_config({**content, "learners": [{**few[0], "count": fewest}]}, "x.toml")

@@ -31,6 +31,7 @@ from metis.core.roster import LearnerRecord, Roster
 from metis.core.schedules import Moment
 from metis.core.stop import StopRule
 from metis.core.timing import steps_of_epochs
+from metis.errors import ConfigError
 from metis.experiments.data import dry_assignments
 from metis.planning.advice import (
     MAX_EPOCHS,
@@ -468,3 +469,11 @@ def test_a_policy_that_chooses_its_periods_says_why() -> None:
     assert found.period.not_awaited == (found.learners[3].learner,)
     assert found.learners[3].steps == 1
     assert forecast(metis.semisync_fedavg(), crew([50, 50], [1.0, 1.0], [fast] * 2)).period is None
+
+
+def test_masked_windows_with_too_few_learners_are_refused_with_the_reason() -> None:
+    """Nobody would get a task."""
+    learners = [PlannedLearner(f"l{k}", examples=100, batch_size=10, time_per_batch=0.1) for k in range(3)]
+    policy = metis.async_fedavg().with_layers(metis.SecureSum())
+    with pytest.raises(ConfigError, match="gives l0, l1, l2 no task: secure_sum with colluders = 0 needs 4"):
+        forecast(policy, learners)

@@ -25,6 +25,7 @@ from metis.core.events import (
     UpdateCommitted,
     UpdateRequest,
 )
+from metis.core.mixing.secure import fewest_members
 from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.protocols import CommunicationProtocol
@@ -311,10 +312,17 @@ def _alike(one: _Round, other: _Round) -> bool:
 # --- without rounds -------------------------------------------------------------------------------
 
 
+def _members_needed(colluders: int) -> str:
+    return f": secure_sum with colluders = {colluders} needs {fewest_members(colluders)} learners or more"
+
+
 def _without_rounds(policy: Policy, learners: Sequence[PlannedLearner]) -> Forecast:
     """Nobody waits for anybody, so each learner repeats its first task again and again."""
     trace = play(_controller(policy, learners), _joins(learners), lambda *_: None)
     tasks = {item.learner: item for _, item in trace if isinstance(item, SendTask)}
+    if without := [learner.name for learner in learners if learner.name not in tasks]:
+        members = "" if policy.secure_sum is None else _members_needed(policy.secure_sum.colluders)
+        raise ConfigError(f"{policy.label} gives {', '.join(without)} no task{members}")
     answers = {learner.name: learner.work(tasks[learner.name], 0.0) for learner in learners}
     examples = sum(learner.examples for learner in learners)
     rate = math.fsum(1 / answer.at for answer in answers.values())  # updates per second

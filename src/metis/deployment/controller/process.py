@@ -315,7 +315,8 @@ class ControllerProcess(MaskedService):
         elif event in ("member_added", "member_removed"):
             self._change_member(entry.record["learner"], event == "member_added")
         self._time.applied()
-        if entry.update is not None and not outcome.actions:  # its learner left, or its task failed, in between
+        handed_in = entry.update is not None and event != "model_resent"  # which changes nothing before its window ends
+        if handed_in and not outcome.actions:  # its learner left, or its task failed, in between
             text = f"late: task {entry.update} was void when its update was mixed; it does not count"
             self._sessions.notify(entry.record["learner"], pb.Notice.REFUSED, text, entry.update)
         self._time.let_the_clock_go()

@@ -93,7 +93,7 @@ class Masking:
         """Durably, before it counts as masked; what was trained for this task before a crash was not."""
         for path in self._store.folder.glob(f"{self._beginning}*"):
             path.unlink()
-        write_model(self._store.path(f"{self._beginning}{payload_sha256(local)}"), local)
+        write_model(self._store.path(f"{self._beginning}{payload_sha256(local)}"), local, private=True)
 
     def _forget(self, *, but: str) -> None:
         for path in self._store.folder.glob(f"{LOCAL}*"):

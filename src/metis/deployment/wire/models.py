@@ -82,13 +82,21 @@ def payload_sha256(model: Model) -> str:
     return digest.hexdigest()
 
 
-def write_model(path: Path, model: Model) -> tuple[str, int]:
-    """Write a model durably, whole or not at all; returns the SHA-256 and the number of its bytes."""
-    return write_parts(path, model_parts(model))
+def write_model(path: Path, model: Model, *, private: bool = False) -> tuple[str, int]:
+    """Write a model durably, whole or not at all; returns the SHA-256 and the number of its bytes.
+
+    A private one can be read by its owner only.
+    """
+    return write_parts(path, model_parts(model), private=private)
 
 
 def write_parts(
-    path: Path, parts: Iterable[memoryview], mac: ModelMac | None = None, *, synced: bool = True
+    path: Path,
+    parts: Iterable[memoryview],
+    mac: ModelMac | None = None,
+    *,
+    synced: bool = True,
+    private: bool = False,
 ) -> tuple[str, int]:
     """Write bytes, whole or not at all; returns their SHA-256, or this MAC of them, and their number.
 
@@ -96,7 +104,7 @@ def write_parts(
     """
     digest, length = mac or hashlib.sha256(), 0
     try:
-        with durable_file(path, synced=synced) as file:
+        with durable_file(path, private=private, synced=synced) as file:
             writer = storage().writer(file)
             for part in parts:
                 hashing = in_background(digest.update, part)  # while it is written

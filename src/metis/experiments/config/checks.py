@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from metis.core.mixing import MemoryStore
+from metis.core.mixing.secure import fewest_members
 from metis.core.model import Model
 from metis.core.policies import POLICIES
 from metis.errors import ArgumentError, ConfigError
@@ -315,6 +316,8 @@ def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
             everybody = [name for group in config.learners for name in group.learner_names]
             if alone is not None and config.partition.sizes != "natural" and alone not in everybody:
                 errors.add([*path, "learner"], f"there is no learner '{alone}'; {did_you_mean(alone, everybody)}")
+            if policy.secure_sum is not None:
+                _check_members(config, policy.secure_sum.colluders, [*path, "secure_sum"], errors)
             if errors.about("training"):
                 continue
             solver = None
@@ -324,6 +327,13 @@ def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
                 policy.for_solver(solver)
             if "nova" in table.layers and (config.training.clip_norm is not None or config.training.accumulate > 1):
                 errors.add([*path, "nova"], "takes a batch for a step, which it is not with clip_norm or accumulate")
+
+
+def _check_members(config: ExperimentConfig, colluders: int, path: list[str | int], errors: ConfigErrors) -> None:
+    """A federation with too few members would wait for ever."""
+    fewest, learners = fewest_members(colluders), config.learner_count
+    if config.partition.sizes != "natural" and 0 < learners < fewest:
+        errors.add(path, f"with colluders = {colluders} needs {fewest} learners or more, there are {learners}")
 
 
 @contextmanager
