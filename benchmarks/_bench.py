@@ -87,7 +87,7 @@ class Report:
         content = {
             "name": self.name,
             "title": self.title,
-            "command": " ".join(["python", f"benchmarks/{self.name}.py", *map(_quoted, sys.argv[1:])]),
+            "command": " ".join(["python", f"benchmarks/{self.name}.py", *map(_quoted, _settings(sys.argv[1:]))]),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "seconds": round(time.monotonic() - self._began, 1),
             "load_before": round(self._load, 2),
@@ -100,6 +100,11 @@ class Report:
         text = "\n\n".join(self._parts)
         (self.folder / f"{self.name}.md").write_text(text + "\n", "utf-8")
         (self.folder / f"{self.name}.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def _settings(words: list[str]) -> list[str]:
+    """Without the folder of the results, which is one of this machine."""
+    return [word for word, before in zip(words, ["", *words], strict=False) if "--out" not in (word, before)]
 
 
 def _quoted(word: str) -> str:
