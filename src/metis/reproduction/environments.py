@@ -261,6 +261,8 @@ def load_environment(file: Path, scale: Scale, overrides: Sequence[str] = ()) ->
         published.append(None if given is None else checked(Published, given, file.name, f"policy.{index}.published"))
     if plan is not None:
         content["seed"] = plan.seeds[0]
+        if not plan.target_fixed:  # the target is what Sync has at its end, not what it passes on the way
+            content["stop"]["at_target"] = False
     config = resolve_config(content, source, overrides, folder=file.parent)
     references: dict[Role, ExperimentConfig] = {}
     for role, passes in epochs.items():
