@@ -41,6 +41,7 @@ from metis.deployment.storage import read_file
 from metis.deployment.trainer import process as trainer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
+from metis.errors import DataError
 from metis.system import REAL, SYSTEM
 
 VICTIM = "cyd"
@@ -224,9 +225,14 @@ def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
         failed = sum(entry.record.get("event") == "task_failed" for entry in state.entries())
         updates = [entry.update for entry in state.entries() if entry.update is not None]
         opened = [entry.record["version"] for entry in state.entries() if entry.record.get("event") == "sum_opened"]
+        snapshots = state.snapshots()
+        oldest = snapshots[1].seq if len(snapshots) > 1 else 0  # nothing is replayed from before it
         for entry in state.entries():
-            if entry.record.get("event") == "sum_opened" and entry.blob is not None:
-                read_file(state.blob_path(entry.blob))
+            if entry.record.get("event") == "sum_opened" and entry.blob is not None and entry.seq > oldest:
+                try:
+                    read_file(state.blob_path(entry.blob))
+                except DataError as problem:
+                    yield str(problem)
     found = masked.published(home)
     if same_bits and found != masked.folded(home):
         yield f"other bits: {found}"
