@@ -44,13 +44,13 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
     open_ = sum(claim.verdict == "undecided" for claim in claims)
     ties = len(claims) - sum(counts.values()) - open_
     own = {word: sum(claim.paper == word for claim in claims) for word in ("holds", "fails", "tie")}
-    spread = ours(evidence).spread
+    spread = ", ".join(f"{value:.2f} for {domain}" for domain, value in ours(evidence).spread.items())
     return (
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "
         f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not, by the same "
         f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. The spread from seed to seed that intervals "
-        f"use is {spread:.2f} in ln(time)."
+        f"use, in ln(time): {spread}."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 
 import pytest
@@ -13,7 +15,7 @@ from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
 from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table
-from metis.reproduction.verdicts import PRIOR_SPREAD, Cost, Finding, Outcome, Part, Ratio
+from metis.reproduction.verdicts import PRIOR_SPREAD, Cost, Finding, Outcome, Part, Ratio, ours
 from metis.runs.run import Run
 
 TABLE_3 = {environment.name: environment for environment in load_environments("paper", results=["table3"]).values()}
@@ -234,3 +236,15 @@ def test_a_cost_table_has_ours_and_theirs(supporting: Evidence) -> None:
         assert own["efficiency"][kind] == pytest.approx(base["energy"][kind] / own["energy"][kind])
     assert own["published"]["efficiency"] == pytest.approx(17286 / 1889)
     assert not rows["FedAsync"]["reached"] and rows["FedAsync"]["iterations"] is None
+
+
+def test_each_domain_has_its_own_spread() -> None:
+    """Brain age spreads widely from seed to seed; that says nothing about images, of which no seed was run yet."""
+    brain = load_environments("decisive", results=["figure11"])
+    runs = {}
+    for environment in brain.values():
+        for index, seeded in enumerate(environment.seeded()[:4]):
+            runs |= {cell.name: made_up(cell, 4 * 2**index) for cell in seeded.cells}
+    spread = ours(Evidence("decisive", {**brain, **TABLE_3}, runs)).spread
+    assert spread["CIFAR-10"] == PRIOR_SPREAD
+    assert spread["BrainAge"] == pytest.approx(statistics.stdev(range(4)) * math.log(2), rel=0.1)

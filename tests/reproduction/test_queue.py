@@ -89,6 +89,7 @@ def test_no_policy_is_run_before_there_is_a_target(tmp_path: Path) -> None:
     file.write_text(TINY.replace("stages", "target_fixed = false\nstages"), encoding="utf-8")
     entries = queue([load_environment(file, "decisive")], ["table3"])
     assert {entry.cell.policy.name for entry in entries} == {"sync_fedavg"}
+    assert not entries[0].cell.config.stop.at_target, "it would end at a target that means nothing yet"
 
 
 def test_a_run_in_parts_is_the_same_run_and_its_curve_is_all_of_it(environment: Environment, tmp_path: Path) -> None:

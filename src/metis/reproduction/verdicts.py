@@ -2,7 +2,7 @@
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
 it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. Within 5 % is a
-tie. With one seed, the spread of the runs that have several stands in for its own.
+tie. The spread from seed to seed is that of all policies of a domain that several seeds brought to the target.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from metis.reproduction.environments import Cell
@@ -20,7 +20,7 @@ from metis.reproduction.timings import timed
 
 Outcome = Literal["holds", "fails", "tie", "open"]
 TIE = 1.05
-PRIOR_SPREAD = 0.1  # standard deviation of ln(cost) from seed to seed, before any policy has been run with several
+PRIOR_SPREAD = 0.1  # standard deviation of ln(cost) from seed to seed, until a domain has enough runs to say it
 _NORMAL = 1.96  # 95 %
 
 
@@ -41,13 +41,13 @@ class Source:
 
     name: str
     costs: Callable[[Cell, str], BySeed]
-    spread: float = 0.0  # of ln(cost) from seed to seed
+    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) from seed to seed, by domain
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        return Ratio.of(pairs, self.spread)
+        return Ratio.of(pairs, self.spread.get(own.environment.paper.domain, 0.0))
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,15 @@ def ours(evidence: Evidence) -> Source:
                 found[seed] = Cost(value, reached is not None)
         return found
 
-    return Source("ours", costs, _pooled_spread(evidence))
+    domains = {environment.paper.domain for environment in evidence.environments.values()}
+    return Source("ours", costs, {domain: _pooled_spread(evidence, domain) for domain in sorted(domains)})
 
 
-def _pooled_spread(evidence: Evidence) -> float:
-    """The standard deviation of ln(parallel time) within policies that several seeds brought to the target."""
+def _pooled_spread(evidence: Evidence, domain: str) -> float:
+    """The standard deviation of ln(parallel time) within its policies that several seeds brought to the target."""
     squares, freedom = 0.0, 0
     for environment in evidence.environments.values():
-        for cell in environment.cells:
+        for cell in environment.cells if environment.paper.domain == domain else ():
             reached = [run.costs_at_target for run in evidence.seeds(cell).values()]
             logs = [math.log(costs.parallel_time) for costs in reached if costs is not None and costs.parallel_time > 0]
             if len(logs) > 1:
