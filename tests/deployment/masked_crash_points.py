@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from metis.system import REAL, SYSTEM
 
 VICTIM = "cyd"
 HANG = 300.0  # seconds
+AFTERWARDS = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,19 @@ class Federation:
                 return found
 
             here.process._sums.problem = checking
+            victim = asyncio.ensure_future(self._victim("learner", home, VICTIM, here.address))
             learners = [self._learner(name, here.address) for name in others]
-            await asyncio.wait_for(asyncio.gather(self._victim("learner", home, VICTIM, here.address), *learners), HANG)
-            assert await here.serving
+            try:
+                await asyncio.wait_for(asyncio.gather(*learners), HANG)
+                assert await here.serving
+                await asyncio.wait({victim}, timeout=AFTERWARDS if self.struck else HANG)
+                if not self.struck:
+                    assert victim.done(), "it does not end"
+            finally:
+                # One that was killed after its last task, and came back after the end, would dial for ever.
+                victim.cancel()
+                with suppress(asyncio.CancelledError):
+                    await victim
 
 
 def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
