@@ -1,12 +1,13 @@
 """A large model for real: rounds of 1 GB with four learners, and 50 learners of 100 MB under a memory limit of 1 GB.
 
-    python benchmarks/large_model.py [--megabytes 1000] [--learners 4] [--rounds 3] [--quick] [--out FOLDER]
+    python benchmarks/large_model.py [--megabytes 1000] [--learners 4] [--rounds 3] [--quick] [--no-peers]
 
 A controller process with its state folder on the disk, and learners in another process that speak the wire and make
 their models up block by block. MB/s of a learner count the model down and up in the time of a round. The peak is what
 the controller has above an idle one, in models: anonymous memory alone, and everything that is resident, which includes
 pages of files that the system can drop. The limit is one of the kernel (a memory control group); where none can be
-made, that part is left out.
+made, that part is left out. NVFlare's simulator exchanges the same model with as many clients; its memory is that of
+its largest process, the server's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _bench import Report, arguments, median, report
+from _peers import Unavailable, ask, version_of
 from controller_memory import exchange
 
 GOALS = {"sync_fedavg": 1.2, "fedrec": 1.5}  # models above idle
@@ -61,6 +63,8 @@ def measure(sheet: Report, options: Any) -> None:
             f"{above['rss']:.2f} models, {above['anonymous']:.2f} of them anonymous", above["rss"] < goal or size < 100,
             goal / above["rss"] if above["rss"] > 0 else None,
         )  # fmt: skip
+    if not options.no_peers:
+        against_nvflare(sheet, rows, size, learners, options.rounds)
     sheet.table(rows)
     with limited(LIMIT) as cgroup:
         if cgroup is None:
@@ -74,6 +78,20 @@ def measure(sheet: Report, options: Any) -> None:
             f"{len(found['rounds'])} models published, peak of anonymous memory {found['peak']['anonymous']:.0f} MB",
             len(found["rounds"]) >= 2,
         )  # fmt: skip
+
+
+def against_nvflare(sheet: Report, rows: list[list[Any]], size: float, learners: int, rounds: int) -> None:
+    """One more row, or the reason why there is none."""
+    asked = {"learners": learners, "megabytes": size, "rounds": rounds, "memory": True}
+    try:
+        found = ask("nvflare", "nvflare_exchange", asked, timeout=900)
+    except Unavailable as problem:
+        sheet.say(f"Without NVFlare: {problem}.")
+        return
+    sheet.figures["nvflare"] = found
+    seconds = median(found["rounds"])
+    above = (found["largest"] - found["idle"]) / size
+    rows.append([version_of("nvflare"), seconds, 2 * size / seconds, "", above, round(found["idle"])])
 
 
 def main() -> None:
