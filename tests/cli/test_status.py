@@ -333,6 +333,16 @@ def test_before_and_after() -> None:
     assert after[0] == "SemiSync (λ=2)  finished: 5 rounds are done"
 
 
+def test_for_whom_masked_sums_wait() -> None:
+    """Instead of how many have joined."""
+    awaited = {"learners": ["oslo"], "reason": "a masked window begins with 4 learners or more, and 3 are there"}
+    document = federation(4, state="waiting for learners", awaited={**awaited, "since": 60.0, "seconds": 190.0})
+    assert shown(document, 200)[0] == (
+        "SemiSync (λ=2)  waiting for learners, oslo, for 3 min 10 s: a masked window begins with 4 learners or more, "
+        "and 3 are there"
+    )
+
+
 def test_a_learner_cannot_steer_the_terminal() -> None:
     """Whatever is in a name, only letters come out."""
     document = federation(1)

@@ -331,6 +331,35 @@ def test_numbers_that_are_damaged_on_the_disk_are_not_summed(desk: Desk) -> None
     assert isinstance(desk.posted[-1], RoundFailed) and "the stored body of bob" in desk.posted[-1].reason
 
 
+def test_a_sum_says_once_who_must_come_back_before_it_is_opened(desk: Desk) -> None:
+    """Three of four open it: with two away it cannot be, unless these have voted and answered already."""
+    desk.close(desk.open())
+    desk.take(away=frozenset({"dan"}))
+    desk.vote("ann")
+    desk.take(away=frozenset({"ann", "dan"}))
+    assert not [text for text in desk.reports if "cannot be opened" in text]
+    for _ in range(2):
+        desk.take(away=frozenset({"cyd", "dan"}))
+        desk.take(away=frozenset({"cyd", "dan", "eve"}))
+    said = [text for text in desk.reports if "cannot be opened" in text]
+    assert said == ["the sum on community model 2 cannot be opened before some of these are back: 'cyd', 'dan'"]
+    desk.take(away=frozenset())
+    desk.vote("bob", "cyd")
+    desk.answer("bob", "cyd", "dan")
+    assert desk.total
+
+
+def test_a_window_says_once_whose_keys_it_waits_for(desk: Desk) -> None:
+    """A learner that is there and gives no key: a round would begin again, a window waits."""
+    desk.take(window=3)
+    for name in NAMES[:3]:
+        desk.hear(name, KEY, desk.members[name].key(2).encode())
+    assert not desk.reports
+    for _ in range(2):
+        desk.do(lambda: desk.sums._late(2))
+    assert desk.reports == ["the window on community model 2 waits for the keys of 'dan'"] and not desk.posted
+
+
 def _flip(desk: Desk, learner: str, byte: int) -> None:
     path = desk.state.blob_path(desk.round.uploads[learner])
     content = bytearray(path.read_bytes())

@@ -55,6 +55,38 @@ def test_windows_have_the_bits_of_the_simulated_ring(home: Path, name: str, monk
     assert not list(home.glob("work/*/sums/local-*"))  # they went with the keys
 
 
+def test_a_window_that_cannot_begin_says_for_whom_it_waits(home: Path, monkeypatch: Any) -> None:
+    """Once, with the reason, in the log and in the status; and it says when it goes on."""
+    monkeypatch.setenv(masked.CHOSEN, "fedrec")
+
+    async def scene() -> None:
+        async with masked.controller(home, policy=POLICIES["fedrec"], rounds=1000) as here:
+
+            def said(text: str) -> list[str]:
+                return [line for _, line in here.reports if text in line]
+
+            learners = [masked.learner_process(home, who, here.address, []) for who in NAMES]
+            running = [asyncio.ensure_future(learner.run()) for learner in learners]
+            await here.until(lambda: bool(said("community model 1 of")), 300)
+            learners[0].stop()
+            await running[0]
+            await here.until(lambda: bool(said("waiting for 'ann': a masked window begins with 4 learners")), 300)
+            status = await here.process.status()
+            assert status["state"] == "waiting for learners" and status["awaited"]["learners"] == ["ann"]
+            assert status["awaited"]["seconds"] >= 0 and "3 are there" in status["awaited"]["reason"]
+            published = len(said("community model"))
+            running[0] = asyncio.ensure_future(masked.learner_process(home, "ann", here.address, []).run())
+            await here.until(lambda: len(said("community model")) > published, 300)
+            assert len(said("waiting for")) == len(said("goes on")) == 1
+            status = await here.process.status()
+            assert status["state"] == "running" and status["awaited"] is None
+            here.process.stop_run("the test has seen it")
+            assert await asyncio.gather(*running) == [0] * len(NAMES)
+            assert await here.serving
+
+    asyncio.run(asyncio.wait_for(scene(), 300))
+
+
 _KILLED = [
     *(("fedbuff", killed) for killed in ("a learner", "opening", "statement", "vote", "answer")),
     *(("async_fedavg", killed) for killed in ("a learner", "again", "opening", "statement", "vote", "answer")),

@@ -236,7 +236,11 @@ def _head(document: Mapping[str, Any]) -> list[Text]:
     learners, costs = document["learners"], document["costs"]
     state = str(document["state"])
     first = Text.assemble((printable(document["policy"]), "bold"), "  ", (state, _STYLES.get(state, "bold")))
-    if state == "waiting for learners":
+    if awaited := document.get("awaited"):  # missing from an older controller
+        names = ", ".join(map(printable, awaited["learners"]))
+        first.append(f"{f', {names},' if names else ''} for {lasting(awaited['seconds'])}: ")
+        first.append(printable(awaited["reason"]))
+    elif state == "waiting for learners":
         first.append(f", {len(learners)} of {document['expected']} have joined")
     elif state == "finished" and document["finish_reason"]:
         first.append(f": {printable(document['finish_reason'])}")

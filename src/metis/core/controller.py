@@ -199,6 +199,7 @@ class Controller(MaskedRounds):
                     f"{type(self.protocol).__name__} asked to be woken at {self.protocol.deadline:g} s; that moment "
                     "has come, and it is still not ready"
                 )
+            actions += self._await_members()
         return actions
 
     # --- events -----------------------------------------------------------------------------

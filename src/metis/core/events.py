@@ -344,6 +344,14 @@ class RoundAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """No masked round or window begins, because too few learners are there; without a reason: enough are again."""
+
+    learners: tuple[LearnerId, ...]  # that have joined and are not there, in ascending order
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The federation has ended."""
 
@@ -360,5 +368,6 @@ Action: TypeAlias = (
     | SpeedChanged
     | RoundClosed
     | RoundAbandoned
+    | MembersAwaited
     | Finish
 )

@@ -10,6 +10,7 @@ from metis.core.events import (
     CommunityPublished,
     CommunityStamp,
     LearnerId,
+    MembersAwaited,
     ModelResent,
     RoundAbandoned,
     RoundClosed,
@@ -36,8 +37,10 @@ class MaskedRounds(ABC):
     finished: bool
     _rollbacks: int  # versions that repeat an earlier model
     _tasks_sent: int
+    member_changes: dict[LearnerId, bool]
     closed: RoundClosed | None = None  # the round whose sum is being opened
     _round_measure: RoundMeasure | None = None  # of a round that nobody has begun the next one after
+    awaited: MembersAwaited | None = None  # why no round or window begins
 
     @abstractmethod
     def _publish(self, now: float) -> list[Action]: ...
@@ -137,6 +140,21 @@ class MaskedRounds(ABC):
         if not isinstance(window, Windows) or not window.fixed or self._awaited(window):
             return []
         return self._begin_again(window.too_few()) if len(window.fresh) < window.least else []
+
+    def _await_members(self) -> list[Action]:
+        """Say once that too few are there for a round or window to begin, and who is not; and that enough are again."""
+        secure, here, awaited = self.secure, self.roster.available_count, None
+        if secure is None or self.finished:
+            return []
+        begun = secure.fixed if secure.windowed else bool(secure.values)
+        if not begun and here < secure.fewest:
+            gone = (record.learner for record in self.roster if not record.available)
+            away = sorted(learner for learner in gone if self.member_changes.get(learner) is not False)
+            what = "window" if secure.windowed else "round"
+            reason = f"a masked {what} begins with {secure.fewest} learners or more, and {here} are there"
+            awaited = MembersAwaited(tuple(away), reason)
+        before, self.awaited = self.awaited, awaited
+        return [] if before == awaited else [awaited or MembersAwaited((), "")]
 
     def _open(self, event: SumOpened, now: float) -> list[Action]:
         secure = self._masked_round(event.version)

@@ -18,6 +18,7 @@ from metis.core.events import (
     LearnerSetAside,
     LearnerWithdrawn,
     MemberRemoved,
+    MembersAwaited,
     PeriodBegun,
     SpeedChanged,
 )
@@ -45,6 +46,7 @@ class PeriodsFold:
     changes: list[PeriodChange] = field(default_factory=list)
     latest: PeriodBegun | None = None
     count: int = 0  # of periods so far, without probes
+    awaited: tuple[float, MembersAwaited] | None = None  # since when no masked round begins, and why
     _latest_said: PeriodBegun | None = None  # the one of the latest change
     _meanwhile: dict[str, str] = field(default_factory=dict)  # since the latest period: what happened, by learner
 
@@ -54,6 +56,8 @@ class PeriodsFold:
             case PeriodBegun():
                 self._begin(now, item)
                 return item
+            case MembersAwaited():
+                self.awaited = (now if self.awaited is None else self.awaited[0], item) if item.reason else None
             case SpeedChanged():
                 slower = item.now > item.before
                 factor = item.now / item.before if slower else item.before / item.now

@@ -30,6 +30,7 @@ from metis.core.events import (
     LocalTask,
     MemberAdded,
     MemberRemoved,
+    MembersAwaited,
     ModelResent,
     Paused,
     PeriodBegun,
@@ -87,6 +88,7 @@ _ACTIONS: dict[str, type[Any]] = {
     "speed_changed": SpeedChanged,
     "round_closed": RoundClosed,
     "round_abandoned": RoundAbandoned,
+    "members_awaited": MembersAwaited,
     "finish": Finish,
 }
 _NAMES = {kind: ("event", name) for name, kind in _EVENTS.items()}
@@ -196,7 +198,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         if name == "community_published":
             stamp = CommunityStamp(rest["version"], rest["steps"])
             return at, CommunityPublished(stamp, rest["contributors"], Model.empty(), recorded_measure(rest))
-        if name == "round_closed":
+        if name in ("round_closed", "members_awaited"):
             rest["learners"] = tuple(rest["learners"])
     return at, kind(**rest)
 

@@ -21,6 +21,7 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerWithdrawn,
+    MembersAwaited,
     RolledBack,
     RoundAbandoned,
     RoundClosed,
@@ -260,11 +261,13 @@ def test_with_too_few_members_nothing_begins_until_more_are_there() -> None:
     play.handle(LearnerLeft("bob"))
     play.run_until(community_version=2)
     assert play.version == 2 and play.tasks() == {}  # three uploads are enough for a sum, three members are not
+    reason = "a masked round begins with 4 learners or more, and 3 are there"
     play.run()
-    assert play.version == 2
+    assert play.version == 2 and play.items(MembersAwaited) == [MembersAwaited(("ann", "bob"), reason)]
     actions = play.handle(LearnerJoined("bob", 60, 10))
     assert len([action for action in actions if isinstance(action, SendTask)]) == 4
     assert not any(isinstance(action, RoundAbandoned) for action in actions)
+    assert play.items(MembersAwaited)[1:] == [MembersAwaited((), "")]
 
 
 def test_a_sum_that_is_lost_begins_again_and_one_that_does_not_fit_is_refused() -> None:

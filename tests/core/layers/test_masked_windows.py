@@ -13,6 +13,8 @@ from metis.core.events import (
     LearnerJoined,
     LearnerLeft,
     LearnerWithdrawn,
+    MemberRemoved,
+    MembersAwaited,
     ModelResent,
     RoundAbandoned,
     RoundClosed,
@@ -211,6 +213,28 @@ def test_nothing_begins_with_too_few_members() -> None:
     assert play.version <= 3 and not play.tasks()  # five tolerate one colluder, not two
     play.handle(LearnerJoined("a", 50, 10))
     assert "a" in play.tasks()
+
+
+@every
+def test_a_window_that_cannot_begin_says_once_who_is_not_there(policy: Policy) -> None:
+    """Who was removed is not waited for; once enough are there, that is said too, and nothing after the end."""
+    play = _play(policy, rounds=4)
+    play.run_until(community_version=1)
+    assert play.controller.secure is not None
+    fewest = play.controller.secure.fewest
+    gone = list(TIMES)[fewest - 1 :]
+    for name in gone[:-1]:
+        play.handle(LearnerLeft(name))
+    play.handle(MemberRemoved(gone[-1]))
+    play.run()
+    said = play.items(MembersAwaited)
+    reason = f"a masked window begins with {fewest} learners or more, and {fewest - 1} are there"
+    assert said[-1] == MembersAwaited(tuple(gone[:-1]), reason) and play.controller.awaited == said[-1]
+    assert len(said) == len(set(said))
+    play.handle(LearnerJoined(gone[0], 40, 10))
+    assert play.items(MembersAwaited)[len(said) :] == [MembersAwaited((), "")] and play.controller.awaited is None
+    play.run()
+    assert play.controller.finished and len(play.items(MembersAwaited)) == len(said) + 1
 
 
 def test_shares_of_a_window_cannot_be_limited_afterwards() -> None:

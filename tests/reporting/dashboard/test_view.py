@@ -18,6 +18,7 @@ from metis.core.events import (
     LearnerLeft,
     LearnerSetAside,
     LearnerWithdrawn,
+    MembersAwaited,
     UpdateCommitted,
     UpdateRefused,
 )
@@ -254,6 +255,17 @@ def test_away_withdrawn_and_not_there_yet() -> None:
         "'fast' withdrew permanently at 5.0 s.",
         "'<b>&odd' has not joined yet.",
     ]
+
+
+def test_a_masked_federation_says_for_whom_it_waits() -> None:
+    """Since the first moment, though another one leaves; until enough are there again."""
+    reason = "a masked window begins with 4 learners or more, and 3 are there"
+    events: list[Recorded] = [(7.0, MembersAwaited(("bob",), reason)), (9.0, MembersAwaited(("ann", "bob"), reason))]
+    begun = [*joined(), *rounds(1)]
+    assert notices([*begun, *events]) == [f"It has waited for 'ann', 'bob' since 7.0 s: {reason}."]
+    assert notices([*begun, *events, (11.0, MembersAwaited((), ""))]) == []
+    told = notices([*begun, (7.0, MembersAwaited(tuple("abcde"), reason))])
+    assert told == [f"It has waited for 'a', 'b', 'c' and 2 more since 7.0 s: {reason}."]
 
 
 def test_a_learner_is_late_when_its_time_is_over() -> None:

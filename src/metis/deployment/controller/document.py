@@ -62,6 +62,7 @@ def core_status(controller: Controller) -> CoreStatus:
         else "paused" if controller.on_hold
         else "waiting for learners" if not controller.started
         else "paused" if controller.paused
+        else "waiting for learners" if controller.awaited is not None
         else "running"
     )  # fmt: skip
     return CoreStatus(
@@ -127,6 +128,7 @@ def status_document(
         "not_awaited": [] if core.period_begun is None else list(core.period_begun.not_awaited),
         "period_changes": [{"at": change.at, "text": change.text} for change in view.periods.changes[-_CHANGES:]],
         "expected": core.expected,
+        "awaited": _awaited(view, now) if core.phase == "waiting for learners" else None,
         "on_hold": core.on_hold,
         "stop": asdict(core.stop),
         "left": _left(core, now, fold),
@@ -149,6 +151,14 @@ def status_document(
         "disk": dict(disk),
         "finish_reason": fold.finish_reason,
     }
+
+
+def _awaited(view: View, now: float) -> dict[str, Any] | None:
+    """For whom masked rounds wait, why, and since when."""
+    if view.periods.awaited is None:
+        return None
+    since, awaited = view.periods.awaited
+    return {"learners": list(awaited.learners), "reason": awaited.reason, "since": since, "seconds": now - since}
 
 
 def _left(core: CoreStatus, now: float, fold: RunFold) -> dict[str, float]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
-from metis.core.events import Event, LearnerId, RoundAbandoned
+from metis.core.events import Event, LearnerId, MembersAwaited, RoundAbandoned
 from metis.core.model import Layout
 from metis.deployment.controller.openings import MaskedRound
 from metis.deployment.controller.sessions import Sessions
@@ -74,6 +74,11 @@ class MaskedService(ABC):
             if isinstance(action, RoundAbandoned):
                 text = f"the masked round on community model {action.version} begins again: {action.reason}"
                 self._report("warning", text)
+            elif isinstance(action, MembersAwaited) and action.reason:
+                names = ", ".join(f"'{learner}'" for learner in action.learners)
+                self._report("warning", f"waiting for {names or 'more learners'}: {action.reason}")
+            elif isinstance(action, MembersAwaited):
+                self._report("info", "enough learners for a masked sum are there again: the federation goes on")
         if self._sums is not None:
             self._sums.applied(outcome.masked)
             if outcome.entry.record.get("event") == "learner_joined":  # a member of a closed round may be back

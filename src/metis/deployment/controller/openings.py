@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from metis.core.controller import Controller
@@ -32,6 +32,7 @@ class MaskedRound:
     whole: bool = False  # whether a window is the sum of everybody's whole latest models
     latest: Mapping[LearnerId, tuple[int, float]] = field(default_factory=dict)  # then: their tasks, what they count
     resends: Mapping[LearnerId, int] = field(default_factory=dict)  # who is to hand its own in again, as which update
+    away: frozenset[LearnerId] = frozenset()  # of those that have joined
 
 
 def masked_round(
@@ -60,6 +61,7 @@ def masked_round(
         cache is not None,
         {} if cache is None else dict(cache.latest),
         secure.missing,
+        frozenset(record.learner for record in controller.roster if not record.available),
     )
 
 
@@ -127,3 +129,12 @@ def fixed_by(opening: Opening) -> CohortFixed:
     places = [place for place in opening.members if place.name in opening.handing_in]
     tasks = [task for place in places for task in (*(each.task for each in place.trained), *place.again)]
     return CohortFixed(opening.version, opening.handing_in, tuple(tasks))
+
+
+def too_many_away(round_: MaskedRound, opening: Opening, done: Collection[LearnerId]) -> str:
+    """Why a sum cannot be opened, in words; empty if it can, by those who have said what is asked, or are there."""
+    away = sorted(round_.away & set(opening.names) - set(done))
+    if len(opening.names) - len(away) >= opening.threshold:
+        return ""
+    names = ", ".join(f"'{learner}'" for learner in away)
+    return f"the sum on community model {round_.version} cannot be opened before some of these are back: {names}"

@@ -17,7 +17,7 @@ from metis.core.events import LearnerId, RoundFailed, SumOpened
 from metis.core.model import Layout
 from metis.core.secure_sum import Answer, Opening, SignedKey, Statement, Upload, Vote
 from metis.deployment.controller.disk import writing
-from metis.deployment.controller.openings import MaskedRound, fixed_by, handing_in, made_opening
+from metis.deployment.controller.openings import MaskedRound, fixed_by, handing_in, made_opening, too_many_away
 from metis.deployment.controller.settings import Report
 from metis.deployment.controller.state import State
 from metis.deployment.storage import map_file, read_file
@@ -91,6 +91,7 @@ class Sums:
         self._opener: Opener | None = None
         self._posted = ""  # what was journaled last of this version
         self._version = -1
+        self._warned = ""  # what was said last of somebody who is not there
         self._tails: dict[LearnerId, bytes] = {}  # what came behind the numbers of the latest update of each
         self._out: list[Callable[[], object]] = []  # to be done in the event loop
         self.post: Callable[..., None]  # an event, and the bytes that go with it, to the journal
@@ -191,6 +192,15 @@ class Sums:
             self._out += [lambda learner=learner: self._offer(learner) for learner in round_.tasks]  # type: ignore[misc]
         if round_.closed is not None and self._opening is not None and self._opener is None:
             self._close(round_, self._opening)
+        if self._opener is not None and self._opener.closed is not None:
+            opener = self._opener
+            done = opener.answers if opener.agreed else opener.votes
+            self._warn_once(too_many_away(round_, opener.opening, done))
+
+    def _warn_once(self, text: str) -> None:
+        if text and text != self._warned:
+            self._warned = text
+            self._report("warning", text)
 
     def _forget(self) -> None:
         """The round is over: delete what it needed, and the masked models."""
@@ -223,7 +233,10 @@ class Sums:
         if len(members) < len(round_.tasks) and not late:
             return
         if len(members) < round_.fewest:
-            if late and not round_.window:
+            missing = ", ".join(f"'{learner}'" for learner in sorted(round_.tasks.keys() - self._keys.keys()))
+            if late and round_.window and missing:
+                self._warn_once(f"the window on community model {round_.version} waits for the keys of {missing}")
+            elif late and not round_.window:
                 reason = f"{len(members)} learners gave a key, and a masked round needs {round_.fewest}"
                 self._post_once("failed", RoundFailed(round_.version, reason))
             return

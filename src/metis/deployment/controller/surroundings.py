@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+from metis.core.mixing.secure import fewest_members
 from metis.deployment.controller.alerts import Alerts, Certificates
 from metis.deployment.controller.notify import Notifier
 from metis.deployment.controller.sessions import Sessions
@@ -24,7 +25,7 @@ class Surroundings:
     """Looks around once a second, reports what has changed, and notifies of it."""
 
     def __init__(self, plan: FederationPlan, state: State, report: Report, certificates: Certificates) -> None:
-        self._report, settings = report, plan.deployment
+        self._report, settings, masks = report, plan.deployment, plan.secure_sum
         self.disk = DiskSpace(state.folder, model_bytes(plan.initial_model.layout))
         self.refused_calls = RefusedCalls(lambda text: report("warning", text))
         about = {"run": state.run, "policy": plan.setting.label, "state": str(state.folder)}
@@ -33,7 +34,7 @@ class Surroundings:
             self.notifier,
             self.disk,
             away_after=settings.notify.away_after,
-            minimum=settings.minimum,
+            minimum=max(settings.minimum, 0 if masks is None else fewest_members(masks.colluders)),
             certificates=certificates,
         )
         self._reported = (False, False)  # full, nearly full

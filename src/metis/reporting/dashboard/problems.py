@@ -42,6 +42,12 @@ def problems(view: RunView) -> list[Problem]:
         say("bad", f"The latest updates from {_all(refused)} were refused; the table of learners counts them.")
     if view.finish_reason is not None:
         return found
+    if view.rhythm.awaited is not None:
+        since, awaited = view.rhythm.awaited
+        names = ", ".join(f"'{learner}'" for learner in awaited.learners[:_NAMED])
+        rest = len(awaited.learners) - _NAMED
+        names += f" and {rest} more" if rest > 0 else ""
+        say("warn", f"It has waited for {names or 'more learners'} since {_at(since)}: {awaited.reason}.")
     late = [learner for learner in view.learners if learner.late and learner.sent_at is not None]
     for name, sent_at in _few(late, [learner.sent_at for learner in late]):
         say("warn", f"{name} is late: it has not handed in the task that it was given at {_at(sent_at)}.")

@@ -99,7 +99,7 @@ class RunView:
         self.finish_reason: str | None = None
         self.history, self.costs = Series(), Series()
         self.periods = Series()  # when each began, and its length
-        self._changes = PeriodsFold()
+        self.rhythm = PeriodsFold()
         self._changes_sent = -1.0  # when the latest one of them was
         self._ledger = CostLedger(
             {learner.name: learner.power for learner in setting.learners},
@@ -146,7 +146,7 @@ class RunView:
         self._spending.record(item)
         for span in self._timeline.record(now, item):
             self._add_span(span)
-        begun = self._changes.record(now, item)
+        begun = self.rhythm.record(now, item)
         if begun is not None and math.isfinite(begun.seconds):
             self.periods.add([short(now), short(begun.seconds)])
         self.events += 1
@@ -294,8 +294,8 @@ class RunView:
             points = series.increment()
             if points is not None:
                 news[name] = points
-        if self._changes.changes and self._changes.changes[-1].at > self._changes_sent:
-            self._changes_sent = self._changes.changes[-1].at
+        if self.rhythm.changes and self.rhythm.changes[-1].at > self._changes_sent:
+            self._changes_sent = self.rhythm.changes[-1].at
             news["changes"] = self._changes_of_periods()
         news["totals"] = self._totals(costs)
         wrong = problems(self)
@@ -338,7 +338,7 @@ class RunView:
 
     def _changes_of_periods(self) -> list[list[Any]]:
         """Why periods changed: when and what, the latest ones."""
-        return [[short(change.at), change.text] for change in self._changes.changes[-_CHANGES:]]
+        return [[short(change.at), change.text] for change in self.rhythm.changes[-_CHANGES:]]
 
     def _head(self) -> Increment:
         setting = self.setting
