@@ -64,7 +64,8 @@ def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> st
                 hours[claim.needs] = hours_left(entries, results_folder())
             left = hours[claim.needs]
             command = f"`metis reproduce {claim.needs} --scale decisive`, at most {left:.0f} hours of one core"
-            here = command if left >= 0.1 else f"more seeds are needed: {claim.sentence}"
+            known = f"so far: {claim.decided}; the rest: " if claim.decided else ""
+            here = f"{known}{command}" if left >= 0.1 else f"more seeds are needed: {claim.sentence}"
         else:
             here = claim.sentence
         own = PAPER_WORDS[claim.paper] + (f": {claim.paper_sentence}" if claim.paper else "")

@@ -248,3 +248,11 @@ def test_each_domain_has_its_own_spread() -> None:
     spread = ours(Evidence("decisive", {**brain, **TABLE_3}, runs)).spread
     assert spread["CIFAR-10"] == PRIOR_SPREAD
     assert spread["BrainAge"] == pytest.approx(statistics.stdev(range(4)) * math.log(2), rel=0.1)
+
+
+def test_no_levels_before_every_policy_has_run(supporting: Evidence) -> None:
+    """Where Sync alone has been run it is the cheapest, which says nothing."""
+    some = {name: run for name, run in supporting.runs.items() if "/sync-" in name}
+    assert verdicts(supporting, "Processing time")[0].verdict != "undecided"
+    early = verdicts(Evidence("paper", TABLE_3, some), "Processing time")[0]
+    assert early.verdict == "undecided" and not early.decided, early.sentence

@@ -28,6 +28,7 @@ class Claim:
     text: str
     verdict: Verdict
     sentence: str  # the numbers, or what is missing
+    decided: str  # those of its parts that are decided
     rule: str
     paper: str  # whether its own tables hold it, by the same rule: holds, fails, tie, or nothing
     paper_sentence: str
@@ -48,6 +49,7 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 text,
                 VERDICTS[found.outcome],
                 found.sentence,
+                found.decided,
                 found.rule,
                 "" if own.outcome == "open" else own.outcome,
                 own.sentence,

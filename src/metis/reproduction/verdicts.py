@@ -129,6 +129,11 @@ class Finding:
     def sentence(self) -> str:
         return "; ".join(part.text for part in self.parts)
 
+    @property
+    def decided(self) -> str:
+        """The parts that are not open."""
+        return "; ".join(part.text for part in self.parts if part.outcome != "open")
+
 
 def ours(evidence: Evidence) -> Source:
     """Our runs, with every seed that there is."""
