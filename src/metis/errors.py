@@ -92,6 +92,10 @@ class DuplicateUpdate(LearnerError):
 class Refused(LearnerError):
     """A message of the secure sum breaks its rules, or the member that should act on it must not; nothing changed."""
 
+    def __init__(self, message: str, rule: str = "") -> None:
+        super().__init__(message)
+        self.rule = rule  # of the site's own policy that says so, if one does
+
 
 class UnexpectedEvent(LearnerError):
     """An event that cannot happen now; the controller's state is unchanged."""

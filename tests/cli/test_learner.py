@@ -98,6 +98,19 @@ def test_a_kit_must_be_a_learners_and_in_date(tmp_path: Path) -> None:
     assert "--name is 'basel', but the certificate in consortium/zurich belongs to 'zurich'; leave --name out" in named
 
 
+def test_impossible_peers_are_found_before_anything_is_dialled(tmp_path: Path) -> None:
+    """In one sentence, by the learner and by its dry run."""
+    consortium, site = Consortium(tmp_path / "consortium"), write_site(tmp_path)
+    kit = consortium.kit("zurich")
+    few = "peers names 3 learners; with colluders = 0 a masked sum needs 4 or more, this site included"
+    others = "the site policy names peers (a, b, c, d) without this site, 'zurich'"
+    for peers, said in ('["zurich", "a", "b"]', f"site-policy.toml: {few}"), ('["a", "b", "c", "d"]', others):
+        (kit.folder / "site-policy.toml").write_text(f"peers = {peers}\n")
+        for options in (["--controller", "localhost:1"], ["--dry-run"]):
+            done = CliRunner().invoke(app, ["learner", *options, "--identity", str(kit.folder), "--site", str(site)])
+            assert (done.exit_code, done.stderr) == (2, f"error: {said}\n")
+
+
 async def _run(*arguments: str) -> tuple[int, str, str]:
     home = str(Path(metis.__file__).resolve().parents[1])  # the working directory is another one than pytest's
     process = await asyncio.create_subprocess_exec(
@@ -233,7 +246,7 @@ def test_a_dry_run_of_a_masked_round_with_noise_and_a_budget(tmp_path: Path) -> 
     pytest.importorskip("dp_accounting")
     site = write_site(tmp_path)
     (tmp_path / "federation.toml").write_text(_MASKED.replace("[stop]", "[policy.secure_sum]\n[stop]"))
-    (tmp_path / "rules.toml").write_text('peers = ["a", "b", "c"]\nprivacy = { noise = 1.0, budget = 8.0 }\n')
+    (tmp_path / "rules.toml").write_text('peers = ["a", "b", "c", "e"]\nprivacy = { noise = 1.0, budget = 8.0 }\n')
     options = ["--site", str(site), "--policy", "rules.toml", "--federation", "federation.toml", "--name", "a"]
     done = CliRunner().invoke(app, ["learner", "--dry-run", *options, "--json"])
     assert done.exit_code == 0, done.output

@@ -53,6 +53,13 @@ def policy(**rules: Any) -> SitePolicy:
         ("controller = ''", "controller is ''; it must be a host, or HOST:PORT"),
         ("[task]\nseconds = 3", "site-policy.toml: task: unknown key;"),
         ("hours = ", "site-policy.toml: "),
+        (
+            'peers = ["a", "b", "c"]',
+            "site-policy.toml: peers names 3 learners; with colluders = 0 a masked sum needs 4 or more, this site "
+            "included",
+        ),
+        ('peers = ["a", "b", "c", "c"]', "peers names 3 learners; with colluders = 0 a masked sum needs 4 or more"),
+        ('peers = ["a", "b", "c", "d"]\ncolluders = 1', "with colluders = 1 a masked sum needs 5 or more"),
     ],
 )
 def test_a_wrong_rule_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from metis import __version__
 from metis.cli.output import print_json, say, stdout
 from metis.deployment.learner import outgoing
-from metis.deployment.learner.site_policy import PolicyFile, SitePolicy
+from metis.deployment.learner.site_policy import PolicyFile, SitePolicy, check_own_name
 from metis.deployment.learner.work import update_of
 from metis.deployment.trainer.child import Child
 from metis.deployment.wire import wire_pb2 as pb
@@ -66,6 +66,7 @@ async def show(
 ) -> None:
     """Prepare, train one batch, evaluate, and print every field that a learner would send, with its value."""
     rules = policy.read()
+    check_own_name(rules, name)
     try:
         facts, trained, measured = await _rehearse(config, site, name, device, trainer, rules, ckks_key)
     except LearnerError as problem:

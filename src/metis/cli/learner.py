@@ -157,7 +157,9 @@ def learner(
     folder = work or Path(f"learner-{called}")
     choose(storage_key, folder)
     rules = _policy_file(policy, identity)
-    if set_rules := rules.read().rules():
+    found = rules.read()
+    deployed("metis.deployment.learner.site_policy").check_own_name(found, called)
+    if set_rules := found.rules():
         report("info", f"the policy of this site, {rules.path}: {', '.join(set_rules)}")
     process = deployment.LearnerProcess(
         route,

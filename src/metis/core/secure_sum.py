@@ -391,14 +391,16 @@ class Pins:
         """Refuse an opening whose sum could show one learner's model."""
         names, count = opening.names, len(opening.names)
         if unknown := sorted(set(names) - self.peers):
-            raise Refused(f"{unknown[0]} is not among the peers that this site pins")
+            raise Refused(f"{unknown[0]} is not among the peers that this site pins", "peers")
         allowed = len(self.peers) - threshold(len(self.peers)) if self.max_absent is None else self.max_absent
         if len(self.peers) - count > allowed:
-            raise Refused(f"the cohort lacks {len(self.peers) - count} of the pinned peers; {allowed} may be absent")
+            lacking = len(self.peers) - count
+            raise Refused(f"the cohort lacks {lacking} of the pinned peers; {allowed} may be absent", "peers")
         if opening.threshold != threshold(count):
             raise Refused(f"the threshold of {count} members is {threshold(count)}, not {opening.threshold}")
         if self.colluders > max_colluders(count):
-            raise Refused(f"{count} members tolerate {max_colluders(count)} colluders; this site pins {self.colluders}")
+            text = f"{count} members tolerate {max_colluders(count)} colluders; this site pins {self.colluders}"
+            raise Refused(text, "colluders")
         fewest = min_learners(self.colluders, opening.extra_vectors)
         most = len(opening.fresh)
         if not 0 <= opening.extra_vectors <= 8 or not fewest <= opening.least <= most:
@@ -419,7 +421,8 @@ class Pins:
 
     def _check_window(self, opening: Opening) -> None:
         if not self.windows:
-            raise Refused("this site takes part in rounds only, whose members train from the same model")
+            text = "this site takes part in rounds only, whose members train from the same model"
+            raise Refused(text, "masked_windows")
         opening.check_models()
         trained = [place.trained[0] for place in opening.members if place.trained]
         for each in trained:

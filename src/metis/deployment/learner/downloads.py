@@ -35,9 +35,14 @@ _MAX_MISMATCHES = 3
 class TaskFailed(Exception):
     """The current task ends without a model; the controller hears of its kind only."""
 
-    def __init__(self, reason: str, kind: pb.Cause.Kind = pb.Cause.MODEL_NOT_FETCHED) -> None:
+    def __init__(
+        self,
+        reason: str,
+        kind: pb.Cause.Kind = pb.Cause.MODEL_NOT_FETCHED,
+        rule: pb.Cause.Rule = pb.Cause.NO_RULE,  # of the site policy
+    ) -> None:
         super().__init__(reason)
-        self.kind = kind
+        self.kind, self.rule = kind, rule
 
 
 class Downloads:

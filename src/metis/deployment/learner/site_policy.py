@@ -10,11 +10,12 @@ from datetime import datetime, time as Time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from metis.core.mixing.secure import fewest_members
 from metis.deployment.wire import wire_pb2 as pb
 from metis.errors import ConfigError
 from metis.registry import did_you_mean
 from metis.system import unix_time
-from metis.text import size
+from metis.text import plural, size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -138,12 +139,12 @@ class SitePolicy:
         opening: Any = task.opening
         if task.window and not self.masked_windows:
             text = "its sums are of windows, whose members train from different models (masked_windows)"
-            return Refusal(pb.Cause.MASKS, text)
+            return Refusal(pb.Cause.MASKED_WINDOWS, text)
         if not (opening or task.window) and (self.peers or self.min_masked_members is not None):
-            wanted = "peers" if self.min_masked_members is None else f"{self.min_masked_members} members"
-            rule = "peers" if self.min_masked_members is None else "min_masked_members"
-            text = f"its model would not be masked, and this site wants a sum with {wanted} ({rule})"
-            return Refusal(pb.Cause.MASKS, text)
+            without = "its model would not be masked, and this site wants a sum with"
+            if self.min_masked_members is None:
+                return Refusal(pb.Cause.PEERS, f"{without} peers (peers)")
+            return Refusal(pb.Cause.MASKS, f"{without} {self.min_masked_members} members (min_masked_members)")
         most = self.max_task_seconds
         if most is not None and task.HasField("seconds") and task.seconds > most:
             text = f"it may take {task.seconds:g} s, and this site allows {most:g} s (max_task_seconds)"
@@ -227,7 +228,19 @@ def parsed(content: Mapping[str, Any], name: str) -> SitePolicy:
         if not check(value):
             raise ConfigError(f"{name}: {key} is {value!r}; it must be {allowed}")
         given[key] = tuple(map(_window, value)) if key == "hours" else tuple(value) if key == "peers" else value
-    return SitePolicy(**given)
+    policy = SitePolicy(**given)
+    if policy.peers and (peers := len(set(policy.peers))) < (fewest := fewest_members(policy.colluders)):
+        raise ConfigError(
+            f"{name}: peers names {plural(peers, 'learner')}; with colluders = {policy.colluders} a masked sum needs "
+            f"{fewest} or more, this site included"
+        )
+    return policy
+
+
+def check_own_name(policy: SitePolicy, learner: str) -> None:
+    """Without itself among its peers a site would refuse every sum."""
+    if policy.peers and learner not in policy.peers:
+        raise ConfigError(f"the site policy names peers ({', '.join(policy.peers)}) without this site, '{learner}'")
 
 
 def _window(text: str) -> Window:

@@ -28,9 +28,10 @@ from metis.deployment.security.identity import load_kit, signing_identity
 from metis.deployment.storage import file_sha256
 from metis.deployment.trainer.masking import Masking
 from metis.deployment.wire import wire_pb2 as pb
+from metis.deployment.wire.causes import rule_named
 from metis.deployment.wire.models import write_parts
 from metis.deployment.wire.secure import settings_hash
-from metis.errors import ArgumentError, ConfigError, DataError, Refused
+from metis.errors import ConfigError, DataError, Refused
 from metis.privacy.keys import Peers
 from metis.privacy.member import Member
 from metis.privacy.store import FolderStore
@@ -47,6 +48,11 @@ class _Wait:
     model: bytes  # SHA-256 of what it is trained from
     place: asyncio.Future[dict[str, Any]]
     trained: bool = False
+
+
+def _not_allowed(problem: Refused | ConfigError) -> TaskFailed:
+    """The task ends, by a rule of this site's policy if the problem is with one."""
+    return TaskFailed(str(problem), pb.Cause.SITE_POLICY, rule_named(getattr(problem, "rule", "")))
 
 
 class Sums:
@@ -76,12 +82,9 @@ class Sums:
             raise Refused("this federation masks its sums, for which a learner needs its certificate (--identity DIR)")
         if not policy.peers:
             raise Refused(
-                "this federation masks its sums; name the learners to take part with: peers in the site policy"
+                "this federation masks its sums; name the learners to take part with: peers in the site policy", "peers"
             )
-        try:
-            pins = Pins(frozenset(policy.peers), policy.colluders, windows=policy.masked_windows)
-        except ArgumentError as problem:
-            raise Refused(f"the site policy cannot be used: {problem}") from None
+        pins = Pins(frozenset(policy.peers), policy.colluders, windows=policy.masked_windows)
         identity, peers, store = signing_identity(self._kit), Peers(load_kit(self._kit).authority), self._store()
         with store.locked():
             yield Member(identity, peers, pins, self._work.run, store)
@@ -104,7 +107,7 @@ class Sums:
             try:
                 return await asyncio.to_thread(self._accept, task, model, policy)
             except (Refused, ConfigError) as problem:
-                raise TaskFailed(str(problem), pb.Cause.SITE_POLICY) from problem
+                raise _not_allowed(problem) from problem
 
     def _accept(self, task: pb.Task, model: Path, policy: SitePolicy) -> dict[str, Any]:
         announced: Any = task.opening
@@ -124,7 +127,8 @@ class Sums:
         layout = Layout.from_json(json.loads(welcome.layout))
         fewest = policy.min_masked_members or 0
         if len(opening.names) < fewest:
-            raise Refused(f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)")
+            text = f"the round has {len(opening.names)} members; this site wants {fewest} (min_masked_members)"
+            raise Refused(text, "min_masked_members")
         with self._member(policy) as member:
             member.accept(
                 opening,
@@ -159,7 +163,7 @@ class Sums:
                 if opening is not None:
                     self._give_place(opening)
             except (Refused, ConfigError) as problem:
-                raise TaskFailed(str(problem), pb.Cause.SITE_POLICY) from problem
+                raise _not_allowed(problem) from problem
         return wait.place.result() if wait.place.done() else None
 
     async def place(self, task: pb.Task) -> dict[str, Any]:
@@ -196,7 +200,7 @@ class Sums:
                 self._supervisor.report("warning", f"window on community model {opening.version}: {problem}")
                 wait, mine = self._wait, opening.trained_by(self._connection.welcome.learner)
                 if wait is not None and mine is not None and mine.task == wait.task.number and not wait.place.done():
-                    wait.place.set_exception(TaskFailed(str(problem), pb.Cause.SITE_POLICY))
+                    wait.place.set_exception(_not_allowed(problem))
                 return
             if message.task:
                 await self._hand_in_again(opening, message.task)

@@ -142,7 +142,7 @@ class Tasks:
         except Abandoned as problem:
             self._fail(task, pb.Cause.ABANDONED, str(problem), self.steps, monotonic() - received)
         except TaskFailed as problem:
-            self._fail(task, problem.kind, str(problem), self.steps, monotonic() - received)
+            self._fail(task, problem.kind, str(problem), self.steps, monotonic() - received, rule=problem.rule)
         except ChildDied as problem:
             self._fail(task, pb.Cause.PROCESS_DIED, str(problem), self.steps, monotonic() - received)
             if await self._training.died(problem):
@@ -164,14 +164,21 @@ class Tasks:
         self.steps = steps
 
     def _fail(
-        self, task: pb.Task, kind: pb.Cause.Kind, reason: str, steps: int, seconds: float, details: str = ""
+        self,
+        task: pb.Task,
+        kind: pb.Cause.Kind,
+        reason: str,
+        steps: int,
+        seconds: float,
+        details: str = "",
+        rule: pb.Cause.Rule = pb.Cause.NO_RULE,
     ) -> None:
         self.current = None
         away = Absence.room_seconds if kind == pb.Cause.DISK else None  # the next task would fail just so, at once
         if self._training.private and kind != pb.Cause.PRIVACY_BUDGET:  # how a training failed may tell of its records
-            kind, steps, seconds = pb.Cause.UNKNOWN, 0, 0.0
+            kind, steps, seconds, rule = pb.Cause.UNKNOWN, 0, 0.0, pb.Cause.NO_RULE
         back = "" if away is None else f"; this learner leaves and comes back in {away:g} s"
-        cause = self._log.failed(kind, f"task {task.number}: failed: {reason}{back}", details)
+        cause = self._log.failed(kind, f"task {task.number}: failed: {reason}{back}", details, rule)
         self._connection.send_failed(task.number, cause, steps, seconds)
         if away is not None:
             self._step_back(cause, away)

@@ -35,7 +35,15 @@ RULES = {
     pb.Cause.MEMBERS: "min_members",
     pb.Cause.UNREADABLE: "unreadable",
     pb.Cause.MASKS: "min_masked_members",
+    pb.Cause.PEERS: "peers",
+    pb.Cause.COLLUDERS: "colluders",
+    pb.Cause.MASKED_WINDOWS: "masked_windows",
 }
+
+
+def rule_named(key: str) -> pb.Cause.Rule:
+    """The rule with this key in `site-policy.toml`; `NO_RULE` if there is none."""
+    return next((rule for rule, name in RULES.items() if name == key), pb.Cause.NO_RULE)
 
 
 def cause(kind: pb.Cause.Kind, rule: pb.Cause.Rule = pb.Cause.NO_RULE) -> pb.Cause:

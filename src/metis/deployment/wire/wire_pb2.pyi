@@ -132,6 +132,9 @@ class Cause(_message.Message):
         MEMBERS: _ClassVar[Cause.Rule]
         UNREADABLE: _ClassVar[Cause.Rule]
         MASKS: _ClassVar[Cause.Rule]
+        PEERS: _ClassVar[Cause.Rule]
+        COLLUDERS: _ClassVar[Cause.Rule]
+        MASKED_WINDOWS: _ClassVar[Cause.Rule]
     NO_RULE: Cause.Rule
     FEDERATION: Cause.Rule
     CONTROLLER: Cause.Rule
@@ -142,6 +145,9 @@ class Cause(_message.Message):
     MEMBERS: Cause.Rule
     UNREADABLE: Cause.Rule
     MASKS: Cause.Rule
+    PEERS: Cause.Rule
+    COLLUDERS: Cause.Rule
+    MASKED_WINDOWS: Cause.Rule
     KIND_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
