@@ -350,6 +350,11 @@ def test_init_writes_a_file_that_runs_as_it_is(workplace: Path) -> None:
         "error: first.toml exists; choose another name, or overwrite it with --force"
     )
     assert metis("init", "first.toml", "--force").exit_code == 0
+    for options in ([], ["--site-policy"]):
+        assert refused("init", "-", *options) == (
+            "error: '-' is not a file: give the name of one to write, as in metis init first.toml"
+        )
+    assert not Path("-").exists()
     assert metis("simulate", "first.toml", "--set", "stop.seconds=12").exit_code == 0
 
 

@@ -87,6 +87,34 @@ def test_a_window_that_cannot_begin_says_for_whom_it_waits(home: Path, monkeypat
     asyncio.run(asyncio.wait_for(scene(), 300))
 
 
+def test_a_latest_model_that_is_lost_is_reported_and_its_learner_trains_on(home: Path, monkeypatch: Any) -> None:
+    """The window goes on without it. A masked task has no loss of its own, and its learner shows none."""
+    monkeypatch.setenv(masked.CHOSEN, "fedrec")
+    reports: list[tuple[str, str]] = []
+
+    async def scene() -> None:
+        async with masked.controller(home, policy=POLICIES["fedrec"], rounds=1000) as here:
+            learners = [masked.learner_process(home, who, here.address, reports) for who in NAMES]
+            running = [asyncio.ensure_future(learner.run()) for learner in learners]
+
+            def lost() -> list[str]:
+                for path in home.glob("work/dan/sums/local-*"):
+                    path.unlink(missing_ok=True)
+                return [line for _, line in here.reports if "does not hand in its latest local model again" in line]
+
+            await here.until(lambda: bool(lost()), 300)
+            assert "learner 'dan'" in lost()[0] and "in the log of the site" in lost()[0]
+            published = len([line for _, line in here.reports if "community model" in line])
+            await here.until(lambda: len([line for _, line in here.reports if "community model" in line]) > published)
+            here.process.stop_run("the test has seen it")
+            assert await asyncio.gather(*running) == [0] * len(NAMES)
+            assert await here.serving
+
+    asyncio.run(asyncio.wait_for(scene(), 300))
+    trained = [line for kind, line in reports if kind == "trained"]
+    assert trained and not any("loss" in line for line in trained)
+
+
 _KILLED = [
     *(("fedbuff", killed) for killed in ("a learner", "opening", "statement", "vote", "answer")),
     *(("async_fedavg", killed) for killed in ("a learner", "again", "opening", "statement", "vote", "answer")),

@@ -60,6 +60,8 @@ def init(
         return
     if file is None:
         raise ConfigError("give the name of a file, as in metis init first.toml, or --list")
+    if str(file) == "-":
+        raise ConfigError("'-' is not a file: give the name of one to write, as in metis init first.toml")
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; give the name of a file, as in {file / 'first.toml'}")
     if file.exists() and not force:

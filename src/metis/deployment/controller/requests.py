@@ -105,6 +105,7 @@ class LearnerRequests:
             self._writer.journal(event, self._writer.now())
         elif self._writer.controller.resend_of(learner) == failed.task:
             self._writer.journal(ModelResent(learner, failed.task, lost=True), self._writer.now())
+            self._writer.in_loop(self._report, "warning", _lost(learner, sentence(failed.cause)))
 
     # --- updates --------------------------------------------------------------------------------
 
@@ -184,6 +185,7 @@ class LearnerRequests:
             again = ModelResent(learner, header.task, lost=received.problem is not None)
             sequence = writer.journal(again, now, received.blob).seq
             if received.problem is not None:
+                writer.in_loop(self._report, "warning", _lost(learner, received.problem))
                 return pb.Receipt(verdict=pb.Receipt.REFUSED, reason=received.problem)
             return pb.Receipt(verdict=pb.Receipt.COMMITTED, sequence=sequence)
         if task is None or task.number != header.task or writer.controller.finished:
@@ -236,6 +238,13 @@ def _over(controller: Controller, task: LocalTask | None) -> bool:
     """Whether a task is of a masked round that is over: it cannot be sent again, because its keys are gone."""
     secure, stamp = controller.secure, controller.community.stamp
     return secure is not None and not secure.windowed and task is not None and task.based_on != stamp
+
+
+def _lost(learner: LearnerId, reason: str) -> str:
+    return (
+        f"learner '{learner}' does not hand in its latest local model again, and is in no window until it has trained "
+        f"again: {reason}"
+    )
 
 
 def _too_late(task: int, version: int) -> pb.Receipt:

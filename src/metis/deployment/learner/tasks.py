@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -155,7 +156,7 @@ class Tasks:
             self._report(
                 "trained",
                 f"task {task.number}: trained {update.steps} batches in {update.seconds:.1f} s "
-                f"({update.time_per_batch:.3g} s each), loss {number(update.loss)}{_left_out(update)}",
+                f"({update.time_per_batch:.3g} s each){_loss(update)}{_left_out(update)}",
             )
             if task.evaluate:
                 await self._evaluate(task)
@@ -215,6 +216,11 @@ def _budget(task: pb.Task) -> str:
     limits = [f"{task.steps} batches"] if task.HasField("steps") else []
     limits += [f"{task.seconds:.1f} s"] if task.HasField("seconds") else []
     return " or ".join(limits) or "no limit"
+
+
+def _loss(update: Update) -> str:
+    """Nothing where it is a part of a sum, or does not leave the training process."""
+    return "" if math.isnan(update.loss) else f", loss {number(update.loss)}"
 
 
 def _left_out(update: Update) -> str:
