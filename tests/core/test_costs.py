@@ -15,6 +15,7 @@ from metis.core.costs import CostLedger, Energy, LearnerCosts, Power, Totals
 from metis.core.events import (
     Action,
     Budget,
+    CohortFixed,
     CommunityStamp,
     DeadlinePassed,
     Event,
@@ -422,3 +423,16 @@ def test_bytes_that_travel_again_are_charged() -> None:
     costs.record(5.0, replace(done("far", 10, 2.0), cuts=2, resent=700))
     assert costs.costs(5.0).bytes_exchanged == costs.totals(5.0).bytes_exchanged == 2 * MODEL_BYTES + 700
     assert costs.costs(before).bytes_exchanged == MODEL_BYTES
+
+
+def test_waiting_for_a_window_is_idle_as_in_a_simulation() -> None:
+    """There it hands in at once and waits afterwards; in a deployment it hands in when a window has a place."""
+    begun = [(0.0, joined("a")), (0.0, joined("b")), (0.0, sent("a", 1)), (0.0, sent("b", 2))]
+    simulated = fold(ledger(), *begun, (6.0, done("a", 10, 4.0, 1)), (9.0, done("b", 10, 7.0, 2)))
+    fixed = CohortFixed(0, ("a", "c"), (1, 0), (3.0, 0.0))
+    deployed = fold(ledger(), *begun, (8.0, fixed), (9.0, done("a", 10, 4.0, 1)), (9.0, done("b", 10, 7.0, 2)))
+    assert deployed.costs(9.0) == simulated.costs(9.0)
+    own = deployed.costs(9.0).by_learner["a"]
+    assert (own.active, own.transfer, own.idle) == (4.0, 2.0, 3.0)
+    late = fold(ledger(), *begun, (8.0, CohortFixed(0, ("a",), (1,), (100.0,))))
+    assert late.costs(8.0).by_learner["a"].active == 0.0, "nobody waits for longer than its task has existed"

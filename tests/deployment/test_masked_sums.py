@@ -190,7 +190,8 @@ def test_a_window_begins_with_the_first_that_have_trained(desk: Desk) -> None:
     assert _window(desk, "cyd ann") is None and desk.sums.opening_of(2) == b""
     opening = _window(desk, "dan bob")
     assert opening is not None and opening.handing_in == ("ann", "cyd", "dan") and opening.names == NAMES
-    assert desk.posted == [CohortFixed(2, ("ann", "cyd", "dan"), (0, 2, 3))]
+    (fixed,) = desk.posted
+    assert replace(fixed, waited=()) == CohortFixed(2, ("ann", "cyd", "dan"), (0, 2, 3)) and len(fixed.waited) == 3
     assert set(desk.questions(pb.SecureSum.WINDOW)) == set(NAMES)
     count = len(desk.asked)
     desk.take(uploads={"ann": "a"})
@@ -207,7 +208,9 @@ def test_a_window_of_whole_models_asks_the_others_for_theirs_again(desk: Desk) -
     opening = _window(desk, "cyd ann dan")
     assert opening is not None and opening.whole and opening.fresh == ("ann", "cyd", "dan")
     assert opening.again_by("bob") == 1 and opening.weights == {"ann": 1.0, "bob": 2.0, "cyd": 1.0, "dan": 1.0}
-    assert desk.posted == [CohortFixed(2, NAMES, (0, 1, 2, 3))]
+    (fixed,) = desk.posted
+    assert replace(fixed, waited=()) == CohortFixed(2, NAMES, (0, 1, 2, 3))
+    assert fixed.waited[1] == 0 and "bob" not in fixed.waits  # it trains
     assert {message.task for _, message in desk.asked if message.kind == pb.SecureSum.WINDOW} == {0}
     desk.take(resends={"bob": 12})
     desk.do(lambda: desk.sums._ask_again("bob"))

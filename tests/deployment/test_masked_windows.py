@@ -15,6 +15,9 @@ pytest.importorskip("grpc")
 from deployment import masked
 from deployment.masked import NAMES, POLICIES
 from deployment.masked_crash_points import free_port
+from metis.core.costs import CostLedger
+from metis.core.events import CohortFixed, UpdateRequest
+from metis.runs.trace import from_line
 
 
 @pytest.fixture
@@ -52,6 +55,7 @@ def test_windows_have_the_bits_of_the_simulated_ring(home: Path, name: str, monk
     asyncio.run(asyncio.wait_for(scene(), 300))
     found = masked.published(home)
     assert len(found) > 1 and found == masked.folded(home, POLICIES[name], 1000)
+    _check_waiting(home)
     assert not list(home.glob("work/*/sums/local-*"))  # they went with the keys
 
 
@@ -113,6 +117,23 @@ def test_a_latest_model_that_is_lost_is_reported_and_its_learner_trains_on(home:
     asyncio.run(asyncio.wait_for(scene(), 300))
     trained = [line for kind, line in reports if kind == "trained"]
     assert trained and not any("loss" in line for line in trained)
+
+
+def _check_waiting(home: Path) -> None:
+    """Whoever has trained and waits for a window is idle: at least for as long as is in the trace."""
+    waited: dict[str, float] = dict.fromkeys(NAMES, 0.0)
+    fixed: dict[str, float] = {}
+    ledger, now = CostLedger({}, 1, False), 0.0
+    for line in (home / "state" / "run" / "events.jsonl").read_text().splitlines():
+        now, item = from_line(line)
+        ledger.record(now, item)
+        if isinstance(item, CohortFixed):
+            fixed = item.waits
+        elif isinstance(item, UpdateRequest):
+            waited[item.learner] += fixed.pop(item.learner, 0.0)
+    costs = ledger.costs(now).by_learner
+    assert sum(waited.values()) > 0
+    assert all(costs[name].idle >= seconds - 1e-6 for name, seconds in waited.items())
 
 
 _KILLED = [

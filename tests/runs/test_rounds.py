@@ -8,6 +8,7 @@ from core.play import Actor, Play
 from metis.core.events import (
     Action,
     Budget,
+    CohortFixed,
     CommunityPublished,
     CommunityStamp,
     ControllerAway,
@@ -29,7 +30,9 @@ from metis.core.model import Model
 from metis.core.policies import sync_fedavg
 from metis.core.stop import StopRule
 from metis.errors import ConfigError
+from metis.runs.folds import TimelineFold
 from metis.runs.rounds import SitesFold, round_report
+from metis.runs.trace import from_record, to_record
 
 NONE = Model.empty()
 
@@ -209,3 +212,23 @@ def test_the_history_of_a_site() -> None:
     assert fold.history("a")["bytes_per_second"] == pytest.approx(1_000_000)
     assert (fold.history("b")["failed"], fold.history("b")["drops"]) == (2, 1)
     assert fold.history("nobody")["bytes_per_second"] is None
+
+
+def test_waiting_for_a_window_is_not_transfer() -> None:
+    """In the words about a round, in the history of a site, and on the timeline."""
+    trace = Trace().ordinary(3)
+    began = trace.now
+    trace.send("a", "b")
+    waited = CohortFixed(3, ("a", "b"), (trace.tasks - 2, trace.tasks - 1), (0.0, 6.0))
+    trace.items.append((trace.now + 9.0, waited))  # it has trained from 1 s to 3 s
+    trace.answer("b", 10.0, 2.0)
+    trace.publish(10.0)
+    assert "2 s of training (10 steps), 2 s of transfer" in trace.why()
+    sites, timeline, spans = SitesFold(1_000_000, None), TimelineFold(), []
+    for now, item in trace.items:
+        sites.record(now, item)
+        spans += timeline.record(now, item)
+    assert sites.history("b")["transfer_seconds"] == 2.0
+    own = [(span.kind, span.start - began, span.end - began) for span in spans if span.learner == "b"]
+    assert own[-4:] == [("transfer", 0.0, 1.0), ("training", 1.0, 3.0), ("idle", 3.0, 9.0), ("transfer", 9.0, 10.0)]
+    assert from_record(to_record(1.0, waited)) == (1.0, waited)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from metis.core.events import (
     Action,
+    CohortFixed,
     Event,
     LearnerId,
     LearnerJoined,
@@ -164,7 +165,7 @@ class _Counts(NamedTuple):
 
 _Times: TypeAlias = NDArray[np.float64]
 # The columns of a learner's times, in seconds: present since (NaN while away), present before that, when its open task
-# was sent (NaN without one), active and in transfer before that.
+# was sent (NaN without one; later by what it has waited for a window), active and in transfer before that.
 _SINCE, _PRESENT, _SENT, _ACTIVE, _TRANSFER = range(5)
 
 
@@ -232,6 +233,10 @@ class CostLedger:
             case SendTask():
                 self._times[self._change(item.learner), _SENT] = now
                 self._tasks += 1
+            case CohortFixed():  # who has trained and waits for a window is idle
+                for learner, waited in item.waits.items():
+                    times = self._times[self._change(learner)]
+                    times[_SENT] = min(times[_SENT] + waited, now)  # NaN, without a task, stays so
             case UpdateRequest() | TaskFailed():
                 self._hand_in(item, now)
             case UpdateRefused():

@@ -207,6 +207,12 @@ class CohortFixed:
     version: int  # of the community model that the round is based on
     learners: tuple[LearnerId, ...]
     tasks: tuple[int, ...] = ()  # of a window: the number of the task that each of these hands in
+    waited: tuple[float, ...] = ()  # of a window: seconds for which each has waited for it, where they are known
+
+    @property
+    def waits(self) -> dict[LearnerId, float]:
+        """For how long each has waited with something trained."""
+        return {learner: waited for learner, waited in zip(self.learners, self.waited, strict=False) if waited > 0}
 
 
 @dataclass(frozen=True, slots=True)

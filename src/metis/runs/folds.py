@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from metis.core.costs import CostLedger, Costs, Energy, Moment
 from metis.core.events import (
     Action,
+    CohortFixed,
     CommunityPublished,
     Evaluated,
     Event,
@@ -223,6 +224,7 @@ class TimelineFold:
         self._since: dict[LearnerId, float] = {}  # where the next span of a learner starts
         self._away: set[LearnerId] = set()
         self._sent: dict[LearnerId, float] = {}
+        self._waited: dict[LearnerId, tuple[float, float]] = {}  # for a window: from when until when
 
     def record(self, now: float, item: Event | Action) -> list[Span]:
         """The spans that have ended with this event."""
@@ -236,7 +238,20 @@ class TimelineFold:
             case SendTask():
                 ended = self._until(now, item.learner, "idle")
                 self._sent[item.learner] = now
+                self._waited.pop(item.learner, None)
                 return ended
+            case CohortFixed():
+                self._waited |= {learner: (now - waited, now) for learner, waited in item.waits.items()}
+                return []
+            case UpdateRequest() | TaskFailed() if item.learner in self._waited:
+                trained, opened = self._waited.pop(item.learner)
+                del self._sent[item.learner]
+                return [
+                    *self._until(trained - item.seconds, item.learner, "transfer"),
+                    *self._until(trained, item.learner, "training"),
+                    *self._until(opened, item.learner, "idle"),
+                    *self._until(now, item.learner, "transfer"),
+                ]
             case UpdateRequest() | TaskFailed():
                 # How a transfer splits into download and upload is not recorded: half each.
                 half = max(0.0, now - self._sent.pop(item.learner) - item.seconds) / 2

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metis.core.events import (
     Action,
+    CohortFixed,
     CommunityPublished,
     ControllerAway,
     DeadlinePassed,
@@ -48,10 +49,11 @@ class Work:
     training: float
     steps: int
     outcome: str = "void"  # committed, late, invalid, failed
+    waited: float = 0.0  # for a window, with something trained
 
     @property
     def transfer(self) -> float:
-        return max(0.0, self.at - self.sent - self.training)
+        return max(0.0, self.at - self.sent - self.training - self.waited)
 
     @property
     def per_step(self) -> float:
@@ -126,6 +128,7 @@ class RoundsFold:
         self.open = Round(0.0)
         self._begun = False
         self._sent: dict[LearnerId, float] = {}
+        self._waited: dict[LearnerId, float] = {}  # for a window
         self._unclocked: dict[LearnerId, float] = {}  # that passed for a learner while the run's clock stood still
         self._latest: Event | None = None
 
@@ -137,10 +140,14 @@ class RoundsFold:
                 if not self._begun:
                     self._begun, self.open.began = True, now
                 self._sent[item.learner], self._unclocked[item.learner] = now, 0.0
+                self._waited.pop(item.learner, None)
+            case CohortFixed():
+                self._waited |= item.waits
             case UpdateRequest() | TaskFailed() if item.learner in self._sent:
                 sent = self._sent.pop(item.learner)
                 training = min(max(0.0, item.seconds), now - sent + self._unclocked.pop(item.learner))
-                self.open.works.append(Work(item.learner, sent, now, training, item.steps))
+                waited = self._waited.pop(item.learner, 0.0)
+                self.open.works.append(Work(item.learner, sent, now, training, item.steps, waited=waited))
             case UpdateCommitted():
                 self._close(item.learner, "committed")
             case UpdateRefused():
@@ -170,7 +177,7 @@ class RoundsFold:
         for index in range(len(self.open.works) - 1, -1, -1):
             work = self.open.works[index]
             if work.learner == learner:
-                self.open.works[index] = Work(learner, work.sent, work.at, work.training, work.steps, outcome)
+                self.open.works[index] = replace(work, outcome=outcome)
                 return
 
 
@@ -185,7 +192,7 @@ class _Site:
     first_time_per_batch: float | None = None
     transfer: float | None = None  # seconds of the latest task that were not training
     sent: float | None = None
-    unclocked: float = 0.0
+    unclocked: float = 0.0  # that the run's clock does not have, less what it waited for a window
 
 
 class SitesFold:
@@ -205,6 +212,9 @@ class SitesFold:
             case SendTask():
                 site = self._sites[item.learner]
                 site.sent, site.unclocked = now, 0.0
+            case CohortFixed():
+                for learner, waited in item.waits.items():
+                    self._sites[learner].unclocked -= waited
             case UpdateRequest():
                 site = self._sites[item.learner]
                 if site.sent is not None:

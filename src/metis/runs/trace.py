@@ -130,7 +130,7 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
             record |= {name: number for name, number in value.items() if math.isfinite(number)}
         elif key == "measure":
             continue  # not measured
-        elif key in {"not_awaited", "lengths", "tasks"}:
+        elif key in {"not_awaited", "lengths", "tasks", "waited"}:
             if value:
                 record[key] = list(value)
         elif key in ("cuts", "resent"):
@@ -181,7 +181,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
         elif name in ("cohort_fixed", "sum_opened"):
             rest["learners"] = tuple(rest["learners"])
             if name == "cohort_fixed":
-                rest["tasks"] = tuple(rest.get("tasks", ()))
+                rest["tasks"], rest["waited"] = tuple(rest.get("tasks", ())), tuple(rest.get("waited", ()))
         elif name == "stop_rule_changed":
             rest["rule"] = stop_rule(rest["rule"])
     else:

@@ -124,11 +124,12 @@ def _trained(round_: MaskedRound, task: LocalTask) -> Trained:
     return Trained(task.number, version, bytes.fromhex(round_.models[version]), float(task.rate))
 
 
-def fixed_by(opening: Opening) -> CohortFixed:
+def fixed_by(opening: Opening, waited: Mapping[LearnerId, float] | None = None) -> CohortFixed:
     """The event that everybody of a round, or who hands in what to a window, is known."""
     places = [place for place in opening.members if place.name in opening.handing_in]
     tasks = [task for place in places for task in (*(each.task for each in place.trained), *place.again)]
-    return CohortFixed(opening.version, opening.handing_in, tuple(tasks))
+    seconds = () if not waited else tuple(round(waited.get(name, 0.0), 3) for name in opening.handing_in)
+    return CohortFixed(opening.version, opening.handing_in, tuple(tasks), seconds)
 
 
 def too_many_away(round_: MaskedRound, opening: Opening, done: Collection[LearnerId]) -> str:

@@ -28,6 +28,7 @@ from metis.errors import DataError, DiskFull, Refused
 from metis.privacy.keys import Peers, check_signature
 from metis.privacy.opener import Opener
 from metis.privacy.store import FolderStore
+from metis.system import monotonic
 
 _DISK_FULL_PAUSE = 0.2  # seconds until a full disk is tried again
 _TAIL = 1 << 24  # bytes behind the masked numbers of an update, at most
@@ -85,6 +86,7 @@ class Sums:
         self._jobs: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._keys: dict[LearnerId, SignedKey] = {}
         self._trained: dict[LearnerId, int] = {}  # the tasks that wait for a window, in the order in which they came
+        self._since: dict[LearnerId, float] = {}  # when each of them began to wait
         self._has_opening: set[LearnerId] = set()  # of a window, since it has connected
         self._overdue = -1  # the version whose keys have been awaited for long enough
         self._opening: Opening | None = None  # of the current version
@@ -246,7 +248,7 @@ class Sums:
         opening = made_opening(round_, self._keys, first, self._state.run, self._layout, self._settings)
         self._store.write("opening", opening.encode())
         self._opening = opening
-        self._post_once("fixed", fixed_by(opening))
+        self._post_once("fixed", fixed_by(opening, {name: monotonic() - self._since[name] for name in first}))
 
     def _ask_again(self, learner: LearnerId) -> None:
         self._has_opening.discard(learner)
@@ -284,6 +286,7 @@ class Sums:
         if round_ is not None and message.kind == pb.SecureSum.WINDOW:
             if self._trained.get(learner) != message.task:  # its place in the order is that of this task
                 self._trained.pop(learner, None)
+                self._since[learner] = monotonic()
             self._trained[learner] = message.task
             self._try_opening(round_)
             return
