@@ -1,13 +1,17 @@
-"""Kill the controller or a learner of masked rounds at every system call that touches its folder, with real processes.
+"""Kill the controller or a learner of a masked federation at every system call that touches its folder.
 
     python tests/deployment/masked_crash_points.py             # 10 points of each
     python tests/deployment/masked_crash_points.py --all       # every point; hours
     python tests/deployment/masked_crash_points.py --most 100 --only controller
     python tests/deployment/masked_crash_points.py --all --keep FILE   # continues where it was interrupted
+    python tests/deployment/masked_crash_points.py --all --windows     # windows of the cache (fedrec) instead of rounds
 
-A dry run under strace lists the calls; then a federation a point is run whose victim gets a SIGKILL there and is
-started again. It must end with the bits of the simulated ring, no learner may have signed two statements, answered for
-two sums or sent two masked bodies in one context, and no update that was acknowledged may be lost.
+A dry run under strace lists the calls; then a federation a point is run, with real processes, whose victim gets a
+SIGKILL there and is started again. It must end with the bits of the simulated ring, no learner may have signed two
+statements, answered for two sums or sent two masked bodies in one context, and no update that was acknowledged may be
+lost. In windows one learner is so slow that it must hand in its latest model again: the victim itself, if it is a
+learner. Who is in which window depends on the machine, so every community model is compared with a fold over the
+journal by the core and the ring alone.
 """
 
 from __future__ import annotations
@@ -42,10 +46,10 @@ from metis.deployment.storage import read_file
 from metis.deployment.trainer import process as trainer
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.secure import unpacked
-from metis.errors import DataError
 from metis.system import REAL, SYSTEM
 
-VICTIM = "cyd"
+VICTIM, SLOW = "cyd", "dan"
+ROUNDS, WINDOWS = "average", "fedrec"
 HANG = 300.0  # seconds
 AFTERWARDS = 5.0  # seconds
 
@@ -57,6 +61,7 @@ class Point:
     who: str  # controller or learner
     call: str
     number: int  # of all calls of this name that one of its threads makes
+    policy: str = ROUNDS  # by its name in `masked.POLICIES`
 
 
 @dataclass
@@ -66,7 +71,12 @@ class Said:
     votes: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
     answers: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
     uploads: dict[tuple[bytes, str], set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    acknowledged: set[int] = field(default_factory=set)
+    acknowledged: set[int] = field(default_factory=set)  # updates, by their numbers
+
+    def reported(self, kind: str, text: str) -> None:
+        """What a learner shows its operator."""
+        if kind == "handed_in" and (found := re.match(r"task (\d+):", text)) is not None:
+            self.acknowledged.add(int(found[1]))
 
     def heard(self, name: str, message: pb.SecureSum) -> None:
         made: Message
@@ -146,8 +156,8 @@ async def _thread(*_: str, limit: int, **__: Any) -> _Trainer:
 class Federation:
     """Real processes: the victim and its training process under strace, the others in this one."""
 
-    def __init__(self, home: Path, point: Point | None, who: str, killed: str = "") -> None:
-        self.home, self.point, self.who, self.killed = home, point, who, killed
+    def __init__(self, home: Path, point: Point | None, who: str, killed: str = "", policy: str = ROUNDS) -> None:
+        self.home, self.point, self.who, self.killed, self.policy = home, point, who, killed, policy
         self.said, self.log, self.struck = Said(), home / "strace", False
 
     def _strace(self) -> list[str]:
@@ -177,7 +187,8 @@ class Federation:
 
     async def _learner(self, name: str, address: str) -> None:
         SYSTEM.set(replace(REAL, spawn=_thread))
-        process = masked.learner_process(self.home, name, address, [])
+        reports: list[tuple[str, str]] = []
+        process = masked.learner_process(self.home, name, address, reports)
         send = process.connection.send
 
         def sending(**message: Any) -> bool:
@@ -186,7 +197,11 @@ class Federation:
             return bool(send(**message))
 
         process.connection.send = sending
-        assert await process.run() == 0
+        try:
+            assert await process.run() == 0
+        finally:
+            for line in reports:
+                self.said.reported(*line)
 
     async def play(self) -> None:
         home, others = str(self.home), [name for name in NAMES if name != VICTIM]
@@ -195,7 +210,8 @@ class Federation:
             learners = [self._learner(name, address) for name in NAMES]
             await asyncio.wait_for(asyncio.gather(self._victim("controller", home, address), *learners), HANG)
             return
-        async with masked.controller(self.home) as here:
+        policy, rounds = masked.POLICIES[self.policy], masked.rounds_of(self.policy)
+        async with masked.controller(self.home, policy=policy, rounds=rounds) as here:
             hear = here.process._sums.hear
 
             def hearing(name: str, message: pb.SecureSum) -> None:
@@ -233,7 +249,7 @@ class Federation:
                     await victim
 
 
-def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
+def examine(home: Path, said: Said, *, same_bits: bool = True, policy: str = ROUNDS) -> Iterator[str]:
     """What is wrong with what a run has left."""
     yield from said.problems()
     with State.open(home / "state", "process") as state:
@@ -241,41 +257,44 @@ def examine(home: Path, said: Said, *, same_bits: bool = True) -> Iterator[str]:
         failed = sum(entry.record.get("event") == "task_failed" for entry in state.entries())
         updates = [entry.update for entry in state.entries() if entry.update is not None]
         opened = [entry.record["version"] for entry in state.entries() if entry.record.get("event") == "sum_opened"]
-        snapshots = state.snapshots()
-        oldest = snapshots[1].seq if len(snapshots) > 1 else 0  # nothing is replayed from before it
-        for entry in state.entries():
-            if entry.record.get("event") == "sum_opened" and entry.blob is not None and entry.seq > oldest:
-                try:
-                    read_file(state.blob_path(entry.blob))
-                except DataError as problem:
-                    yield str(problem)
-    found = masked.published(home)
-    if same_bits and found != masked.folded(home):
+        latest = next((snapshot.seq for snapshot in state.snapshots()), 0)  # what is before it may be collected
+        for entry in state.entries(latest):
+            if entry.record.get("event") == "sum_opened" and entry.blob is not None:
+                read_file(state.blob_path(entry.blob))
+    found, rounds = masked.published(home), masked.rounds_of(policy)
+    if same_bits and found != masked.folded(home, masked.POLICIES[policy], rounds):
         yield f"other bits: {found}"
-    if same_bits and not failed and found != masked.simulated():
+    if same_bits and policy == ROUNDS and not failed and found != masked.simulated():
         yield f"other bits than simulated: {found}"
-    if len(updates) != len(set(updates)) or len(updates) + failed != len(NAMES) * masked.ROUNDS:
+    if lost := sorted(said.acknowledged - set(updates)):
+        yield f"the updates {lost} were acknowledged and are not in the journal"
+    if len(updates) != len(set(updates)) or (policy == ROUNDS and len(updates) + failed != len(NAMES) * rounds):
         yield f"{len(updates)} updates are in the journal, and {failed} failed"
-    if len(opened) != len(set(opened)) or len(opened) != masked.ROUNDS:
+    if len(opened) != len(set(opened)) or len(opened) != rounds:
         yield f"the sums of {opened} were opened"
 
 
-def run(home: Path, point: Point | None, who: str, *, fresh: bool = False, killed: str = "") -> tuple[Federation, str]:
+def run(
+    home: Path, point: Point | None, who: str, *, fresh: bool = False, killed: str = "", policy: str = ROUNDS
+) -> tuple[Federation, str]:
     """One federation to its end; the victim is killed at a point, or where `masked.KILLED` says.
 
     `fresh`: it trains otherwise after its restart.
     """
-    os.environ["METIS_TEST_HOME"] = str(home)
-    os.environ.pop(masked.FRESH, None)
+    wanted = {"METIS_TEST_HOME": str(home), masked.CHOSEN: policy}
     if fresh:
-        os.environ[masked.FRESH] = "1"
-    federation, problem = Federation(home, point, who, killed), ""
+        wanted[masked.FRESH] = "1"
+    if policy == WINDOWS:
+        wanted[masked.SLOW] = SLOW if who == "controller" else VICTIM
+    os.environ.update(wanted)
+    federation, problem = Federation(home, point, who, killed, policy), ""
     try:
         asyncio.run(federation.play())
-        problem = "; ".join(examine(home, federation.said, same_bits=not fresh))
+        problem = "; ".join(examine(home, federation.said, same_bits=not fresh, policy=policy))
     except (AssertionError, asyncio.TimeoutError) as failure:
         problem = f"{type(failure).__name__} {failure}"[:2000]
-    os.environ.pop(masked.FRESH, None)
+    for name in wanted.keys() - {"METIS_TEST_HOME"}:
+        del os.environ[name]
     return federation, problem
 
 
@@ -284,15 +303,17 @@ def prepared(workspace: Path, name: str) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     if not (workspace / "kits").exists():
-        masked.make_kits(workspace / "kits")
+        masked.make_kits(workspace / "kits", rules="masked_windows = true\n")
     shutil.copytree(workspace / "kits" / "ca", home / "ca")
     return home
 
 
-def all_points(workspace: Path, who: str) -> list[Point]:
+def all_points(workspace: Path, who: str, policy: str = ROUNDS) -> list[Point]:
     """Every call of the victim that touches its folder, from the first on that is one of a round."""
     home = prepared(workspace, "dry")
-    federation, problem = run(home, None, who)
+    federation, problem = run(home, None, who, policy=policy)
+    if not problem and policy == WINDOWS and '"resent":' not in (home / "state/run/events.jsonl").read_text():
+        problem = "nobody has handed in its latest model again"
     if problem:
         raise RuntimeError(f"it fails by itself: {problem}")
     folder = str(home / "state") if who == "controller" else str(home / "work" / VICTIM)
@@ -306,14 +327,14 @@ def all_points(workspace: Path, who: str) -> list[Point]:
             if folder in line:
                 starting = starting or {call: count for (_, call), count in counts.items()}
                 if counts[found[1], found[2]] >= starting.get(found[2], 0):
-                    points[Point(who, found[2], counts[found[1], found[2]])] = None
+                    points[Point(who, found[2], counts[found[1], found[2]], policy)] = None
     return list(points)
 
 
 def strike(workspace: Path, point: Point) -> Result:
     home = prepared(workspace, "home")
-    federation, problem = run(home, point, point.who)
-    return Result(point, federation.struck, len(NAMES) * masked.ROUNDS, problem)
+    federation, problem = run(home, point, point.who, policy=point.policy)
+    return Result(point, federation.struck, len(federation.said.acknowledged), problem)
 
 
 class Kept:
@@ -325,12 +346,12 @@ class Kept:
         if path is not None and path.exists():
             self.all = json.loads(path.read_text())
 
-    def points(self, workspace: Path, who: str) -> list[Point]:
+    def points(self, workspace: Path, who: str, policy: str = ROUNDS) -> list[Point]:
         if who not in self.all:
-            found = all_points(workspace, who)
+            found = all_points(workspace, who, policy)
             self.all[who] = {f"{point.call} {point.number}": None for point in found}
             self._save()
-        return [Point(who, *_call(key)) for key in self.all[who]]
+        return [Point(who, *_call(key), policy) for key in self.all[who]]
 
     def tried(self, point: Point) -> bool:
         return self.all[point.who][f"{point.call} {point.number}"] is not None
@@ -354,12 +375,12 @@ def _call(key: str) -> tuple[str, int]:
 
 
 def enumerate_points(
-    workspace: Path, victims: Sequence[str], most: int | None, kept: Kept | None = None
+    workspace: Path, victims: Sequence[str], most: int | None, kept: Kept | None = None, policy: str = ROUNDS
 ) -> Iterator[Result]:
     """Strike at every point that was not tried, or at `most` of each victim that are spread evenly over all of them."""
     kept, points = kept or Kept(None), []
     for who in victims:
-        found = kept.points(workspace, who)
+        found = kept.points(workspace, who, policy)
         print(f"{len(found)} points of the {who}", file=sys.stderr)
         if most is not None and most < len(found):
             found = [found[i * len(found) // most] for i in range(most)]
@@ -379,6 +400,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--most", type=int, default=10)
     parser.add_argument("--only", choices=("controller", "learner"))
     parser.add_argument("--keep", type=Path, help="a JSON file with what came out; its points are not tried again")
+    parser.add_argument("--windows", action="store_true", help="masked windows of fedrec instead of masked rounds")
     options = parser.parse_args(arguments)
     if problem := strace_problem():
         print(f"nothing was tried: {problem}")
@@ -386,9 +408,11 @@ def main(arguments: Sequence[str]) -> int:
     results, victims = [], [options.only] if options.only else ["controller", "learner"]
     with tempfile.TemporaryDirectory() as name:
         most = None if options.all else options.most
-        for result in enumerate_points(Path(name), victims, most, Kept(options.keep)):
+        policy = WINDOWS if options.windows else ROUNDS
+        for result in enumerate_points(Path(name), victims, most, Kept(options.keep), policy):
             results.append(result)
-            line = {"point": str(result.point), "struck": result.struck, "problem": result.problem}
+            about = {"struck": result.struck, "acknowledged": result.acknowledged, "problem": result.problem}
+            line = {"point": str(result.point), **about}
             print(json.dumps(line), flush=True)
     for who in victims:
         found = [result for result in results if result.point is not None and result.point.who == who]
