@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from metis.cli.app import app
+from metis.core.costs import CostLedger
+from metis.core.events import CommunityPublished
 from metis.experiments.build import build_federation, build_stop
 from metis.experiments.compose import build_policy
 from metis.experiments.config.load import load_config
@@ -119,6 +121,27 @@ def test_a_plan_says_what_a_real_run_then_does(workplace: Path) -> None:
     assert planned["energy_per_hour"]["equation"] == pytest.approx(2 * 180 + 2 * 90)
 
 
+@pytest.mark.parametrize("policy", ["sync_fedavg", "fedbuff", "fedrec"])
+def test_the_bytes_of_masked_sums_are_those_of_a_simulated_run(policy: str, workplace: Path) -> None:
+    """Of the same file: words of 32 or 64 bits, keys, votes and shares, and models that are handed in again."""
+    text = FILE.format(
+        policies=f'[policy]\nname = "{policy}"\nlocal_epochs = 1\n[policy.secure_sum]', stop="rounds = 40"
+    )
+    (workplace / "masked.toml").write_text(text.replace("power_law", "uniform"), encoding="utf-8")
+    planned = document("plan", "masked.toml", "--policy", policy)["policies"][0]
+    run = simulated("masked.toml")
+    ledger = CostLedger({}, run.setting.model_bytes, False, run.setting.update_bytes)
+    costs = []
+    for at, item in run.events:
+        ledger.record(at, item)
+        if isinstance(item, CommunityPublished):
+            costs.append(ledger.costs(at))
+    start, end = costs[19], costs[39]
+    assert end.bytes_exchanged == run.costs.bytes_exchanged
+    hours = (end.parallel_time - start.parallel_time) / 3600
+    assert planned["bytes_per_hour"] * hours == pytest.approx(end.bytes_exchanged - start.bytes_exchanged, rel=1e-6)
+
+
 def test_a_plan_is_a_table_of_at_most_a_hundred_columns() -> None:
     """All kinds of policies, each learner, the sensible range and warnings in words, and what it does not tell."""
     result = metis("plan", "semi.toml")
@@ -194,12 +217,17 @@ def test_what_a_plan_leaves_out_is_said() -> None:
 
 
 def test_a_plan_says_what_of_a_policy_it_does_not_forecast(workplace: Path) -> None:
-    """Compression and periods that are no fixed number of epochs; a cap is forecast, and no lambda is too large."""
+    """Periods that are no fixed number of epochs; a cap and compressed updates are, and no lambda is too large."""
     plain = document("plan", "semi.toml")
-    assert not any(word in " ".join(plain["notes"]) for word in ("Compression", "adapt"))
+    assert "adapt" not in " ".join(plain["notes"])
     assert plain["lambda"]["highest"] > 0
     compressed = document("plan", "semi.toml", "--set", "policy.compression={kind='int8'}")
-    assert "Compression is ignored: updates count as whole models" in " ".join(compressed["notes"])
+    one, other = (
+        next(row for row in found["policies"] if row["slowest_learner_epochs"] == 2) for found in (plain, compressed)
+    )
+    assert one["bytes_per_hour"] / one["update_requests_per_hour"] == pytest.approx(2 * plain["model_bytes"])
+    exchange = other["bytes_per_hour"] / other["update_requests_per_hour"]
+    assert plain["model_bytes"] < exchange < 1.5 * plain["model_bytes"]
     adaptive = FILE.format(policies='[policy]\nname = "semisync_fedavg"\nadaptive = {}', stop="rounds = 4")
     (workplace / "paced.toml").write_text(adaptive, encoding="utf-8")
     paced = document("plan", "paced.toml")

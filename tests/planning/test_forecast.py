@@ -19,6 +19,7 @@ from metis.core.events import (
     CommunityStamp,
     Event,
     LearnerId,
+    RoundClosed,
     RoundMeasure,
     SendTask,
     UpdateRequest,
@@ -73,6 +74,7 @@ def crew(batches: Sequence[int], speeds: Sequence[float], links: Sequence[metis.
             link.download_time(MODEL_BYTES),
             link.upload_time(MODEL_BYTES),
             POWERS[k % 2],
+            link=link,
         )
         for k, (count, speed, link) in enumerate(zip(batches, speeds, links, strict=False))
     ]
@@ -88,26 +90,38 @@ class Simulated:
 
 
 def simulated(
-    policy: Policy, batches: Sequence[int], speeds: Sequence[float], links: Sequence[metis.Link], stop: StopRule
+    policy: Policy,
+    batches: Sequence[int],
+    speeds: Sequence[float],
+    links: Sequence[metis.Link],
+    stop: StopRule,
+    update_bytes: int | None = None,
 ) -> Simulated:
     machines = [
         Machine(f"learner{k}", 2 * count, 2, metis.Speed(speed), link=link)
         for k, (count, speed, link) in enumerate(zip(batches, speeds, links, strict=False))
     ]
     powers = {machine.name: POWERS[k % 2] for k, machine in enumerate(machines)}
-    ledger = CostLedger(powers, MODEL_BYTES, policy.protocol.fills_the_period)
+    ledger = CostLedger(powers, MODEL_BYTES, policy.protocol.fills_the_period, update_bytes)
     events, costs_at = [], {}
 
     def record(now: float, item: Event | Action) -> None:
         events.append((now, item))
         ledger.record(now, item)
-        if isinstance(item, CommunityPublished) and policy.protocol.has_rounds:
+        if isinstance(item, CommunityPublished) and (policy.protocol.has_rounds or policy.secure_sum is not None):
             costs_at[item.stamp.version] = ledger.costs(now)
 
     controller = Controller(policy, Model.empty(), stop=stop, learners_expected=len(machines))
-    simulator = Simulator(controller, machines, DryPool(), record, seed=1, evaluate=False, model_bytes=MODEL_BYTES)
+    simulator = Simulator(
+        controller, machines, DryPool(), record, seed=1, evaluate=False, model_bytes=MODEL_BYTES,
+        update_bytes=update_bytes,
+    )  # fmt: skip
     simulator.run(lambda: None, lambda: None)
     return Simulated(events, costs_at, ledger.costs(simulator.now))
+
+
+def planned(policy: Policy, members: Sequence[PlannedLearner], update_bytes: int | None = None) -> Forecast:
+    return forecast(policy, members, model_bytes=MODEL_BYTES, update_bytes=update_bytes)
 
 
 def paper(environment: str, links: str) -> tuple[list[int], list[float], list[metis.Link]]:
@@ -125,7 +139,7 @@ def check(found: Forecast, span: float, start: Costs, end: Costs, tolerance: flo
     hours = span / HOUR
     requests, exchanged = end.update_requests - start.update_requests, end.bytes_exchanged - start.bytes_exchanged
     assert found.update_requests * hours == pytest.approx(requests, rel=tolerance)
-    assert found.models_exchanged * MODEL_BYTES * hours == pytest.approx(exchanged, rel=tolerance)
+    assert found.bytes_exchanged * hours == pytest.approx(exchanged, rel=tolerance)
     for share in found.learners:
         then, now = start.by_learner[share.learner], end.by_learner[share.learner]
         for predicted, simulated in (
@@ -165,7 +179,7 @@ def test_rounds_of_the_papers_environments(environment: str, links: str) -> None
     batches, speeds, way = paper(environment, links)
     members = crew(batches, speeds, way)
     for policy in [metis.sync_fedavg(4), *(metis.semisync_fedavg(value) for value in (0.5, 1, 2, 3, 4))]:
-        found = forecast(policy, members)
+        found = planned(policy, members)
         whole = policy in (metis.sync_fedavg(4), metis.semisync_fedavg(2))
         run = simulated(policy, batches, speeds, way, StopRule(rounds=50 if whole else 4))
         check_rounds(policy, found, run, first=2)
@@ -179,7 +193,7 @@ def test_the_papers_budgets_to_the_digit() -> None:
     """B_k of Tables 2-3 at lambda = 2: fast and slow learners of each environment."""
     wanted = {"uniform": (1000, 100), "skewed": (1560, 156), "power law": (2280, 228)}
     for environment, (fast, slow) in wanted.items():
-        found = forecast(metis.semisync_fedavg(2), crew(*paper(environment, "without links")))
+        found = planned(metis.semisync_fedavg(2), crew(*paper(environment, "without links")))
         assert [share.steps for share in found.learners] == [fast, slow] * 5
         assert found.idle == pytest.approx(0.0, abs=1e-9)
 
@@ -190,7 +204,7 @@ def test_rhythms_of_the_papers_environments(environment: str, links: str) -> Non
     """Asynchronous: over a long run requests, bytes, energy and who spends its time on what are within 2 %."""
     batches, speeds, way = paper(environment, links)
     policy = metis.async_fedavg(1)
-    found = forecast(policy, crew(batches, speeds, way))
+    found = planned(policy, crew(batches, speeds, way))
     seconds_long = 12.5 * max(share.seconds for share in found.learners)
     run = simulated(policy, batches, speeds, way, StopRule(seconds=seconds_long))
 
@@ -211,7 +225,7 @@ def test_all_asynchronous_policies_ask_for_the_same_work() -> None:
     """They differ in how they mix, which costs nothing here."""
     members = crew(*paper("skewed", "with links"))
     makers = (metis.async_fedavg, metis.fedrec, metis.fedasync, metis.fedbuff)
-    first, *others = [forecast(make(local_epochs=2), members) for make in makers]
+    first, *others = [planned(make(local_epochs=2), members) for make in makers]
     for other in others:
         assert replace(other, policy=first.policy) == first
 
@@ -242,7 +256,7 @@ barriers = st.one_of(
 def test_rounds_of_any_federation(learners: list[tuple[int, float, metis.Link]], policy: Policy) -> None:
     """Whatever the learners, a round after the cold start is as forecast."""
     batches, speeds, links = (list(column) for column in zip(*learners, strict=True))
-    found = forecast(policy, crew(batches, speeds, links))
+    found = planned(policy, crew(batches, speeds, links))
     run = simulated(policy, batches, speeds, links, StopRule(rounds=8))
     check_rounds(policy, found, run, first=2)
     assert math.fsum(share.weight for share in found.learners) == pytest.approx(1.0)
@@ -256,7 +270,7 @@ def test_rhythms_of_any_federation(learners: list[tuple[int, float, metis.Link]]
     """Each learner hands in as often as forecast: never more than one update off."""
     batches, speeds, links = (list(column) for column in zip(*learners, strict=True))
     policy = metis.fedrec(local_epochs)
-    found = forecast(policy, crew(batches, speeds, links))
+    found = planned(policy, crew(batches, speeds, links))
     long = 5 * max(share.seconds for share in found.learners)
     if long * found.update_requests / HOUR > 1_000:
         return  # a fast learner next to a very slow one: a long simulation would add nothing
@@ -299,8 +313,8 @@ def test_a_quorum_of_all_costs_what_sync_costs(environment: str, links: str) -> 
     """A protocol that accepts stale updates and yet has rounds: to the digit the forecast of Sync."""
     learners = crew(*paper(environment, links))
     sync = metis.sync_fedavg(1)
-    found = forecast(quorum(1.0), learners)
-    assert replace(found, policy=sync) == forecast(sync, learners)
+    found = planned(quorum(1.0), learners)
+    assert replace(found, policy=sync) == planned(sync, learners)
     assert found.kind == "synchronous"
     assert found.idle > 0.1 and found.first_round is None
 
@@ -310,7 +324,7 @@ def test_rounds_that_recur_only_after_a_while(links: str) -> None:
     """A quorum of half: the slow learners answer in every tenth round or so, and the costs are those of a long run."""
     batches, speeds, way = paper("uniform", links)
     policy = quorum(0.5)
-    found = forecast(policy, crew(batches, speeds, way))
+    found = planned(policy, crew(batches, speeds, way))
     run = simulated(policy, batches, speeds, way, StopRule(rounds=1000))
     assert found.round is not None
     assert found.round * 1000 == pytest.approx(run.costs.parallel_time, rel=TWO_PERCENT)
@@ -325,7 +339,7 @@ def test_rounds_that_recur_only_after_a_while(links: str) -> None:
 def test_somebody_late_at_first_is_in_time_later() -> None:
     """A limit of the cold start that transfers alone exceed: the steady state comes after some rounds without it."""
     members = [PlannedLearner("near", 100, 10, 0.1), PlannedLearner("far", 100, 10, 0.1, 3.0, 3.0)]
-    found = forecast(metis.semisync_fedavg(1, cold_start_limit=1.0), members)
+    found = planned(metis.semisync_fedavg(1, cold_start_limit=1.0), members)
     assert found.refused == 0
     assert found.round == pytest.approx(7.0)
     assert [share.steps for share in found.learners] == [10, 10]
@@ -378,7 +392,7 @@ def test_the_edges_of_the_range_are_what_they_say(
     """At the lower edge a transfer is a tenth of the period or a batch is; at the upper one the epochs are the most."""
     batches, speeds, links = (list(column) for column in zip(*learners, strict=True))
     members = crew(batches, speeds, links)
-    first = forecast(metis.semisync_fedavg(1, weighting=weighting), members)  # type: ignore[arg-type]
+    first = planned(metis.semisync_fedavg(1, weighting=weighting), members)  # type: ignore[arg-type]
     weights = [share.weight for share in first.learners] if weighting == "examples" else None
     found = sensible_range(members, weights)
     epoch = max(member.epoch_time for member in members)
@@ -386,7 +400,7 @@ def test_the_edges_of_the_range_are_what_they_say(
     worst = max(*(member.exchange / low / MAX_EXCHANGE for member in members), 0.0)
     coarsest = max(member.time_per_batch * MIN_BATCHES / low for member in members)
     assert max(worst, coarsest) == pytest.approx(1.0)
-    at_the_top = forecast(metis.semisync_fedavg(found.highest), members)
+    at_the_top = planned(metis.semisync_fedavg(found.highest), members)
     # Whole batches are at most one fewer than the period has room for.
     assert at_the_top.local_epochs <= MAX_EPOCHS * (1 + 1e-6)
     assert at_the_top.local_epochs >= MAX_EPOCHS - 1.0
@@ -422,7 +436,7 @@ def test_with_a_cap_on_local_epochs_no_lambda_is_too_large() -> None:
 
 
 def warned(members: list[PlannedLearner], *policies: Policy, reference: float | None = 2.0) -> str:
-    return "\n".join(warnings(members, [forecast(policy, members) for policy in policies], reference))
+    return "\n".join(warnings(members, [planned(policy, members) for policy in policies], reference))
 
 
 def test_a_slow_learner_is_named_with_the_period_without_it() -> None:
@@ -463,12 +477,12 @@ def test_words() -> None:
 def test_a_policy_that_chooses_its_periods_says_why() -> None:
     """The period, the reason, and who is not waited for."""
     fast = metis.Link()
-    found = forecast(metis.semisync(), crew([50, 50, 50, 2], [1.0, 1.0, 1.0, 100.0], [fast] * 4))
+    found = planned(metis.semisync(), crew([50, 50, 50, 2], [1.0, 1.0, 1.0, 100.0], [fast] * 4))
     assert found.period is not None
     assert found.period.reason == "8 batches on average take that long"
     assert found.period.not_awaited == (found.learners[3].learner,)
     assert found.learners[3].steps == 1
-    assert forecast(metis.semisync_fedavg(), crew([50, 50], [1.0, 1.0], [fast] * 2)).period is None
+    assert planned(metis.semisync_fedavg(), crew([50, 50], [1.0, 1.0], [fast] * 2)).period is None
 
 
 def test_masked_windows_with_too_few_learners_are_refused_with_the_reason() -> None:
@@ -476,4 +490,29 @@ def test_masked_windows_with_too_few_learners_are_refused_with_the_reason() -> N
     learners = [PlannedLearner(f"l{k}", examples=100, batch_size=10, time_per_batch=0.1) for k in range(3)]
     policy = metis.async_fedavg().with_layers(metis.SecureSum())
     with pytest.raises(ConfigError, match="gives l0, l1, l2 no task: secure_sum with colluders = 0 needs 4"):
-        forecast(policy, learners)
+        planned(policy, learners)
+
+
+_MASKED = {
+    "rounds": metis.sync_fedavg(1),
+    "periods": metis.semisync_fedavg(1),
+    "async_fedavg": metis.async_fedavg(1),
+    "fedrec": metis.fedrec(1),
+}
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("policy", _MASKED.values(), ids=list(_MASKED))
+def test_masked_sums_cost_what_a_simulation_counts(policy: Policy, links: str) -> None:
+    """Keys, votes and shares, words of another size, and what windows have handed in again: bytes, time and energy."""
+    masked, update_bytes = policy.with_layers(metis.SecureSum()), 2 * MODEL_BYTES
+    speeds = [0.1, 0.2, 0.2, 0.4, 0.4, 0.8]
+    found = planned(masked, crew([10] * 6, speeds, LINKS[links][2:8]), update_bytes)
+    run = simulated(masked, [10] * 6, speeds, LINKS[links][2:8], StopRule(rounds=120), update_bytes)
+    start, end = run.costs_at[60], run.costs_at[120]
+    recurs = policy.protocol.has_rounds or links == "without links"
+    check(found, end.parallel_time - start.parallel_time, start, end, 1e-6 if recurs else TWO_PERCENT)
+    again = sum(item.resent for _, item in run.events if isinstance(item, RoundClosed))
+    assert bool(again) == masked.sums_whole_models
+    plain = planned(policy, crew([10] * 6, speeds, LINKS[links][2:8]))
+    assert found.bytes_exchanged / found.update_requests > plain.bytes_exchanged / plain.update_requests

@@ -1,15 +1,16 @@
 """What a policy will cost, before anything is trained: the real controller in virtual time, with constant speeds.
 
-A policy with rounds is played until its rounds recur; without rounds each learner repeats its first task. All numbers
-describe that steady state, without the cold start.
+A policy with rounds, or with masked windows, is played until these recur; without them each learner repeats its first
+task. All numbers describe that steady state, without the cold start. Bytes are those of the ledger of costs, so they
+are what a simulation counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -32,10 +33,13 @@ from metis.core.protocols import CommunicationProtocol
 from metis.core.stop import StopRule
 from metis.errors import ConfigError
 from metis.privacy.records import Privacy
+from metis.simulation.link import Link
 from metis.simulation.loop import ScheduledEvent, play
+from metis.simulation.opening import seconds_to_open
 from metis.simulation.speed import Speed
 
 HOUR = 3600.0
+_Sizes: TypeAlias = tuple[int, int]  # bytes of a community model, and of an update
 # How many rounds to play: a few suffice under a barrier for everybody; more are tried while the rounds do not recur.
 _ROUNDS = (4, 24, 120)
 
@@ -55,6 +59,7 @@ class PlannedLearner:
     power: Power = field(default_factory=Power)
     source: str = "the file"  # where the time per batch comes from
     privacy: Privacy | None = None  # how it protects its records
+    link: Link | None = None  # None where the times of an exchange were measured
 
     @property
     def batches(self) -> int:
@@ -70,6 +75,12 @@ class PlannedLearner:
     def exchange(self) -> float:
         """Seconds of a task that are not training."""
         return self.download + self.upload
+
+    def handing_in(self, update_bytes: int | None) -> PlannedLearner:
+        """The same learner where an update has so many bytes; None: as many as a model."""
+        if update_bytes is None or self.link is None:
+            return self
+        return replace(self, upload=self.link.upload_time(update_bytes))
 
     def work(self, action: SendTask, now: float) -> ScheduledEvent:
         """When a task sent now is answered, and how."""
@@ -104,6 +115,7 @@ class Forecast:
     learners: tuple[LearnerForecast, ...]
     update_requests: float  # per hour
     models_exchanged: float  # per hour
+    bytes_exchanged: float  # per hour
     refused: float = 0.0  # per hour
     round: float | None = None  # seconds between two mixings; None without rounds
     first_round: float | None = None  # seconds of the cold start: the first round, if it has tasks of its own
@@ -143,17 +155,18 @@ def forecast(
     policy: Policy,
     learners: Sequence[PlannedLearner],
     slowest_learner_epochs: float | None = None,
-    exchange_bytes: int = 0,
+    model_bytes: int = 0,
+    update_bytes: int | None = None,  # None: as a model has
 ) -> Forecast:
     """The policy's steady state with these learners, all of them present and equally fast all the time.
 
     `slowest_learner_epochs` is the policy's lambda, if it has one; the costs do not depend on being given it.
-    `exchange_bytes` are those of an update request, for a budget of bytes.
     """
-    policy = policy.for_exchange(exchange_bytes)
-    if policy.protocol.has_rounds:
-        return _with_rounds(policy, learners, slowest_learner_epochs)
-    return _without_rounds(policy, learners)
+    sizes = model_bytes, model_bytes if update_bytes is None else update_bytes
+    policy = policy.for_exchange(sum(sizes))
+    if policy.protocol.has_rounds or policy.secure_sum is not None:
+        return _with_rounds(policy, [one.handing_in(update_bytes) for one in learners], slowest_learner_epochs, sizes)
+    return _without_rounds(policy, [one.handing_in(update_bytes) for one in learners], sizes)
 
 
 def _joins(learners: Sequence[PlannedLearner]) -> list[ScheduledEvent]:
@@ -164,9 +177,9 @@ def _controller(policy: Policy, learners: Sequence[PlannedLearner], stop: StopRu
     return Controller(policy, Model.empty(), stop=stop, learners_expected=len(learners))
 
 
-def _ledger(policy: Policy, learners: Sequence[PlannedLearner]) -> CostLedger:
+def _ledger(policy: Policy, learners: Sequence[PlannedLearner], sizes: _Sizes) -> CostLedger:
     powers = {learner.name: learner.power for learner in learners}
-    return CostLedger(powers, 0, policy.fills_the_period)
+    return CostLedger(powers, sizes[0], policy.fills_the_period, sizes[1])
 
 
 def _per_hour(now: Energy, then: Energy, span: float) -> Energy:
@@ -193,10 +206,19 @@ class _Round:
     training_for: dict[LearnerId, float] = field(default_factory=dict)  # seconds, of tasks still open at its end
 
 
-def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_learner_epochs: float | None) -> Forecast:
+def _with_rounds(
+    policy: Policy, learners: Sequence[PlannedLearner], slowest_learner_epochs: float | None, sizes: _Sizes
+) -> Forecast:
     length = None
     for count in _ROUNDS:
-        rounds, cold_start, protocol = _played(policy, learners, count)
+        rounds, cold_start, protocol = _played(policy, learners, count, sizes)
+        if (
+            not rounds
+            and policy.secure_sum is not None
+            and len(learners) < (fewest := fewest_members(policy.secure_sum.colluders))
+        ):
+            few = f"secure_sum with colluders = {policy.secure_sum.colluders} needs {fewest} learners or more"
+            raise ConfigError(f"{policy.label} gives {', '.join(one.name for one in learners)} no task: {few}")
         if len(rounds) < 2:
             raise ConfigError(f"the costs of {policy.label} cannot be forecast: it ends after {len(rounds)} rounds")
         length = _recurrence(rounds, len(learners))
@@ -232,8 +254,9 @@ def _with_rounds(policy: Policy, learners: Sequence[PlannedLearner], slowest_lea
         tuple(found),
         (after.update_requests - before.update_requests) * HOUR / span,
         (after.models_exchanged - before.models_exchanged) * HOUR / span,
+        (after.bytes_exchanged - before.bytes_exchanged) * HOUR / span,
         (after.refused - before.refused) * HOUR / span,
-        span / len(recurring),
+        span / len(recurring) if policy.protocol.has_rounds else None,
         rounds[0].costs.parallel_time if cold_start else None,
         slowest_learner_epochs,
         getattr(protocol, "bounded_by", ""),
@@ -246,11 +269,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _played(
-    policy: Policy, learners: Sequence[PlannedLearner], count: int
+    policy: Policy, learners: Sequence[PlannedLearner], count: int, sizes: _Sizes
 ) -> tuple[list[_Round], bool, CommunicationProtocol]:
     """This many rounds, whether they begin with a cold start (other tasks than the last), and the protocol."""
     by_name = {learner.name: learner for learner in learners}
-    ledger = _ledger(policy, learners)
+    ledger = _ledger(policy, learners, sizes)
     rounds: list[_Round] = []
     current = _Round(0.0, ledger.costs(0.0))
     open_since: dict[LearnerId, float] = {}
@@ -259,7 +282,14 @@ def _played(
     arrived = mixed = 0  # updates, and those in the latest community model
     mixed_before: dict[LearnerId, int] = {}  # when a learner's task was sent
     controller = _controller(policy, learners, StopRule(rounds=count))
-    for now, item in play(controller, _joins(learners), lambda action, at: by_name[action.learner].work(action, at)):
+
+    def opening() -> float | None:
+        return seconds_to_open(controller, lambda name: by_name[name].link or Link(), sizes[1])
+
+    def work(action: SendTask, at: float) -> ScheduledEvent:
+        return by_name[action.learner].work(action, at)
+
+    for now, item in play(controller, _joins(learners), work, opening):
         ledger.record(now, item)
         match item:
             case SendTask():
@@ -312,23 +342,18 @@ def _alike(one: _Round, other: _Round) -> bool:
 # --- without rounds -------------------------------------------------------------------------------
 
 
-def _members_needed(colluders: int) -> str:
-    return f": secure_sum with colluders = {colluders} needs {fewest_members(colluders)} learners or more"
-
-
-def _without_rounds(policy: Policy, learners: Sequence[PlannedLearner]) -> Forecast:
+def _without_rounds(policy: Policy, learners: Sequence[PlannedLearner], sizes: _Sizes) -> Forecast:
     """Nobody waits for anybody, so each learner repeats its first task again and again."""
     trace = play(_controller(policy, learners), _joins(learners), lambda *_: None)
     tasks = {item.learner: item for _, item in trace if isinstance(item, SendTask)}
     if without := [learner.name for learner in learners if learner.name not in tasks]:
-        members = "" if policy.secure_sum is None else _members_needed(policy.secure_sum.colluders)
-        raise ConfigError(f"{policy.label} gives {', '.join(without)} no task{members}")
+        raise ConfigError(f"{policy.label} gives {', '.join(without)} no task")
     answers = {learner.name: learner.work(tasks[learner.name], 0.0) for learner in learners}
     examples = sum(learner.examples for learner in learners)
     rate = math.fsum(1 / answer.at for answer in answers.values())  # updates per second
     found = []
     for learner, joined in zip(learners, _joins(learners), strict=True):
-        answer, ledger = answers[learner.name], _ledger(policy, [learner])
+        answer, ledger = answers[learner.name], _ledger(policy, [learner], sizes)
         for at, item in ((0.0, joined.event), (0.0, tasks[learner.name]), (answer.at, answer.event)):
             ledger.record(at, item)
         costs = ledger.costs(answer.at).by_learner[learner.name]
@@ -346,4 +371,4 @@ def _without_rounds(policy: Policy, learners: Sequence[PlannedLearner]) -> Forec
                 _per_hour(costs.energy, Energy(), answer.at),
             )
         )
-    return Forecast(policy, tuple(found), rate * HOUR, 2 * rate * HOUR)
+    return Forecast(policy, tuple(found), rate * HOUR, 2 * rate * HOUR, sum(sizes) * rate * HOUR)

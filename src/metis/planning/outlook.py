@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from metis.core.costs import Energy
 from metis.core.events import LearnerId
 from metis.core.layers import Cap, MeasuredPace, ShortestPeriod
+from metis.core.model import Layout, TensorSpec
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.data.datasets import DATASETS
@@ -37,6 +38,7 @@ from metis.planning.timings import LearnerTiming, Timings
 from metis.registry import parameters_of
 from metis.text import seconds
 
+_LayoutOf: TypeAlias = Callable[[Policy], Layout]  # of the models that a policy sends
 LAMBDAS = (0.5, 1.0, 2.0, 3.0, 4.0)  # those that the paper tried
 _DEFAULTS = ("sync_fedavg", "semisync_fedavg", "async_fedavg")  # one of each kind
 # Labels of a plan leave out how a policy mixes, on which its costs do not depend.
@@ -132,7 +134,7 @@ class Outlook:
             "mean_local_epochs": found.local_epochs,
             "update_requests_per_hour": found.update_requests,
             "refused_updates_per_hour": found.refused,
-            "bytes_per_hour": found.models_exchanged * self.model_bytes,
+            "bytes_per_hour": found.bytes_exchanged,
             "energy_per_hour": {
                 "equation": energy.equation,
                 "active": energy.active,
@@ -167,9 +169,10 @@ def make_outlook(
     chosen = _policies(config, source, wanted, lambdas)
     notes: list[str] = []
     size = timings.model_bytes if timings is not None else None
-    model_bytes = network_bytes(config, source) if size is None else size
+    layout_of = network_layouts(config, source) if size is None else _one_tensor(size)
+    model_bytes = _model_bytes(config, layout_of) if size is None else size
     learners = _learners(config, model_bytes, timings, notes)
-    policies = _forecasts(chosen, learners, model_bytes)
+    policies = _forecasts(chosen, learners, model_bytes, layout_of)
     forecasts = [policy.forecast for policy in policies]
     with_lambda = [policy for policy in policies if policy.forecast.slowest_learner_epochs is not None]
     sensible = None
@@ -219,14 +222,15 @@ def _policies(
 
 
 def _forecasts(
-    policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearner], model_bytes: int
+    policies: Sequence[PolicyConfig], learners: Sequence[PlannedLearner], model_bytes: int, layout_of: _LayoutOf
 ) -> list[PolicyOutlook]:
     """One for each policy; of those with the same label and costs the first, of those with the same label a number."""
     distinct: list[PolicyOutlook] = []
     for policy in policies:
         parameters = _parameters(policy)
         named = replace(compose(policy), label=_label(policy))
-        found = forecast(named, learners, parameters.get("slowest_learner_epochs"), 2 * model_bytes)
+        update_bytes = named.update_bytes(layout_of(build_policy(policy)))
+        found = forecast(named, learners, parameters.get("slowest_learner_epochs"), model_bytes, update_bytes)
         if not any(
             replace(found, policy=other.forecast.policy) == other.forecast
             and named.label == other.forecast.policy.label
@@ -352,6 +356,7 @@ def _learner(
         link.upload_time(model_bytes),
         build_power(group),
         privacy=build_privacy(group),
+        link=link,
     )
     if timing is None:
         return learner
@@ -364,7 +369,7 @@ def _learner(
     )
     if timing.exchange is None:
         return learner
-    return replace(learner, download=timing.exchange / 2, upload=timing.exchange / 2)
+    return replace(learner, download=timing.exchange / 2, upload=timing.exchange / 2, link=None)
 
 
 def _compare_names(learners: Sequence[LearnerId], measured: Sequence[LearnerId], notes: list[str]) -> None:
@@ -385,8 +390,6 @@ def _assumptions(config: ExperimentConfig, with_lambda: Sequence[PolicyOutlook])
     with_control_variates = [policy.training.solver == "scaffold" for policy in config.policy]
     if any(with_control_variates) and not all(with_control_variates):
         notes.append("All models count as large as those of scaffold; those of the other solvers have half the bytes.")
-    if any("compression" in policy.layers for policy in config.policy):
-        notes.append("Compression is ignored: updates count as whole models, in bytes and in transfer times.")
     if any({"adaptive", "schedule"} & policy.layers.keys() for policy in config.policy):
         notes.append("Periods that adapt or follow a schedule are not forecast; fixed lambdas are shown instead.")
     by_assumption: dict[str, list[str]] = {}
@@ -434,7 +437,23 @@ def _bounds(policies: Sequence[PolicyOutlook], learners: Sequence[PlannedLearner
 
 
 def network_bytes(config: ExperimentConfig, source: str) -> int:
-    """Bytes of a model; the network is built once for that, the data set need not be there."""
+    """Bytes of a model; the data set need not be there."""
+    return _model_bytes(config, network_layouts(config, source))
+
+
+def _model_bytes(config: ExperimentConfig, layout_of: _LayoutOf) -> int:
+    """The largest that a policy of the file sends: SCAFFOLD's control variates travel with the network."""
+    layouts = [layout_of(build_policy(policy)) for policy in config.policy]
+    return max(4 * layout.size + 8 * layout.counters for layout in layouts)
+
+
+def _one_tensor(size: int) -> _LayoutOf:
+    """Where only the bytes of a model are known."""
+    return lambda policy: Layout((TensorSpec("all", (size // 4,)),))
+
+
+def network_layouts(config: ExperimentConfig, source: str) -> _LayoutOf:
+    """The layout of what each policy sends; the network is built once for that."""
     from metis.learning import ArrayExamples
     from metis.learning.engine import ENGINES, EngineJob, trainable_of
 
@@ -457,6 +476,4 @@ def network_bytes(config: ExperimentConfig, source: str) -> int:
             outputs=1 if job.task == "regression" else len(dataset.class_names),
         )
     engine = ENGINES.named(config.training.engine)(job)
-    # The largest that a policy of the file sends: SCAFFOLD's control variates travel with the network.
-    sizes = [build_policy(policy).extend_layout(engine.layout, trainable_of(engine)) for policy in config.policy]
-    return max(4 * layout.size + 8 * layout.counters for layout in sizes)
+    return lambda policy: policy.extend_layout(engine.layout, trainable_of(engine))

@@ -89,11 +89,15 @@ Work = Callable[[SendTask, float], ScheduledEvent | None]  # how a task sent now
 
 
 def play(
-    controller: Controller, scheduled: Iterable[ScheduledEvent], work: Work
+    controller: Controller,
+    scheduled: Iterable[ScheduledEvent],
+    work: Work,
+    opening: Callable[[], float | None] = lambda: 0.0,
 ) -> Iterator[tuple[float, Event | Action]]:
     """Let these events happen to a fresh controller and learners work for it, until it ends or nobody goes on.
 
-    What has become impossible is left out: the answer of a learner that has left, the joining of one that is present.
+    `opening` is how long it takes to open the sum of the round that is closed. What has become impossible is left out:
+    the answer of a learner that has left, the joining of one that is present.
     """
     agenda: Agenda[Event] = Agenda()
     extensions = 0  # still to come: after the end it may go on
@@ -112,7 +116,7 @@ def play(
         for action in controller.handle(event, now):
             yield now, action
             if isinstance(action, RoundClosed):
-                agenda.add(now, SumOpened(action.version, action.learners))
+                agenda.add(now + (opening() or 0.0), SumOpened(action.version, action.learners))
             answer = work(action, now) if isinstance(action, SendTask) else None
             if answer is not None:
                 agenda.add(answer.at, answer.event, answer.rank)
