@@ -1,4 +1,7 @@
-"""Masked rounds on the real wire: deployed bits are simulated ones, and all that the controller gets is read."""
+"""Masked sums on the real wire: deployed bits are simulated ones, and all that the controller gets is read.
+
+Of rounds, of windows of FedBuff, and of windows of the cache, to which one learner hands in its latest model again.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ pytest.importorskip("grpc")
 from google.protobuf.message import DecodeError
 
 from deployment import masked
-from deployment.masked import NAMES, Trained
+from deployment.masked import NAMES, POLICIES, Trained
 from deployment.proxy import Proxy
+from metis.core.mixing.windows import whole_body
 from metis.core.model import Model
 from metis.core.policies import sync_fedavg
 from metis.core.ring import Body
@@ -32,6 +36,7 @@ from metis.deployment.security.identity import load_kit
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.protocol import PROTOCOL
 from metis.deployment.wire.secure import unpacked
+from metis.errors import Refused
 from metis.privacy.keys import Peers
 from metis.privacy.masks import unmasked_sum
 from metis.privacy.opener import Opener
@@ -73,6 +78,7 @@ class Recorded:
 class Run(NamedTuple):
     """What a whole run left behind."""
 
+    policy: str
     home: Path
     up: dict[str, Recorded]
     down: dict[str, Recorded]
@@ -85,7 +91,7 @@ class Run(NamedTuple):
         return b"".join([*(line.content for line in self.up.values()), *files])
 
 
-async def _run(home: Path, order: tuple[str, ...], **options: Any) -> Run:
+async def _run(home: Path, order: tuple[str, ...], name_of_policy: str = "average", **options: Any) -> Run:
     up: dict[str, Recorded] = defaultdict(Recorded)
     down: dict[str, Recorded] = defaultdict(Recorded)
     async with masked.controller(home, **options) as here:
@@ -97,95 +103,147 @@ async def _run(home: Path, order: tuple[str, ...], **options: Any) -> Run:
                 running.append(asyncio.ensure_future(masked.learner_process(home, name, proxy.address, []).run()))
                 await here.until(lambda name=name: _joined(here, name), 300)  # type: ignore[misc]
             assert await asyncio.wait_for(asyncio.gather(*running), 300) == [0] * len(order)
+            here.process.drain("everybody has the final model")  # its last words may have been lost in a proxy
             assert await here.serving
-    return Run(home, up, down, Trained(home))
+    return Run(name_of_policy, home, up, down, Trained(home))
 
 
 def _joined(here: Any, name: str) -> bool:
     return any(f"learner '{name}' joins" in text for _, text in here.reports)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=["average", "fedbuff", "fedrec"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Of a masked federation whose learners join against the order of their names."""
-    home = tmp_path_factory.mktemp("masked")
-    masked.make_kits(home)
+    home, policy = tmp_path_factory.mktemp("masked"), str(request.param)
+    masked.make_kits(home, rules="masked_windows = true\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("METIS_TEST_HOME", str(home))
-        return asyncio.run(_run(home, tuple(reversed(NAMES))))
+        patch.setenv(masked.CHOSEN, policy)
+        if policy != "average":
+            patch.setenv(masked.SLOW, "dan")
+        options = {"policy": POLICIES[policy], "rounds": masked.rounds_of(policy)}
+        return asyncio.run(_run(home, tuple(reversed(NAMES)), policy, **options))
 
 
 def test_the_deployed_bits_are_the_simulated_ones_whoever_joins_first(run: Run) -> None:
     """The ring without masks, in virtual time, gives the same bytes of every community model."""
-    assert masked.published(run.home) == masked.simulated(NAMES) == masked.simulated(NAMES[::-1])
-    assert len(masked.published(run.home)) == 1 + masked.ROUNDS
+    rounds, found = masked.rounds_of(run.policy), masked.published(run.home)
+    assert len(found) == 1 + rounds and found == masked.folded(run.home, POLICIES[run.policy], rounds)
+    if run.policy == "average":  # in windows it depends on the machine who is in which
+        assert found == masked.simulated(NAMES) == masked.simulated(NAMES[::-1])
 
 
 # --- what can be found in it ----------------------------------------------------------------------
 
 
-def _windows(content: bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:
+_Haystack = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def _windows(content: bytes) -> _Haystack:
     """Eight bytes from every byte on."""
     data = np.frombuffer(content, np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, 8).copy().view("<u8").ravel()
 
 
-def _found(content: bytes, secret: np.ndarray[Any, Any]) -> int:
+def _haystack(content: bytes) -> _Haystack:
+    return np.unique(_windows(content))
+
+
+def _found(haystack: _Haystack, secret: np.ndarray[Any, Any]) -> int:
     """How many pairs of neighbouring numbers of a secret are in it."""
-    return int(np.isin(_windows(np.ascontiguousarray(secret).tobytes())[::4], _windows(content)).sum())
+    pairs = _windows(np.ascontiguousarray(secret).tobytes())[::4]
+    return int((haystack[np.searchsorted(haystack, pairs).clip(max=haystack.size - 1)] == pairs).sum())
 
 
 def _plain_bodies(run: Run) -> dict[tuple[bytes, str], Body]:
     """What every learner masked, by context and name."""
-    bodies, found = (
-        {},
-        dict(zip(run.trained.files, zip(run.trained.locals, run.trained.numbers, strict=True), strict=True)),
-    )
-    for name in NAMES:
-        for task, opening, base in _tasks(run, name):
-            (local, numbers) = next(found[stem] for stem in found if stem.startswith(f"{name}-{task}-"))
-            ring, weights = opening.ring, opening.weights
-            quantized = ring.quantize(base.with_vector(local), base, weights[name], opening.most, tuple(numbers))
-            bodies[opening.context, name] = quantized.body
+    trained = {tuple(stem.rsplit("-", 2)[:2]): index for index, stem in enumerate(run.trained.files)}
+    initial, sent, bodies = masked.initial_model(), _tasks(run), {}
+    for opening in _openings(run):
+        for name in opening.handing_in:
+            if not opening.windowed:
+                task = next(number for (who, number), (of, _) in sent.items() if (who, of) == (name, opening.context))
+            elif (fresh := opening.trained_by(name)) is not None:
+                task = fresh.task
+            else:
+                task = opening.again_by(name) or 0
+            local = initial.with_vector(run.trained.locals[trained[name, str(task)]])
+            ring, p, most = opening.ring, opening.weights[name], opening.most
+            loss, *lengths = run.trained.numbers[trained[name, str(task)]]
+            if opening.whole:
+                body = whole_body(ring, local, p, most)
+            else:
+                scalars = (0.0 if opening.windowed else loss, *lengths)
+                body = ring.quantize(local, sent[name, task][1], p, most, scalars).body
+            bodies[opening.context, name] = body
     return bodies
 
 
-def _tasks(run: Run, name: str) -> Iterator[tuple[int, Opening, Model]]:
-    """The tasks that came down a learner's line, each with its opening and its model."""
-    versions = {
-        hashlib.sha256(path.read_bytes()).hexdigest(): path for path in (run.home / "state" / "blobs").iterdir()
-    }
-    initial = masked.initial_model()
+def _sent_down(run: Run, name: str) -> Iterator[pb.ToLearner]:
     for messages in run.down[name].streams():
         for message in messages:
-            with contextlib.suppress(Exception):
-                parsed = pb.ToLearner.FromString(message)
-                if parsed.WhichOneof("message") == "task" and parsed.task.opening:
-                    content = parsed.task.model or versions[parsed.task.sha256].read_bytes()
-                    vector = np.frombuffer(content, "<f4", initial.layout.size).astype(np.float32)
-                    yield parsed.task.number, Opening.decode(parsed.task.opening), initial.with_vector(vector)
+            with contextlib.suppress(DecodeError):
+                yield pb.ToLearner.FromString(message)
 
 
-def test_no_local_model_loss_or_norm_is_among_the_bytes(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
-    """Neither on the wire nor on the controller's disk; the same search finds all of it where nothing is masked."""
-    assert len(run.trained.locals) == len(NAMES) * masked.ROUNDS
+def _openings(run: Run) -> list[Opening]:
+    """All that came down somebody's line."""
+    found = {}
+    for name in NAMES:
+        for message in _sent_down(run, name):
+            window = message.secure.content if message.secure.kind == pb.SecureSum.WINDOW else b""
+            with contextlib.suppress(Refused):  # bytes of another kind of stream
+                if content := message.task.opening or window:
+                    opening = Opening.decode(content)
+                    found[opening.context] = opening
+    return list(found.values())
+
+
+def _tasks(run: Run) -> dict[tuple[str, int], tuple[bytes, Model]]:
+    """The tasks that came down, by learner and number: the context, if it is of a round, and the model."""
+    blobs = (run.home / "state" / "blobs").iterdir()
+    versions = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in blobs}
+    initial, found = masked.initial_model(), {}
+    for name in NAMES:
+        for message in _sent_down(run, name):
+            task = message.task
+            with contextlib.suppress(Refused, KeyError):
+                content = task.model or versions[task.sha256].read_bytes()
+                vector = np.frombuffer(content, "<f4", initial.layout.size).astype(np.float32)
+                context = Opening.decode(task.opening).context if task.opening else b""
+                found[name, task.number] = context, initial.with_vector(vector)
+    return found
+
+
+def test_no_local_model_loss_or_norm_is_among_the_bytes(run: Run) -> None:
+    """Neither on the wire nor on the controller's disk."""
+    bodies = _plain_bodies(run)
+    assert len(run.trained.locals) >= len(NAMES) and len(bodies) >= 3 * masked.rounds_of(run.policy)
+    if run.policy == "fedrec":
+        assert any(opening.again_by(name) is not None for opening in _openings(run) for name in NAMES)
     content = run.received
+    haystack = _haystack(content)
     for local in run.trained.locals:
-        assert _found(content, local.astype("<f4")) == 0
-        assert _found(content, local.astype("<f8")) == 0
-    for body in _plain_bodies(run).values():
-        assert _found(content, body[16:]) == 0  # before it: the public weight, and that nothing was clamped
+        assert _found(haystack, local.astype("<f4")) == 0
+        assert _found(haystack, local.astype("<f8")) == 0
+    start = 16 if run.policy == "average" else 40  # behind the public weight, clamps, and in windows three zeros
+    for body in bodies.values():
+        assert _found(haystack, body[start:]) == 0
     for value in np.concatenate(run.trained.numbers):
         assert value.tobytes() not in content and np.float32(value).tobytes() not in content
         assert f"{value:.6g}".encode() not in content
 
+
+def test_the_same_search_finds_all_of_it_where_nothing_is_masked(tmp_path: Path, monkeypatch: Any) -> None:
+    """So that the test above could fail."""
     masked.make_kits(tmp_path, rules="")
     for name in NAMES:
         (tmp_path / "ca" / name / "site-policy.toml").write_text("")
     monkeypatch.setenv("METIS_TEST_HOME", str(tmp_path))
     clear = asyncio.run(_run(tmp_path, NAMES, policy=sync_fedavg(1), rounds=1))
     seen = clear.received
-    assert all(_found(seen, local.astype("<f4")) > 900 for local in clear.trained.locals)
+    assert all(_found(_haystack(seen), local.astype("<f4")) > 900 for local in clear.trained.locals)
     assert all(numbers[0].tobytes() in seen for numbers in clear.trained.numbers)
 
 
@@ -248,11 +306,10 @@ class Context(NamedTuple):
 
 
 def _contexts(run: Run) -> list[Context]:
-    openings = {opening.context: opening for name in NAMES for _, opening, _ in _tasks(run, name)}
     peers = Peers(load_kit(run.home / "ca" / "main").authority)
     found = []
-    for context, opening in openings.items():
-        opener, bodies = Opener(opening, peers), {}
+    for opening in _openings(run):
+        context, opener, bodies = opening.context, Opener(opening, peers), {}
         votes, answers = [], []
         for name in NAMES:
             upload = bytearray()
@@ -273,8 +330,12 @@ def _contexts(run: Run) -> list[Context]:
                             votes.append(Vote.decode(message.secure.content))
                         case pb.SecureSum.SHARES:
                             answers.append(Answer.decode(message.secure.content))
+                        case pb.SecureSum.WINDOW:
+                            assert not message.secure.content  # only which task waits
                         case _:
                             SignedKey.decode(message.secure.content)
+        if not any(vote.context == context for vote in votes):
+            continue  # the run had ended before it was closed
         opener.close(opener.statement())
         for vote in votes:
             if vote.context == context:
@@ -294,21 +355,25 @@ def _uniform(words: bytes) -> float:
 
 
 def test_masked_uploads_are_uniform_and_so_are_their_differences(run: Run) -> None:
-    """Of one learner and another, of one round and the next, of two sections; what is not masked is far from it."""
+    """Of one learner and another, of one sum and the next, also of a model that is handed in again; of two sections.
+
+    What is not masked is far from it.
+    """
     contexts, plain = _contexts(run), _plain_bodies(run)
-    assert len(contexts) == masked.ROUNDS
+    assert len(contexts) == masked.rounds_of(run.policy)
     everything = [body for context in contexts for body in context.bodies.values()]
-    assert len(everything) == len(NAMES) * masked.ROUNDS
+    word = f"<u{contexts[0].opener.opening.ring.bits // 8}"
+    assert len(everything) >= 3 * len(contexts)
     assert _uniform(b"".join(body.tobytes() for body in everything)) < 8
     for one, other in combinations(everything, 2):
-        assert _uniform((one.view("<u4") - other.view("<u4")).tobytes()) < 8
+        assert _uniform((one.view(word) - other.view(word)).tobytes()) < 8
     for context in contexts:
         wide, main = context.opener.opening.ring.sections(masked.LAYOUT)
-        for body in context.bodies.values():
-            head, words = wide.view(body).astype("<u4"), main.view(body)
+        for name, body in context.bodies.items():
+            head, words = wide.view(body).astype(word), main.view(body)
             difference = head - words[: head.size]
             assert len({int(word) for word in difference}) == head.size
-            assert int(difference[0]) != int(plain[context.opener.context, "ann"][:4].view("<u4")[0])
+            assert int(difference[0]) != int(plain[context.opener.context, name][: head.itemsize].view(word)[0])
     assert _uniform(b"".join(body.tobytes() for body in plain.values())) > 1000
 
 
@@ -317,16 +382,18 @@ def test_of_all_sums_only_the_one_of_everybody_can_be_opened(run: Run) -> None:
     plain = _plain_bodies(run)
     for opener, bodies in _contexts(run):
         opening, sections = opener.opening, opener.opening.ring.sections(masked.LAYOUT)
-        assert opener.closed is not None and opener.closed.names == NAMES and opener.openable
-        known = {name: list(opener._dealt(name, index)) for index, name in enumerate(NAMES)}
-        for size in range(1, len(NAMES) + 1):
-            for chosen in combinations(NAMES, size):
+        assert opener.closed is not None and opener.openable and set(opener.closed.names) == set(bodies)
+        names, summed = opening.names, opener.closed.names
+        assert len(summed) >= 3 and (summed == NAMES or run.policy != "average")
+        known = {name: list(opener._dealt(name, names.index(name))) for name in summed}
+        for size in range(1, len(summed) + 1):
+            for chosen in combinations(summed, size):
                 # Each added its own mask and those shared with members after it, and subtracted the others.
-                minus = [seed for name in chosen for k, seed in known[name] if k >= NAMES.index(name)]
-                plus = [seed for name in chosen for k, seed in known[name] if k < NAMES.index(name)]
+                minus = [seed for name in chosen for k, seed in known[name] if k >= names.index(name)]
+                plus = [seed for name in chosen for k, seed in known[name] if k < names.index(name)]
                 total = unmasked_sum({name: bodies[name] for name in chosen}, sections, plus, minus)
                 right = opening.ring.sum((plain[opening.context, name] for name in chosen), masked.LAYOUT)
-                if chosen == NAMES:
+                if chosen == summed:
                     assert np.array_equal(total, right)
                 else:
                     error = [section.view(total) - section.view(right) for section in sections]
@@ -340,8 +407,9 @@ def test_nothing_of_a_round_stays_at_either_end(run: Run) -> None:
     masked_words = [body for _, kept in _contexts(run) for body in kept.values()]
     assert len(uploads) == len(masked_words)
     for path in (run.home / "state" / "blobs").iterdir():
-        assert not any(_found(path.read_bytes(), body) for body in masked_words)
+        haystack = _haystack(path.read_bytes())
+        assert not any(_found(haystack, body) for body in masked_words)
     for name in NAMES:
         kept = {path.name for path in (run.home / "work" / name / "sums").iterdir()}
-        assert not any(file.endswith("-body") or file == "facts" for file in kept)
+        assert not any(file.endswith("-body") or file == "facts" or file.startswith("local-") for file in kept)
         assert all(path.stat().st_mode & 0o077 == 0 for path in (run.home / "work" / name / "sums").iterdir())
