@@ -34,6 +34,7 @@ POLICIES = {
     "SyncFedAvg": (lambda: metis.sync_fedavg(1), {"rounds": 20}),
     "SemiSync, lambda 1": (lambda: metis.semisync_fedavg(1), {"rounds": 20}),
     "AsyncFedAvg": (lambda: metis.async_fedavg(1), {"update_requests": 200}),
+    "FedRec": (lambda: metis.fedrec(1), {"update_requests": 200}),
     "FedBuff, K 4": (lambda: metis.fedbuff(1, buffer_size=4), {"update_requests": 200}),
 }
 

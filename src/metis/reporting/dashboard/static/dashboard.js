@@ -1019,6 +1019,9 @@ const ROW = 32; // pixels; as in the style sheet
 const VIEW = [
   { key: "name", title: "Learner", text: true, value: (run, row) => run.names[row[0]] },
   { key: "state", title: "State", text: true, value: (run, row) => (run.finished && ["training", "late", "idle"].includes(STATES[row[COLUMNS.state]]) ? "done" : STATES[row[COLUMNS.state]]) },
+  // Before what scrolls out of sight on a narrow page with long names.
+  { key: "updates", title: "Updates", value: (run, row) => row[COLUMNS.updates], show: number },
+  { key: "refused", title: "Refused", value: (run, row) => row[COLUMNS.refused], show: number },
   { key: "examples", title: "Examples", value: (run, row) => row[COLUMNS.examples], show: number },
   { key: "time_per_batch", title: "Time per batch", value: (run, row) => row[COLUMNS.time_per_batch], show: (value) => (value === null ? "–" : value < 1 ? `${number(1000 * value)} ms` : seconds(value)) },
   { key: "steps", title: "B_k (steps)", value: (run, row) => row[COLUMNS.steps] ?? row[COLUMNS.seconds], show: (value, run, row) => (row[COLUMNS.steps] === null && row[COLUMNS.seconds] !== null ? `what fits ${seconds(row[COLUMNS.seconds])}` : number(value)) },
@@ -1026,8 +1029,6 @@ const VIEW = [
   { key: "seen", title: "Last seen", value: (run, row) => row[COLUMNS.seen], show: (value) => (value === null ? "–" : `at ${seconds(value)}`) },
   { key: "bytes", title: "Exchanged", value: (run, row) => row[COLUMNS.bytes], show: (value, run) => (run.head.model_bytes ? bytes(value) : "–") },
   { key: "energy", title: "Energy", value: (run, row) => run.grown(row, $("energy-kind").value), show: number },
-  { key: "updates", title: "Updates", value: (run, row) => row[COLUMNS.updates], show: number },
-  { key: "refused", title: "Refused", value: (run, row) => row[COLUMNS.refused], show: number },
 ];
 // What is left of a site's privacy budget, and epsilon where a simulation knows it, short and in words; nothing for other sites.
 function privacyOf(row) {
