@@ -67,6 +67,18 @@ def _add_tile(total: Any, addresses: Any, factors: Any, models: int, start: int)
             total[i] += np.float64(a[i]) * by_a
 
 
+@_compile()
+def _begin_four(total: Any, addresses: Any, factors: Any, start: int) -> None:
+    """total = the first four models."""
+    size = total.size
+    a, b = _row(addresses[0], start, size), _row(addresses[1], start, size)
+    c, d = _row(addresses[2], start, size), _row(addresses[3], start, size)
+    by_a, by_b, by_c, by_d = factors[0], factors[1], factors[2], factors[3]
+    for i in range(size):
+        so_far = (0.0 + np.float64(a[i]) * by_a) + np.float64(b[i]) * by_b
+        total[i] = (so_far + np.float64(c[i]) * by_c) + np.float64(d[i]) * by_d
+
+
 # Where a sum ends, it is divided and rounded in the same pass. `total` is None where it also begins, which the compiler
 # sees; 0.0 is added all the same, as it makes a 0.0 of a -0.0.
 
@@ -115,8 +127,12 @@ def _average_tile(result: Any, total: Any, addresses: Any, factors: Any, start: 
         _end_four(result, None, addresses, factors, 0, start, divisor)
     else:
         last = 4 if models % 4 == 0 else 2 if models % 4 == 2 else 1
-        total[:] = 0.0
-        _add_tile(total, addresses, factors, models - last, start)
+        if models - last >= 4:  # one pass over the sum less than from zero
+            _begin_four(total, addresses, factors, start)
+            _add_tile(total, addresses[4:], factors[4:], models - last - 4, start)
+        else:
+            total[:] = 0.0
+            _add_tile(total, addresses, factors, models - last, start)
         if last == 4:
             _end_four(result, total, addresses, factors, models - 4, start, divisor)
         elif last == 2:
