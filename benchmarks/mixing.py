@@ -25,7 +25,7 @@ from _peers import Unavailable, ask
 
 from metis.core.mixing import FullPass, MemoryStore
 from metis.core.model import Layout, Model, TensorSpec
-from metis.kernels import use_all_processors
+from metis.kernels import _kernels, use_all_processors
 
 LEARNERS, NUMBERS = (2, 10, 100, 1000), (10**5, 10**6, 10**7, 10**8)
 PEERS = {"Flower": ("flower", "flower_mixing"), "NVFlare": ("nvflare", "nvflare_mixing")}
@@ -78,17 +78,22 @@ def measure(sheet: Report, quick: bool, peers: bool) -> None:
     most = 4e6 if quick else SPENT_BYTES / 6  # numbers in all: the models, and as much again in the worst peer
     sizes = [(n, m) for m in NUMBERS for n in LEARNERS if n * m <= most]
     repeats = 2 if quick else 3
-    ours, numpy_alone, limits = {}, {}, dict.fromkeys((1, 2), 0.0)
-    for size in [None, *sizes]:  # what the memory gives changes from minute to minute: its best counts
-        if size is not None:
-            ours[size] = gigabytes(*size) / average(*size, repeats)
-            if size[1] >= 10**6 or quick:
-                with without_compiler():
-                    numpy_alone[size] = gigabytes(*size) / average(*size, repeats)
-        limits = {
-            threads: max(so_far, triad(10**5 if quick else 10**8, threads, 3)) for threads, so_far in limits.items()
-        }
-    sheet.say(f"Triad: {limits[1]:.1f} GB/s with one thread, {limits[2]:.1f} GB/s with two.")
+    ours, numpy_alone, shares = {}, {}, {}
+    _kernels()  # loaded once a process has mixed for a while
+
+    def limit() -> dict[int, float]:
+        return {threads: triad(10**5 if quick else 10**8, threads, 3) for threads in (1, 2)}
+
+    limits = [limit()]
+    for size in sizes:  # what the memory gives changes from minute to minute: what it gave just before and after counts
+        ours[size] = gigabytes(*size) / average(*size, repeats)
+        limits.append(limit())
+        shares[size] = ours[size] / max(limits[-2][2], limits[-1][2])
+        if size[1] >= 10**6 or quick:
+            with without_compiler():
+                numpy_alone[size] = gigabytes(*size) / average(*size, repeats)
+    best_limit = {threads: max(found[threads] for found in limits) for threads in (1, 2)}
+    sheet.say(f"Triad: up to {best_limit[1]:.1f} GB/s with one thread, {best_limit[2]:.1f} GB/s with two.")
     theirs: dict[str, dict[str, float]] = {}
     asked = {"sizes": sizes, "repeats": repeats}
     for name, (peer, script) in PEERS.items() if peers else ():
@@ -101,21 +106,22 @@ def measure(sheet: Report, quick: bool, peers: bool) -> None:
     head = ["models", "numbers each", "Metis, GB/s", "of the triad (2 threads)", "numpy alone, GB/s"]
     rows = [[*head, *(f"{p}, GB/s" for p in theirs)]]
     for n, m in sizes:
-        mine = [ours[n, m], ours[n, m] / limits[2], numpy_alone.get((n, m), "")]
+        mine = [ours[n, m], shares[n, m], numpy_alone.get((n, m), "")]
         rows.append([str(n), f"{m:.0e}", *mine, *(theirs[p][f"{n}x{m}"] for p in theirs)])
     sheet.table(rows)
     sheet.figures = {
-        "triad": limits,
+        "triad": best_limit,
+        "of_triad": {f"{n}x{m}": value for (n, m), value in shares.items()},
         "metis": {f"{n}x{m}": value for (n, m), value in ours.items()},
         "numpy_alone": {f"{n}x{m}": value for (n, m), value in numpy_alone.items()},
         "peers": theirs,
     }
     large = max((size for size in sizes if size[0] >= 10), key=lambda size: (size[1], size[0]))
     for size in sorted({large, (2, large[1]), (10, 10**5)}, reverse=True):
-        share = ours[size] / limits[2]
+        share = shares[size]
         sheet.goal(
             f"full pass mixing, {size[0]} models of {size[1]:.0e} numbers", "at least 0.9 of the triad (2 threads)",
-            f"{share:.2f} ({ours[size]:.1f} of {limits[2]:.1f} GB/s)", share >= 0.9, share / 0.9,
+            f"{share:.2f} ({ours[size]:.1f} of {ours[size] / share:.1f} GB/s)", share >= 0.9, share / 0.9,
         )  # fmt: skip
     without = {size: numpy_alone[size] / ours[size] for size in numpy_alone}
     worst = min(without, key=lambda size: without[size])
@@ -132,7 +138,7 @@ def measure(sheet: Report, quick: bool, peers: bool) -> None:
         for label, values in {"Metis": sheet.figures["metis"], **theirs}.items():
             chosen = [m for n, m in sizes if n == 10]
             axes.plot(chosen, [values[f"10x{m}"] for m in chosen], "o-", label=label)
-        axes.axhline(limits[2], color="grey", linestyle="--", label="triad, 2 threads")
+        axes.axhline(best_limit[2], color="grey", linestyle="--", label="triad, 2 threads")
         axes.set(xscale="log", xlabel="numbers in a model", ylabel="GB/s", ylim=0)
         axes.legend(fontsize=8)
 
