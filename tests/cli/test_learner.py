@@ -224,7 +224,7 @@ rounds = 3
         ("", "min_masked_members = 4", "wants a sum with 4 members (min_masked_members)"),
         ("[policy.secure_sum]", "", "does not name the learners to take part with (peers)"),
         ("[policy.secure_sum]", 'peers = ["a", "b", "c", "e"]', "d is not among the peers of this policy"),
-        ("[policy.secure_sum]", 'peers = ["a", "b", "c", "d"]\nmin_masked_members = 5', "this site wants 5"),
+        ("[policy.secure_sum]", 'peers = ["a", "b", "c", "d", "e"]\nmin_masked_members = 5', "this site wants 5"),
         ("[policy.secure_sum]", 'peers = ["a", "b", "c", "d"]\nmin_masked_members = 4', ""),
     ],
 )

@@ -166,9 +166,10 @@ def test_it_refuses_what_its_own_file_and_its_own_task_do_not_say(home: Path, si
     assert "not the one that its opening describes" in ann.refusal(opening, rate=0.5)
     assert "settings of the opening" in ann.refusal(opening_of(sites, settings=digest("settings", "others")))
     assert "layout of the opening" in ann.refusal(opening_of(sites, layout=digest("layout", "other")))
-    ann.policy_path.write_text(ann.policy_path.read_text() + "min_masked_members = 5\n")
+    wanted = 'peers = ["ann", "bob", "cyd", "dan", "eve"]\nmin_masked_members = 5\n'
+    ann.policy_path.write_text(wanted)
     assert "this site wants 5" in ann.refusal(opening)
-    ann.policy_path.write_text(ann.policy_path.read_text().replace("min_masked_members = 5", "min_masked_members = 4"))
+    ann.policy_path.write_text(wanted.replace("5", "4"))
     assert ann.accept(opening)["run"] == RUN
 
 
@@ -190,7 +191,7 @@ def test_the_controller_hears_which_rule_of_the_site_it_was(home: Path, sites: d
     assert rule(f'peers = [{names}, "eve"]\n', opening) == " (rule peers)"
     assert rule(f'peers = [{names}, "dan", "eve", "eva"]\n', opening) == " (rule peers)"
     assert rule(f'peers = [{names}, "dan", "eve"]\ncolluders = 1\n', opening) == " (rule colluders)"
-    assert rule(pinned + "min_masked_members = 5\n", opening) == " (rule min_masked_members)"
+    assert rule(f'peers = [{names}, "dan", "eve"]\nmin_masked_members = 5\n', opening) == " (rule min_masked_members)"
     assert rule(pinned, window) == " (rule masked_windows)"
     assert rule(pinned, replace(opening, rate=0.5)) == ""
 

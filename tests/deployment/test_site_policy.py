@@ -60,6 +60,10 @@ def policy(**rules: Any) -> SitePolicy:
         ),
         ('peers = ["a", "b", "c", "c"]', "peers names 3 learners; with colluders = 0 a masked sum needs 4 or more"),
         ('peers = ["a", "b", "c", "d"]\ncolluders = 1', "with colluders = 1 a masked sum needs 5 or more"),
+        (
+            'peers = ["a", "b", "c", "d"]\nmin_masked_members = 5',
+            "site-policy.toml: min_masked_members is 5, and peers names only 4",
+        ),
     ],
 )
 def test_a_wrong_rule_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

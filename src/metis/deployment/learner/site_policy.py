@@ -229,11 +229,14 @@ def parsed(content: Mapping[str, Any], name: str) -> SitePolicy:
             raise ConfigError(f"{name}: {key} is {value!r}; it must be {allowed}")
         given[key] = tuple(map(_window, value)) if key == "hours" else tuple(value) if key == "peers" else value
     policy = SitePolicy(**given)
-    if policy.peers and (peers := len(set(policy.peers))) < (fewest := fewest_members(policy.colluders)):
+    peers, fewest = len(set(policy.peers)), fewest_members(policy.colluders)
+    if policy.peers and peers < fewest:
         raise ConfigError(
             f"{name}: peers names {plural(peers, 'learner')}; with colluders = {policy.colluders} a masked sum needs "
             f"{fewest} or more, this site included"
         )
+    if policy.peers and (policy.min_masked_members or 0) > peers:
+        raise ConfigError(f"{name}: min_masked_members is {policy.min_masked_members}, and peers names only {peers}")
     return policy
 
 
