@@ -36,6 +36,8 @@ SHORTER = {  # where all are measured, which should take half an hour; by their 
     "dashboard": ("--seconds", "30", "--repeats", "2", "--rounds", "30"),
     "time_to_accuracy": ("--seconds", "90"),
     "large_model": ("--rounds", "1"),
+    "masked_round": ("--rounds", "3", "--repeats", "1"),
+    "simulator_overhead": ("--repeats", "2"),
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 
