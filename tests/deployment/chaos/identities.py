@@ -56,7 +56,7 @@ def _refusals(here: Federation, ours: Consortium, theirs: Consortium, north: Kit
     learners = [
         Refusal("expired", _learner(here, old.folder), ("expired on", f"{old.not_after:%Y-%m-%d}", "renew old")),
         Refusal("not yet valid", _learner(here, early.folder), ("is not valid before", "clock says")),
-        Refusal("wrong CA", _learner(here, theirs.kit("north").folder), ("is not of our CA", "'Theirs'")),
+        Refusal("wrong CA", _learner(here, theirs.kit("north").folder), ("is not signed by our CA", "'Theirs'")),
         Refusal("wrong name", _learner(here, north.folder, f"localhost:{port}"), ("is not for localhost but for",)),
         Refusal("key of another", _learner(here, _changed(north, "k", key=main.folder)), ("does not belong to",)),
         Refusal("CA of another", _learner(here, _changed(north, "c", ca=theirs.folder / "ca")), ("not signed by",)),
