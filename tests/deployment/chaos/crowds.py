@@ -17,15 +17,15 @@ STEP = 100  # learners for each time
 def row_30(tmp: Path, times: int) -> Outcome:
     """learners by the hundred join at once with mTLS, hand in 1 MB each, and again after a kill of the controller"""
     tally, count = Tally(), STEP * times
-    out = tmp / "figures"
-    command = [sys.executable, str(LOAD), "--learners", str(count), "--swarms", "2", "--json", str(out)]
+    out = tmp / "load.json"
+    command = [sys.executable, str(LOAD), "--learners", str(count), "--swarms", "2", "--out", str(tmp)]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp)}
     )
     if done.returncode or not out.exists():
         tally.problems.append(f"it ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
         return tally.outcome("all served", "nothing was measured")
-    figures = json.loads(out.read_text())
+    figures = json.loads(out.read_text())["figures"]
     summaries = []
     for when, name in (("first", "at once"), ("second", "after the kill")):
         found = figures[when]
