@@ -87,7 +87,8 @@ def against_nvflare(sheet: Report, rows: list[list[Any]], size: float, learners:
         try:
             found = ask("nvflare", "nvflare_exchange", asked, timeout=900)
         except Unavailable as problem:
-            sheet.say(f"NVFlare with {count} learners x {size:g} MB: {problem}.")
+            reason = str(problem).partition(". ")[0]  # the rest is about folders of this machine
+            sheet.say(f"NVFlare with {count} learners x {size:g} MB: {reason}.")
             continue
         sheet.figures["nvflare"] = {"learners": count, **found}
         seconds, above = median(found["rounds"]), (found["largest"] - found["idle"]) / size
