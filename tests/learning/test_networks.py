@@ -1,8 +1,10 @@
 """The networks: shapes, sizes, and the parts that are not torch's own."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from metis.errors import ConfigError
 from metis.learning import NETWORKS, TorchEngine, cifar10_cnn, small_cnn
@@ -52,6 +54,19 @@ def test_local_response_normalization_equals_torchs(size: int, beta: float) -> N
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
 
 
+def test_local_response_normalization_of_many_at_once() -> None:
+    """As learners that train together and gradients of single examples have it."""
+    layer = LocalResponseNormalization(8)
+    inputs = torch.randn(3, 2, 8, 5, 5, generator=torch.Generator().manual_seed(0))
+
+    def loss(given: Tensor) -> Tensor:
+        total: Tensor = layer(given).square().sum()
+        return total
+
+    together = torch.func.vmap(torch.func.grad(loss))(inputs)
+    torch.testing.assert_close(together, torch.stack([torch.func.grad(loss)(given) for given in inputs]))
+
+
 def test_cifar10_cnn_width_scales_every_hidden_layer() -> None:
     """A narrow one for tests and laptops has the same form."""
     narrow = cifar10_cnn(width=8)
@@ -80,3 +95,22 @@ def test_convolutions_need_images(name: str) -> None:
         NETWORKS[name]((64,), 10)
     with pytest.raises(ConfigError, match="too small"):
         NETWORKS[name]((1, 1, 1), 10)
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_pooling_before_relu_gives_the_bits_of_the_papers_order(low: bool) -> None:
+    def trained(order: Sequence[int]) -> Tensor:
+        torch.manual_seed(1)
+        layers = list(cifar10_cnn(width=8).children())
+        module = nn.Sequential(*(layers[place] for place in order), *layers[3:])
+        solver = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(5):
+            inputs = torch.randn(20, 3, 24, 24).contiguous(memory_format=torch.channels_last)
+            with torch.autocast("cpu", torch.bfloat16, enabled=low):
+                loss = nn.functional.cross_entropy(module(inputs), torch.randint(10, (20,)))
+            solver.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            solver.step()
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    assert torch.equal(trained([0, 1, 2]), trained([0, 2, 1]))
