@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from metis.reproduction.claims import Claim, check_claims
-from metis.reproduction.curves import load_runs
+from metis.reproduction.curves import load_runs, target_of
 from metis.reproduction.environments import Environment, load_environments, results_folder
 from metis.reproduction.page import PAPER_WORDS, markdown_table
 from metis.reproduction.panels import draw_figures
@@ -111,6 +111,29 @@ def costs_part(evidence: Evidence) -> str:
     return "\n".join(lines).strip() or "No run of Tables 2 and 3 is kept yet."
 
 
+def targets_part(evidence: Evidence) -> str:
+    """When each policy first had the lower and the higher of two targets."""
+    lines = [
+        "| environment | policy | lower target | reached after | higher target | reached after |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for environment in evidence.environments.values():
+        low = None if environment.plan is None else environment.plan.low_target
+        if low is None:
+            continue
+        for cell in environment.cells:
+            for run in evidence.seeds(cell).values():
+                columns = []
+                for target in (target_of(cell, low), target_of(cell)):
+                    assert target is not None
+                    first = next((point.at for point in run.history if target.reached_by(point.metrics)), None)
+                    when = f"not by {run.costs.parallel_time:,.0f} s" if first is None else f"{first:,.0f} s"
+                    columns += [f"{target.value:g}", when]
+                name = f"{environment.paper.domain}, {environment.paper.cluster} {environment.paper.distribution}"
+                lines.append(f"| {name} | {cell.label} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
 def figures_part(evidence: Evidence) -> str:
     wanted = [
         name
@@ -163,6 +186,7 @@ def main() -> None:
         "claims": claims_part(claims, evidence.environments),
         "rows": rows_part(),
         "costs": costs_part(evidence),
+        "targets": targets_part(evidence),
         "figures": figures_part(evidence),
         "queue": queue_part(evidence),
     }

@@ -111,6 +111,20 @@ def test_a_run_in_parts_is_the_same_run_and_its_curve_is_all_of_it(environment: 
     assert set(load_runs(environment.cells, results)) == {cell.name for cell in environment.cells}
 
 
+def test_a_run_that_ended_at_a_lower_target_is_run_again(tmp_path: Path) -> None:
+    """A curve counts as far as it goes: to the target that it reached, not to one that was raised since."""
+    file, results = tmp_path / "digits.toml", tmp_path / "results"
+    low = TINY + "stop.at_target = true\nevaluation.target = 0.5\n"
+    file.write_text(low, encoding="utf-8")
+    entries = queue([load_environment(file, "decisive")], ["table3"])[:1]
+    run_queue(entries, tmp_path / "runs", results, 1, watch_nothing)
+    assert entries[0].done(results)
+    for target, stays in ((0.4, True), (0.999, False)):
+        file.write_text(low.replace("0.5", f"{target}"), encoding="utf-8")
+        (entry, *_) = queue([load_environment(file, "decisive")], ["table3"])
+        assert entry.done(results) is stays
+
+
 def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environment, tmp_path: Path) -> None:
     """And one with other settings does not count; a damaged file is named."""
     cell = environment.cells[0]

@@ -55,10 +55,11 @@ class Curve:
         """Whether the run went as far as the cell asks for, or as `until` does."""
         if self.settings != settings_digest(cell):
             return False
-        if self.ended or (until is not None and self.at >= until):
-            return True
         target = target_of(cell)
-        return cell.config.stop.at_target and target is not None and self.reached(target)
+        if cell.config.stop.at_target and target is not None and self.reached(target):
+            return True
+        at_another_target = target is not None and self.ended.startswith(f"{target.metric} reached")
+        return bool(self.ended and not at_another_target) or (until is not None and self.at >= until)
 
 
 def curve_file(folder: Path, cell: Cell) -> Path:

@@ -68,8 +68,7 @@ class Plan(Table):
     sync_seconds: Annotated[float, Field(gt=0)] | None = None
     step_seconds: Annotated[float, Field(gt=0)] = 0.014  # of one core, measured: to say how long the rest will take
     target_fixed: bool = True  # false: Sync has yet to be run and the target to be written into the file
-    # Just above what asynchronous policies have when the first slow learner hands in; the target proper is higher.
-    low_target: float | None = None
+    low_target: float | None = None  # a second one, below the target proper: reported, not judged by
 
 
 class Reference(Table):
