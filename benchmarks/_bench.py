@@ -17,6 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from metis.errors import MetisError
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
@@ -117,11 +119,17 @@ def report(options: argparse.Namespace, description: str | None) -> Iterator[Rep
     made = Report(options, description)
     try:
         yield made
+    except MetisError as problem:
+        if not made.figures:  # such as a data set that is not here: what an earlier run has found stays
+            raise SystemExit(f"{made.name}: {problem}") from None
+        made.say(f"**Broken off:** {problem}")
+        made.write()
+        raise SystemExit(2) from None
     except BaseException as problem:
         made.say(f"**Broken off:** {type(problem).__name__}: {problem}")
-        raise
-    finally:
         made.write()
+        raise
+    made.write()
 
 
 def machine() -> dict[str, str]:

@@ -51,6 +51,7 @@ from metis.deployment.wire.protocol import CHANNEL_OPTIONS, PROTOCOL, Federation
 from metis.kernels import use_all_processors
 from metis.privacy.keys import Peers
 from metis.runs.setting import Setting
+from metis.system import keep_what_is_loaded
 
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each learner
 _FOR_GOOD = {
@@ -151,6 +152,7 @@ async def _serve(spec: Spec) -> None:
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.drain, "the benchmark is over")
         credentials = None if kit is None else server_credentials(kit)
+        keep_what_is_loaded()
         serving = asyncio.create_task(process.serve(f"127.0.0.1:{spec.port}", credentials))
         while not (hasattr(process, "address") or serving.done()):
             await asyncio.sleep(0.005)

@@ -55,6 +55,7 @@ from metis.privacy.keys import Peers
 from metis.reporting.console import RunProgress
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
+from metis.system import keep_what_is_loaded
 
 if TYPE_CHECKING:
     from metis.experiments.config.load import ExperimentConfig
@@ -146,6 +147,7 @@ def run_controller(
         State.open(folder, config.deployment.durability) as state,
         RunProgress(report.live, label, build_stop(config), "waiting for learners") as progress,
     ):
+        keep_what_is_loaded()
         return asyncio.run(
             _serve(
                 config,
