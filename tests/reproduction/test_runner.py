@@ -490,6 +490,14 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     [
         ({"results": ("tabel3",)}, "no result 'tabel3'; did you mean 'table3'"),
         ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
+        (
+            {"results": ("table3",), "scale": "decisive", "policies": ("Sync",)},
+            "--policy Sync: nothing of it .* did you mean 'Sync w/",
+        ),
+        (
+            {"results": ("table2",), "scale": "decisive", "environments": ("emnist",)},
+            "--environment emnist: nothing of it .* choose one of cifar10-homogeneous",
+        ),
     ],
 )
 def test_mistakes_on_the_command_line(request_: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def reproduce(
     policy: Annotated[
         list[str], typer.Option("--policy", metavar="LABEL", help="With --scale decisive: only these. May be repeated.")
     ] = [],  # noqa: B006  # typer wants a list
+    environment: Annotated[
+        list[str],
+        typer.Option("--environment", metavar="FILE", help="With --scale decisive: only these. May be repeated."),
+    ] = [],  # noqa: B006  # typer wants a list
     timings: Annotated[
         str,
         typer.Option(
@@ -74,7 +78,7 @@ def reproduce(
 
     request = Request(
         tuple(results), scale_named(scale), out, workers, dry_run, rounds, tuple(set_), force,
-        tuple(policy), curves, not report_only, timings_named(timings),
+        tuple(policy), tuple(environment), curves, not report_only, timings_named(timings),
     )  # fmt: skip
     quiet = Console(quiet=True)
     reproduced = command(request, quiet if as_json else stdout(), quiet if as_json else stderr())

@@ -238,11 +238,10 @@ def momentum_fails_on_power_law(evidence: Evidence, source: Source) -> Finding:
         if environment.config.partition.sizes == "power_law":
             momentum, vanilla = (lookup.one(environment, SYNC, solver) for solver in ("momentum", "vanilla"))
             mine, theirs = (source.costs(cell, "parallel_time") for cell in (momentum, vanilla))
-            reached = [seed for seed, cost in theirs.items() if cost.reached and seed in mine]
             failed = [
-                not mine[seed].reached and mine[seed].value >= theirs[seed].value
-                for seed in reached
-                if mine[seed].reached or mine[seed].value >= theirs[seed].value
+                not cost.reached
+                for seed, cost in mine.items()
+                if cost.reached or (seed in theirs and theirs[seed].reached and cost.value >= theirs[seed].value)
             ]
             outcome: Outcome = "open" if not failed else lookup.outcome(all(failed))
             shown = ", ".join(

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from metis.errors import ConfigError
+from metis.experiments.config.errors import did_you_mean
 from metis.reproduction.claims import check_claims
 from metis.reproduction.curves import load_runs
 from metis.reproduction.environments import Cell, Environment, Scale, Timings, load_environments, results_folder
@@ -54,6 +55,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     force: bool = False  # run again what was run with other settings
     policies: tuple[str, ...] = ()  # labels; by default all
+    environments: tuple[str, ...] = ()  # names of files; by default all
     curves: Path | None = None  # where the curves of scale `decisive` are kept; by default with the files
     train: bool = True  # else only report what there is
     timings: Timings = "nominal"
@@ -72,6 +74,7 @@ class Request:
         words = ["metis", "reproduce", *self.results, "--scale", self.scale, "--out", str(self.out)]
         words += [] if self.timings == "nominal" else ["--timings", self.timings]
         words += [word for label in self.policies for word in ("--policy", label)]
+        words += [word for name in self.environments for word in ("--environment", name)]
         return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
 
 
@@ -93,8 +96,10 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
     """Go on with the queue of scale `decisive`; whether it is empty now."""
     folder = request.curves_folder
     entries = queue(environments.values(), results)
-    if request.policies:
-        entries = [entry for entry in entries if entry.cell.label in request.policies]
+    for option, chosen, at in (("policy", request.policies, 1), ("environment", request.environments, 0)):
+        if chosen:
+            _check_names(option, chosen, list(dict.fromkeys(entry.cell.key[at] for entry in entries)))
+            entries = [entry for entry in entries if entry.cell.key[at] in chosen]
     if request.train and any(not entry.done(folder) for entry in entries):
         with BoardDisplay(stderr) as display:
             run_queue(entries, request.out, folder, request.workers or usual_workers(len(entries)), display)
@@ -103,6 +108,14 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
         hours = hours_left(queue(environments.values(), results, before_targets=True), folder)
         stderr.print(f"at most {hours:.1f} hours of one core are left; continue with: {escape(request.command_line)}")
     return not left
+
+
+def _check_names(option: str, chosen: Sequence[str], allowed: Collection[str]) -> None:
+    for name in chosen:
+        if name not in allowed:
+            raise ConfigError(
+                f"--{option} {name}: nothing of it is to be run for these results; {did_you_mean(name, allowed)}"
+            )
 
 
 def _run(request: Request, cells: Sequence[Cell], stderr: Console) -> bool:
