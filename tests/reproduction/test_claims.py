@@ -212,6 +212,28 @@ def test_brain_age() -> None:
         assert verdicts(bad, *words)[0].verdict == "contradicted"
 
 
+def test_the_head_of_power_law_is_compared_in_the_same_time() -> None:
+    """A run that went on for longer is not better for that."""
+    power, skewed = (f"cifar10-heterogeneous-{name}-noniid5" for name in ("power-law", "skewed"))
+    found = {name: one for name, one in load_environments("paper", results=["figure8"]).items() if "noniid5" in name}
+    cells = {
+        name: next(cell for cell in one.cells if cell.label == "SemiSync (λ=2) w/ Momentum")
+        for name, one in found.items()
+    }
+    for versions, verdict in (((3, 9), "confirmed"), ((9, 3), "contradicted")):
+        runs = {
+            cells[name].name: made_up(cells[name], when, best=0.9)
+            for name, when in zip((power, skewed), versions, strict=True)
+        }
+        runs = {
+            name: Run(run.setting, [(at, item) for at, item in run.events if at < 400], Model.empty(), 1.0)
+            if name == cells[power].name
+            else run
+            for name, run in runs.items()
+        }
+        assert verdicts(Evidence("paper", found, runs), "its head has 8 classes")[0].verdict == verdict
+
+
 def test_table_1_is_computed(supporting: Evidence) -> None:
     """Levels by the stated rule, from our runs and from the published numbers; idle and stale from events."""
     table = characteristics(supporting)

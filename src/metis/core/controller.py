@@ -374,7 +374,7 @@ class Controller(MaskedRounds):
 
     def _joining(self, now: float) -> dict[LearnerId, Budget]:
         """What learners that are back in the middle of a round do until its end."""
-        back = [record for record in self.roster.waiting if record.learner not in self._answered]
+        back = self.roster.waiting_except(self._answered)
         return self.protocol.joining(back, now) if back else {}
 
     def _assign(self, budgets: dict[LearnerId, Budget], moment: Moment) -> list[Action]:

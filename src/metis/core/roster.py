@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, KeysView
+from collections.abc import Container, Iterator, KeysView
 from dataclasses import dataclass, field
 
 from metis.core.events import LearnerId, LearnerJoined, LocalTask
@@ -107,6 +107,11 @@ class Roster:
     def waiting(self) -> list[LearnerRecord]:
         """Learners that could train but have no task."""
         return [self._waiting[index] for index in sorted(self._waiting)]
+
+    def waiting_except(self, learners: Container[LearnerId]) -> list[LearnerRecord]:
+        """Those of `waiting` that are not among these."""
+        found = {index: record for index, record in self._waiting.items() if record.learner not in learners}
+        return [found[index] for index in sorted(found)]
 
     def admit(self, joined: LearnerJoined) -> None:
         """Add a learner, or take one back with what is known about its speed."""

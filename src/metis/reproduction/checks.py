@@ -445,15 +445,24 @@ def head_of_power_law(evidence: Evidence, source: Source) -> Finding:
     parts = []
     for cluster in ("homogeneous", "heterogeneous"):
         found = {
-            environment.paper.distribution: _bests(evidence, lookup.one(environment, SEMISYNC, "momentum", 2))
+            environment.paper.distribution: evidence.seeds(lookup.one(environment, SEMISYNC, "momentum", 2))
             for environment in lookup.environments(evidence, "figure7", "figure8")
             if environment.paper.cluster == cluster
         }
         power, skewed = found.get("Power Law & Non-IID(5)", {}), found.get("Skewed & Non-IID(5)", {})
-        if power and skewed:
-            mean, half, seeds = _difference(power, skewed)
+        differences, ends = [], []
+        for seed in power.keys() & skewed.keys():
+            runs = power[seed], skewed[seed]
+            ends.append(min(run.history[-1].at for run in runs))
+            first, second = (
+                max(value for point, value in zip(run.history, run.metric_values, strict=True) if point.at <= ends[-1])
+                for run in runs
+            )
+            differences.append(first - second)
+        if differences:
+            mean = statistics.mean(differences)
             outcome: Outcome = "open" if abs(mean) < 0.02 else lookup.outcome(mean > 0)
-            parts.append(Part(outcome, f"{cluster}: {mean:+.3f} ({seeds} seeds, ± {half:.3f})"))
+            parts.append(Part(outcome, f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({len(ends)} seeds)"))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
-    return Finding(parts, "at least 0.02 apart, when their time is over")
+    return Finding(parts, "at least 0.02 apart, in the time that both were run")

@@ -211,7 +211,7 @@ class DurableController:
         self._half_applied, self._published = None, self.controller.community.stamp.version
         if entry.update is not None:
             self._since_snapshot += 1
-            limit = self._replay_at_most or max(_MIN_REPLAY, len(self.controller.roster.available))
+            limit = self._replay_at_most or max(_MIN_REPLAY, self.controller.roster.available_count)
             if self._since_snapshot >= limit:
                 with suppress(DiskFull):  # the next update tries again; until then more is replayed
                     self.snapshot()
@@ -328,10 +328,11 @@ class DurableController:
 
     def _forget_versions(self) -> None:
         current = self.controller.community.stamp.version
-        leased = {r.task.based_on.version for r in self.controller.roster.training if r.task is not None}
-        for version in self.versions.keys() - leased - {current}:
-            del self.versions[version]
-            self.model_macs.pop(version, None)
+        if others := self.versions.keys() - {current}:
+            leased = {r.task.based_on.version for r in self.controller.roster.training if r.task is not None}
+            for version in others - leased:
+                del self.versions[version]
+                self.model_macs.pop(version, None)
         for version in sorted(self._recent.keys() - {current})[: -self._keep_models or None]:
             del self._recent[version]
 
