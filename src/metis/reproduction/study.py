@@ -23,6 +23,7 @@ STUDIES: dict[str, str] = {
     "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda",
     "sweeps": "The paper's choices: local epochs 1 to 32, lambda 0.5 to 4",
     "tutorial": "What the TensorFlow tutorial has and the paper does not mention, one thing at a time",
+    "momentum": "Sync on power law data without momentum, with it, and with momentum that is kept between tasks",
     "caps": "Beyond the paper: time and energy with a cap on the local epochs of a period",
 }
 WITHIN = 1.05  # times the best fixed lambda's time is as good as that
