@@ -164,6 +164,8 @@ def test_the_best_in_hindsight_needs_the_whole_sweep(tmp_path: Path) -> None:
     runs = load_finished(cells, tmp_path)
     assert len(runs) == 3
     assert condition_table(condition, runs)["best_fixed"] is None
+    shown = {row.label: row.cells[1].value for row in study_sheet(condition_table(condition, runs)).rows}
+    assert {value for value in shown.values() if value != "–"} == {f"{run.best_metric:.4g}" for run in runs.values()}
     short = replace(condition, study=condition.study.model_copy(update={"sweep": [0.5, 1, 2]}))
     assert condition_table(short, runs)["best_fixed"] in {cell.label for cell in cells}
 

@@ -5,6 +5,7 @@ They are made from the plain values that `metis reproduce --json` prints.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,6 +175,15 @@ def mixing_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("Time to compute a community model, with the cache and with a full pass", headings, made)
 
 
+def _bests(values: Sequence[float | None]) -> SheetCell:
+    """The median of what the runs had at best, and their range."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return SheetCell("–")
+    spread = f"{min(known):.4g} to {max(known):.4g}" if len(known) > 1 else ""
+    return SheetCell(f"{statistics.median(known):.4g}", spread)
+
+
 def study_sheet(table: Mapping[str, Any]) -> Sheet:
     """A condition of a study: what each policy cost until the target, as median and range over the seeds."""
     names = {
@@ -190,7 +200,7 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     made = []
     for row in rows:
         seeds = f"{row['reached']} of {row['runs']}" if row["runs"] else "not run"
-        cells = [SheetCell(seeds, missed=row["reached"] < row["runs"])]
+        cells = [SheetCell(seeds, missed=row["reached"] < row["runs"]), _bests(row["best"])]
         for key in names:
             median, spread = row[key]["median"], ""
             if row[key]["range"] is not None:
@@ -214,7 +224,7 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     return Sheet(
         f"{table['title']}: costs until {table['metric']} {table['target']:g}",
         [
-            "policy", "reached", *names.values(), reference,
+            "policy", "reached", f"best {table['metric']}", *names.values(), reference,
             *(["EC active relative\nto no cap"] if capped else []),
             *(["PT relative to\nthe best λ of all"] if wider else []),
         ],
