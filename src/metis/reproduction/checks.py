@@ -233,34 +233,32 @@ def momentum_energy(kind: str) -> lookup.Check:
 
 
 def momentum_fails_on_power_law(evidence: Evidence, source: Source) -> Finding:
-    parts = []
-    for environment in lookup.in_tables(evidence, "table2", "table3"):
-        if environment.config.partition.sizes == "power_law":
-            momentum, vanilla = (lookup.one(environment, SYNC, solver) for solver in ("momentum", "vanilla"))
-            mine, theirs = (source.costs(cell, "parallel_time") for cell in (momentum, vanilla))
-            failed = [
-                not cost.reached
-                for seed, cost in mine.items()
-                if cost.reached or (seed in theirs and theirs[seed].reached and cost.value >= theirs[seed].value)
-            ]
-            outcome: Outcome = "open" if not failed else lookup.outcome(all(failed))
-            shown = ", ".join(
-                f"{cell.label} {lookup.amount(source, cell, 'parallel_time', ' s')}" for cell in (momentum, vanilla)
-            )
-            parts.append(Part(outcome, f"{environment.paper.cluster}: {shown}"))
+    parts = _behind_on_power_law(evidence, source, "momentum", "vanilla")
     return Finding(parts, "not at the target when Sync w/ Vanilla is")
 
 
 def fedprox_rescues(evidence: Evidence, source: Source) -> Finding:
+    parts = _behind_on_power_law(evidence, source, "momentum", "fedprox")
+    return Finding(parts, "Sync w/ FedProx is at the target when Sync w/ Momentum is not")
+
+
+def _behind_on_power_law(evidence: Evidence, source: Source, solver: str, other: str) -> list[Part]:
+    """Whether Sync with the first solver is not at the target when Sync with the other is."""
     parts = []
     for environment in lookup.in_tables(evidence, "table2", "table3"):
-        if environment.config.partition.sizes == "power_law":
-            momentum, prox = (lookup.one(environment, SYNC, solver) for solver in ("momentum", "fedprox"))
-            ratio = source.ratio(prox, momentum, "parallel_time")
-            parts.append(
-                Part(ratio.above(), f"{environment.paper.cluster}: Sync w/ Momentum over Sync w/ FedProx ×{ratio}")
-            )
-    return Finding(parts, "Sync reaches the target sooner with FedProx than with Momentum")
+        if environment.config.partition.sizes != "power_law":
+            continue
+        cells = [lookup.one(environment, SYNC, name) for name in (solver, other)]
+        mine, theirs = (source.costs(cell, "parallel_time") for cell in cells)
+        behind = [
+            second.reached and second.value < first.value
+            for first, second in ((cost, theirs[seed]) for seed, cost in mine.items() if seed in theirs)
+            if (second.reached and second.value <= first.value) or (first.reached and first.value <= second.value)
+        ]
+        outcome: Outcome = "open" if not behind else lookup.outcome(all(behind))
+        shown = ", ".join(f"{cell.label} {lookup.amount(source, cell, 'parallel_time', ' s')}" for cell in cells)
+        parts.append(Part(outcome, f"{environment.paper.cluster}: {shown}"))
+    return parts
 
 
 def fedrec_is_fastest(evidence: Evidence, source: Source) -> Finding:

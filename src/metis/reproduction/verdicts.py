@@ -20,7 +20,8 @@ from metis.reproduction.timings import timed
 
 Outcome = Literal["holds", "fails", "tie", "open"]
 TIE = 1.05
-PRIOR_SPREAD = 0.1  # standard deviation of ln(cost) from seed to seed, until a domain has enough runs to say it
+# Standard deviation of ln(cost) from seed to seed until a domain has enough runs to say it; about that of BrainAge.
+PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
 
 
