@@ -226,4 +226,4 @@ def keep_what_is_loaded() -> None:
     With a thousand learners it would otherwise look through it many times a round.
     """
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(5_000, 20, 20)

@@ -26,6 +26,7 @@ from metis.deployment.controller.durable import DurableController
 from metis.deployment.controller.state import State
 from metis.deployment.wire.models import model_bytes, read_model
 from metis.kernels import use_all_processors
+from metis.system import keep_what_is_loaded
 
 LAYOUT = Layout((TensorSpec("w", (18_000_000,)),))
 PIECE = np.linspace(-1, 1, 250_000, dtype=np.float32)  # of which a model has 72
@@ -59,6 +60,7 @@ def main(folder: Path, name: str) -> None:
         return Controller(POLICIES[name], model, learners_expected=2, store=store, models_checked=True)
 
     use_all_processors(in_service=True, scratch=folder)
+    keep_what_is_loaded()
     average(10**6, [(np.ones(10**6, np.float32), 1.0)] * 3, 3.0)  # now there are threads
     state = State.open(folder, "process")
     initial = read_model(state.blob_path(state.put_blob(parts(0))), LAYOUT)
