@@ -31,13 +31,16 @@ BENCHMARKS = (
     "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model", "startup",
 )  # fmt: skip
 SHORTER = {  # where all are measured, which should take half an hour; by their names they take their time
-    "soak": ("--seconds", "120"),
+    "soak": ("--seconds", "60"),
     "precision": ("--steps", "200", "--seeds", "1"),
-    "dashboard": ("--seconds", "30", "--repeats", "2", "--rounds", "30"),
-    "time_to_accuracy": ("--seconds", "90"),
-    "large_model": ("--rounds", "1"),
-    "masked_round": ("--rounds", "3", "--repeats", "1"),
+    "dashboard": ("--seconds", "20", "--repeats", "1", "--rounds", "30"),
+    "time_to_accuracy": ("--seconds", "60"),
+    "idle_time": ("--rounds", "5"),
+    "large_model": ("--rounds", "1", "--learners", "2"),
+    "masked_round": ("--rounds", "3", "--repeats", "1", "--rest", "0"),
     "simulator_overhead": ("--repeats", "2"),
+    "simulator_peers": ("--medium", "10"),
+    "wire": ("--repeats", "6", "--tasks", "100"),
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 

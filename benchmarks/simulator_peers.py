@@ -1,6 +1,6 @@
 """Rounds per second of the simulator, for 10 to 1,000 learners, against other simulators.
 
-    python benchmarks/simulator_peers.py [--quick] [--no-peers] [--out FOLDER]
+    python benchmarks/simulator_peers.py [--medium 100] [--quick] [--no-peers] [--out FOLDER]
 
 Synchronous FedAvg in which every learner takes part in every round, plain SGD, one epoch a round, float32, on the two
 cores of the machine. The small network (64-32-10, 2,410 parameters) has 40 examples a learner in batches of 20. The
@@ -68,8 +68,9 @@ def simulate(kind: str, learners: int, rounds: int, workers: int, batched: int =
     return simple.rounds_of(moments)
 
 
-def measure(sheet: Report, quick: bool, peers: bool) -> None:
-    plan = {("small", 4): 2, ("medium", 2): 1} if quick else ROUNDS
+def measure(sheet: Report, quick: bool, peers: bool, medium: int) -> None:
+    chosen = {key: rounds for key, rounds in ROUNDS.items() if key[0] == "small" or key[1] <= medium}
+    plan = {("small", 4): 2, ("medium", 2): 1} if quick else chosen
     names = ["Metis, batched", "Metis, 2 workers", "Metis, in-process", *(PEERS if peers else ())]
     rows: list[list[Any]] = [["network", "learners", *(f"{name}, rounds/s" for name in names)]]
     figures: dict[str, dict[str, float]] = {}
@@ -108,10 +109,12 @@ def measure(sheet: Report, quick: bool, peers: bool) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--medium", type=int, default=100, help="learners of the medium network, at most")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with report(options, __doc__) as sheet:
-        measure(sheet, options.quick, not options.no_peers)
+        measure(sheet, options.quick, not options.no_peers, options.medium)
 
 
 if __name__ == "__main__":
