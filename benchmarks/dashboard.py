@@ -192,7 +192,7 @@ def measure_page(sheet: Report, learners: int, events_a_minute: float, seconds: 
             begun = time.monotonic()
             while time.monotonic() - begun < seconds:
                 page.get_by_role("button", name="Zoom in").click()
-                page.locator("#columns").get_by_role("button", name="Energy").click()
+                page.locator("#columns").get_by_role("button", name="Energy").first.click()
                 page.evaluate("() => { document.querySelector('#scroll').scrollTop += 700; }")
                 page.wait_for_timeout(1500)
                 page.get_by_role("button", name="Taller rows").click()

@@ -490,6 +490,8 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     [
         ({"results": ("tabel3",)}, "no result 'tabel3'; did you mean 'table3'"),
         ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
+        ({"results": ("table3",), "policies": ("FedRec",)}, "--policy needs --scale decisive"),
+        ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
         (
             {"results": ("table3",), "scale": "decisive", "policies": ("Sync",)},
             "--policy Sync: nothing of it .* did you mean 'Sync w/",

@@ -49,6 +49,9 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         raise ConfigError(
             "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
         )
+    for option, given in (("--policy", request.policies), ("--environment", request.environments)):
+        if given and request.scale != "decisive":
+            raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
     if request.results == ("list",):
         return listing(request.scale, stdout)
     if set(request.results) & set(STUDIES):
