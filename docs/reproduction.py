@@ -118,7 +118,7 @@ def targets_part(evidence: Evidence) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for environment in evidence.environments.values():
-        low = None if environment.plan is None else environment.plan.low_target
+        plan = environment.plan
         if low is None:
             continue
         for cell in environment.cells:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 import metis.reproduction.verdicts as verdicts_module
 from metis.core.events import Action, CommunityPublished, Evaluated, Event
 from metis.core.model import Model
-from metis.core.stop import StopRule
+from metis.core.stop import StopRule, Target
 from metis.reproduction.claims import Claim, check_claims
+from metis.reproduction.curves import Steady
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
 from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table
-from metis.reproduction.verdicts import Cost, Finding, Outcome, Part, Ratio, ours, steady
+from metis.reproduction.verdicts import Cost, Finding, Outcome, Part, Ratio, ours
 from metis.runs.run import Run
 
 TABLE_3 = {environment.name: environment for environment in load_environments("paper", results=["table3"]).values()}
@@ -116,21 +116,30 @@ def test_momentum_that_reaches_the_target_does_not_fail() -> None:
     assert verdicts(found, "fails on power law")[0].verdict == "contradicted"
 
 
-def test_a_lucky_model_of_a_jumping_policy_does_not_count() -> None:
-    """FedRec is at the target after 40 models, but most of those before and after are far from it."""
-    cell = next(cell for cell in TABLE_3["cifar10-heterogeneous-uniform-iid"].cells if cell.label == "FedRec")
-    run = made_up(cell, 40)
-    jumping: list[tuple[float, Event | Action]] = [
-        (now, replace(item, metrics=dict.fromkeys(item.metrics, 0.3)))
-        if isinstance(item, Evaluated) and item.version % 10
-        else (now, item)
-        for now, item in run.events
-    ]
-    seldom = [(now, item) for now, item in jumping if not isinstance(item, Evaluated) or item.version == 40]
+@pytest.mark.parametrize(
+    ("measured", "reached_at"),
+    [
+        ([(5, 0.3), (10, 0.31), (15, 0.62), (20, 0.3)], None),  # one lucky model of a policy that jumps
+        ([(5, 0.3), (10, 0.62), (45, 0.59), (50, 0.61)], 50),  # lucky first, then at the target
+        ([(47, 0.3), (94, 0.61)], 94),  # a policy that publishes seldom
+        ([(30, 0.1), (60, 0.6)], 60),  # what is as old as the window does not count
+        ([(5, 0.57), (10, 0.59), (15, 0.6)], 15),
+    ],
+)
+def test_a_lucky_model_of_a_jumping_policy_does_not_count(
+    measured: list[tuple[float, float]], reached_at: float | None
+) -> None:
+    """The target is reached when the median of the last 30 s is close to it, too."""
+    steady = Steady(Target("accuracy", 0.6))
+    found = [at for at, value in measured if steady.note(at, {"accuracy": value})]
+    assert found == ([] if reached_at is None else [reached_at])
 
-    assert run.costs_at_target is not None
-    for events, counts in ((jumping, False), (seldom, True)):
-        assert steady(Run(run.setting, events, Model.empty(), 1.0)) is counts
+
+def test_an_error_in_years_does_not_jump() -> None:
+    """The first model at the target counts; without a target nothing does."""
+    steady = Steady(Target("mae", 5.0, higher_is_better=False))
+    assert [steady.note(at, {"mae": value}) for at, value in ((1, 9.0), (2, 8.0), (3, 4.9))] == [False, False, True]
+    assert not Steady(None).note(1, {"accuracy": 1.0})
 
 
 def test_the_numbers_in_a_sentence_are_those_of_the_runs(supporting: Evidence) -> None:

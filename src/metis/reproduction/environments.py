@@ -68,7 +68,9 @@ class Plan(Table):
     sync_seconds: Annotated[float, Field(gt=0)] | None = None
     step_seconds: Annotated[float, Field(gt=0)] = 0.014  # of one core, measured: to say how long the rest will take
     target_fixed: bool = True  # false: Sync has yet to be run and the target to be written into the file
-    low_target: float | None = None  # a second one, below the target proper: reported, not judged by
+    # Second ones, below and above the target proper: reported, not judged by.
+    low_target: float | None = None
+    high_target: float | None = None
 
 
 class Reference(Table):

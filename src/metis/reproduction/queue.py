@@ -1,6 +1,6 @@
 """In which order the runs of scale `decisive` are made: first those that decide most.
 
-The whole takes far longer than a day on two cores. Every policy is first run for a while, then for longer, so that the
+The whole takes longer than a day on two cores. Every policy is first run for a while and with one seed, so that the
 first hours show who is ahead everywhere; later ones show by how much, and with which spread.
 """
 
@@ -74,29 +74,24 @@ def _stages(cell: Cell) -> list[float | None]:
 
 
 def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]:
-    """Lower comes first: by what a run can decide, then how far it goes, then the environment.
+    """Lower comes first: by what a run can decide, then the environment.
 
-    Sync comes before the others of its environment: it sets the target.
+    One seed everywhere before more seeds, and every policy for a while before any for longer. Sync comes before the
+    others of its environment: it sets the target.
     """
     paper = cell.environment.paper
     sync = protocol_of(cell) == SYNC
     if paper.domain == "BrainAge":
         return -1, seed, position, 0 if sync else 1  # minutes
-    if paper.domain == "CIFAR-10" and not _headline(cell):
-        # Where Sync with momentum fails, Sync with vanilla SGD sets the target.
-        reference = sync and solver_of(cell) == "vanilla" and "Power Law" in paper.distribution
-        block = (
-            (0 if paper.cluster == "heterogeneous" else 2)
-            if reference
-            else 3
-            if paper.cluster == "heterogeneous"
-            else 4
-        )
+    heterogeneous = paper.cluster == "heterogeneous"
+    # Where Sync with momentum fails, Sync with vanilla SGD sets the target.
+    reference = sync and solver_of(cell) == "vanilla" and "Power Law" in paper.distribution
+    if paper.domain != "CIFAR-10" or _headline(cell) or reference:
+        block = 0 if heterogeneous else 1
     else:
-        block = 0 if paper.cluster == "heterogeneous" else 2
-    if seed:
-        block = 1 if block == 0 else block + 5
-    return block, stage, position, 0 if sync else 1
+        block = 2 if heterogeneous else 3
+    block += 4 if seed else 0
+    return block + (0 if sync else 8 * stage), stage, position, 0 if sync else 1
 
 
 def hours_left(entries: Sequence[Entry], results: Path, *, as_published: bool = False) -> float:

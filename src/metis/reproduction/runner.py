@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metis.errors import ConfigError, InternalError, MetisError
-from metis.reproduction.curves import curve_file
+from metis.reproduction.curves import curve_file, read_curve
 from metis.reproduction.environments import Cell
 from metis.reproduction.kept import cell_folder, check_kept, finished
 from metis.reproduction.queue import Entry
@@ -44,6 +44,7 @@ class CellState:
     metric: float | None = None
     seconds: float = 0.0  # real time in this session
     kept: bool = False  # finished in an earlier session
+    curve: Path | None = None  # what it measured is kept there
 
     @property
     def steps_left(self) -> int:
@@ -109,8 +110,9 @@ def run_queue(entries: Sequence[Entry], out: Path, results: Path, workers: int, 
     for entry in open_:
         cell = entry.cell
         if cell.name not in states:
-            states[cell.name] = CellState(cell, cell_folder(out, cell), 0)  # planned when its turn comes
-        waiting.append(Turn(states[cell.name], entry.until, curve_file(results, cell)))
+            curve = curve_file(results, cell)
+            states[cell.name] = CellState(cell, cell_folder(out, cell), 0, curve=curve)  # planned when its turn comes
+        waiting.append(Turn(states[cell.name], entry.until))
     board = Board(list(states.values()), workers)
     _Session(board, watch, waiting, out).run()
     return board
@@ -122,7 +124,6 @@ class Turn:
 
     state: CellState
     until: float | None = None
-    curve: Path | None = None
 
 
 @dataclass
@@ -174,14 +175,14 @@ class _Session:
                 continue
             self._waiting.remove(turn)
             state = turn.state
-            if turn.curve is not None and not state.planned_steps:
+            if state.curve is not None and not state.planned_steps:
                 check_kept([state.cell], self._out, force=True)
                 state.planned_steps = planned_steps(state.cell)
             state.folder.mkdir(parents=True, exist_ok=True)
             cell = state.cell
             head = f"# {cell.environment.paper.title}, scale {cell.environment.scale}: {cell.name}\n\n"
             (state.folder / CONFIG).write_text(head + cell.config.to_toml(), encoding="utf-8")
-            worker.connection.send(Job(cell, state.folder, turn.until, turn.curve))
+            worker.connection.send(Job(cell, state.folder, turn.until, state.curve))
             worker.state, worker.since, state.status = state, time.perf_counter(), "running"
 
     def _listen(self) -> None:
@@ -208,8 +209,13 @@ class _Session:
         elif message == "ended" and state is not None:
             state.seconds = time.perf_counter() - worker.since
             more = any(turn.state is state for turn in self._waiting) and not self._stopping
-            state.status = "done" if finished(state.folder) else "waiting" if more else "interrupted"
+            state.status = "done" if self._has_ended(state) else "waiting" if more else "interrupted"
             worker.state = None
+
+    def _has_ended(self, state: CellState) -> bool:
+        """By its own rule, or at its target, which is in its curve."""
+        curve = None if state.curve is None else read_curve(state.curve)
+        return finished(state.folder) or (curve is not None and curve.covers(state.cell))
 
     def _lost(self, worker: _Worker) -> None:
         """The process has ended, because we stopped it or because something else did."""

@@ -17,15 +17,12 @@ from metis.reproduction.environments import Cell
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.tables import COSTS, Evidence
 from metis.reproduction.timings import timed
-from metis.runs.run import Run
 
 Outcome = Literal["holds", "fails", "tie", "open"]
 TIE = 1.05
 # Standard deviation of ln(cost) from seed to seed until a domain has enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
-# A model that reaches the target counts if those so many seconds before and after it, by their median, are close to it.
-STEADY_SECONDS, STEADY_WITHIN = 30.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def ours(evidence: Evidence) -> Source:
     def costs(cell: Cell, name: str) -> BySeed:
         found = {}
         for seed, run in evidence.seeds(cell).items():
-            reached = run.costs_at_target if steady(run) else None
+            reached = run.costs_at_target
             value = COSTS[name](run.costs if reached is None else reached)
             if value > 0:
                 found[seed] = Cost(value, reached is not None)
@@ -153,19 +150,6 @@ def ours(evidence: Evidence) -> Source:
 
     domains = {environment.paper.domain for environment in evidence.environments.values()}
     return Source("ours", costs, {domain: _pooled_spread(evidence, domain) for domain in sorted(domains)})
-
-
-def steady(run: Run) -> bool:
-    """Whether the target was reached by more than a lucky model: asynchronous ones may jump by 0.2 from one to another.
-
-    The median of those around it must be close. A policy that publishes seldom has one in that time, which counts.
-    """
-    target, points = run.setting.target, run.history
-    if target is None or run.costs_at_target is None or target.metric != "accuracy":
-        return run.costs_at_target is not None
-    first = next(point.at for point in points if target.reached_by(point.metrics))
-    around = [point.metrics[target.metric] for point in points if abs(point.at - first) < STEADY_SECONDS]
-    return statistics.median(around) >= target.value - STEADY_WITHIN
 
 
 def _pooled_spread(evidence: Evidence, domain: str) -> float:

@@ -18,8 +18,8 @@ from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import Division, divide
 from metis.files import locked
-from metis.reproduction.curves import curve_of, read_curve, write_curve
-from metis.reproduction.environments import Cell
+from metis.reproduction.curves import Steady, curve_of, read_curve, target_of, write_curve
+from metis.reproduction.environments import Cell, varied
 from metis.runs.checkpoint import CHECKPOINT
 from metis.runs.folds import RunFold
 from metis.runs.run import CONFIG, Run
@@ -62,7 +62,7 @@ def _run_cell(connection: Connection, divisions: _Divisions, job: Job) -> None:
     config, only, folder = job.cell.config, job.cell.only, job.folder
     last = written = 0.0
     before: int | None = None
-    curves = _Curves(job)
+    curves, ending = _Curves(job), _AtTarget(job)
 
     def report(fold: RunFold) -> None:
         nonlocal last, before, written
@@ -70,7 +70,7 @@ def _run_cell(connection: Connection, divisions: _Divisions, job: Job) -> None:
         if now - written > _CURVE_SECONDS:
             written = now
             curves.write(fold)
-        if job.until is not None and fold.now >= job.until:
+        if (job.until is not None and fold.now >= job.until) or ending.reached(fold):
             raise KeyboardInterrupt  # saved as after Ctrl-C
         if now - last < REPORT_SECONDS:
             return
@@ -91,12 +91,27 @@ def _run_cell(connection: Connection, divisions: _Divisions, job: Job) -> None:
     try:
         with locked(folder / "lock", wait=_LOCK_SECONDS):  # two processes would spoil the run
             resume = (folder / CHECKPOINT).exists()
-            run = execute(config, folder, division=division, resume=resume, watch=report)
+            run = execute(ending.config, folder, division=division, resume=resume, watch=report)
             curves.finish(run)
     except LockHeld:
         raise ConfigError(f"another process is writing to {folder}; wait until it ends, or stop it") from None
     end = run.costs
     connection.send({"steps": end.steps, "at": end.parallel_time, "rounds": run.rounds, "metric": run.final_metric})
+
+
+class _AtTarget:
+    """Ends a run whose curve is kept when it has reached the target, and not by chance."""
+
+    def __init__(self, job: Job) -> None:
+        cell = job.cell
+        ends = job.curve is not None and cell.config.stop.at_target
+        stop = cell.config.to_dict().get("stop", {})
+        self.config = varied(cell.config, stop={**stop, "at_target": False}) if ends else cell.config
+        self._steady, self._seen = Steady(target_of(cell) if ends else None), 0
+
+    def reached(self, fold: RunFold) -> bool:
+        new, self._seen = fold.history[self._seen :], len(fold.history)
+        return any(self._steady.note(point.at, point.metrics) for point in new)
 
 
 class _Curves:
