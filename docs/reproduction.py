@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from metis.reproduction.claims import Claim, check_claims
-from metis.reproduction.curves import load_runs, target_of
+from metis.reproduction.curves import Steady, load_runs, target_of
 from metis.reproduction.environments import Environment, load_environments, results_folder
 from metis.reproduction.page import PAPER_WORDS, markdown_table
 from metis.reproduction.panels import draw_figures
@@ -112,21 +112,25 @@ def costs_part(evidence: Evidence) -> str:
 
 
 def targets_part(evidence: Evidence) -> str:
-    """When each policy first had the lower and the higher of two targets."""
+    """When each policy reached the target, and the other one where there is one."""
     lines = [
         "| environment | policy | lower target | reached after | higher target | reached after |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for environment in evidence.environments.values():
         plan = environment.plan
-        if low is None:
+        other = None if plan is None else plan.low_target or plan.high_target
+        own = environment.config.evaluation.target
+        if other is None or own is None:
             continue
         for cell in environment.cells:
             for run in evidence.seeds(cell).values():
                 columns = []
-                for target in (target_of(cell, low), target_of(cell)):
+                for value in sorted((own, other)):
+                    target = target_of(cell, value)
                     assert target is not None
-                    first = next((point.at for point in run.history if target.reached_by(point.metrics)), None)
+                    steady = Steady(target)
+                    first = next((point.at for point in run.history if steady.note(point.at, point.metrics)), None)
                     when = f"not by {run.costs.parallel_time:,.0f} s" if first is None else f"{first:,.0f} s"
                     columns += [f"{target.value:g}", when]
                 name = f"{environment.paper.domain}, {environment.paper.cluster} {environment.paper.distribution}"

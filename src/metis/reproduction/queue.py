@@ -83,13 +83,10 @@ def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]
     sync = protocol_of(cell) == SYNC
     if paper.domain == "BrainAge":
         return -1, seed, position, 0 if sync else 1  # minutes
-    heterogeneous = paper.cluster == "heterogeneous"
     # Where Sync with momentum fails, Sync with vanilla SGD sets the target.
     reference = sync and solver_of(cell) == "vanilla" and "Power Law" in paper.distribution
-    if paper.domain != "CIFAR-10" or _headline(cell) or reference:
-        block = 0 if heterogeneous else 1
-    else:
-        block = 2 if heterogeneous else 3
+    headline = paper.domain != "CIFAR-10" or _headline(cell) or reference
+    block = (0 if headline else 1) + (0 if paper.cluster == "heterogeneous" else 2)
     block += 4 if seed else 0
     return block + (0 if sync else 8 * stage), stage, position, 0 if sync else 1
 

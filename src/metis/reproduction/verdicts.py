@@ -1,8 +1,9 @@
 """Comparing costs over seeds: how many times cheaper, with which interval, and what follows from it.
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
-it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. Within 5 % is a
-tie. The spread from seed to seed is that of all policies of a domain that several seeds brought to the target.
+it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A tie is shown,
+too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of a domain that
+several seeds brought to the target.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from metis.reproduction.tables import COSTS, Evidence
 from metis.reproduction.timings import timed
 
 Outcome = Literal["holds", "fails", "tie", "open"]
-TIE = 1.05
+TIE = 1.05  # of numbers without an interval, as in the paper's tables
+EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until a domain has enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
@@ -82,13 +84,14 @@ class Ratio:
     def above(self, least: float = 1.0) -> Outcome:
         """Whether it is more than this; a tie is one of 1."""
         low, high = self.interval
-        if self.kind == "exact" and least == 1 and abs(math.log(self.mean)) <= math.log(TIE):
+        exact = self.kind == "exact"
+        if exact and least == 1 and self.spread == 0 and abs(math.log(self.mean)) <= math.log(TIE):
             return "tie"
         if self.kind in ("exact", "at least") and low > least:
             return "holds"
         if self.kind in ("exact", "at most") and (high < least or (self.spread == 0 and high <= least)):
             return "fails"
-        return "open"
+        return "tie" if exact and least == 1 and low > 1 / EQUIVALENT and high < EQUIVALENT else "open"
 
     def __str__(self) -> str:
         if self.kind == "unknown":
