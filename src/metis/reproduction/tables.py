@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from metis.core.costs import Costs
 from metis.core.events import CommunityPublished, SendTask, UpdateRequest
@@ -247,8 +247,7 @@ def nominal_schedule(cell: Cell) -> CellSchedule | None:
 def characteristics(evidence: Evidence) -> dict[str, Any]:
     """Table 1 from the runs of Table 3, and by the same rule from the paper's own numbers."""
     environments = evidence.of("table1")
-    comparable = all(_all_reached(evidence, environment) for environment in environments)
-    ours = _levels(environments if comparable else (), lambda cell, name: _measured(evidence, cell, name))
+    ours = _levels(environments, lambda cell, name: _measured(evidence, cell, name))
     published = _levels(environments, _published_cost)
     rows = []
     for protocol in PROTOCOLS:
@@ -282,49 +281,59 @@ def characteristics(evidence: Evidence) -> dict[str, Any]:
     return {"rule": LEVELS_RULE, "environments": [environment.name for environment in environments], "rows": rows}
 
 
-def _all_reached(evidence: Evidence, environment: Environment) -> bool:
-    """Whether every policy was run and every protocol reached the target: before that nobody is the cheapest."""
-    reached = set()
-    for cell in environment.cells:
-        runs = evidence.seeds(cell).values()
-        if not runs:
-            return False
-        if any(run.costs_at_target is not None for run in runs):
-            reached.add(protocol_of(cell))
-    return reached == {protocol_of(cell) for cell in environment.cells}
+@dataclass(frozen=True)
+class Spent:
+    """What a policy has cost until the target, or has cost so far without reaching it."""
+
+    value: float
+    reached: bool = True
 
 
-def _measured(evidence: Evidence, cell: Cell, name: str) -> float | None:
-    reached = [run.costs_at_target for run in evidence.seeds(cell).values()]
+def _measured(evidence: Evidence, cell: Cell, name: str) -> Spent | None:
+    """The geometric mean over seeds; None if it was not run."""
     cost = COSTS["energy_active" if name == "energy" else name]
-    values = [cost(costs) for costs in reached if costs is not None]
-    return statistics.geometric_mean(values) if values and len(values) == len(reached) else None
+    runs = evidence.seeds(cell).values()
+    values = [cost(run.costs if run.costs_at_target is None else run.costs_at_target) for run in runs]
+    if not values or min(values) <= 0:
+        return None
+    return Spent(statistics.geometric_mean(values), all(run.costs_at_target is not None for run in runs))
 
 
-def _published_cost(cell: Cell, name: str) -> float | None:
+def _published_cost(cell: Cell, name: str) -> Spent | None:
     """As published; energies by each definition from the times of the row."""
     if name in ("energy_active", "energy") or not name.startswith("energy"):
-        return published_value(cell, "energy" if name == "energy_active" else name)
-    if published_value(cell, "energy") is None:
-        return None
-    from metis.reproduction.timings import timed
+        value = published_value(cell, "energy" if name == "energy_active" else name)
+    elif published_value(cell, "energy") is None:
+        value = None
+    else:
+        from metis.reproduction.timings import timed
 
-    return COSTS[name](schedule_cell(timed(cell, "published")).run.costs)
+        value = COSTS[name](schedule_cell(timed(cell, "published")).run.costs)
+    return Spent(math.inf, reached=False) if value is None else Spent(value)
 
 
-def _levels(
-    environments: Sequence[Environment], cost: Callable[[Cell, str], float | None]
-) -> dict[str, dict[str, Any]]:
+CostOf: TypeAlias = Callable[[Cell, str], Spent | None]
+
+
+def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, float] | None:
+    """What each protocol costs with its cheapest policy; None while another one might still turn out cheaper."""
+    found: dict[str, float] = {}
+    for protocol in {protocol_of(cell) for cell in environment.cells}:
+        costs = [cost_of(cell, name) for cell in environment.cells if protocol_of(cell) == protocol]
+        least = min((cost.value for cost in costs if cost is not None and cost.reached), default=math.nan)
+        if not all(cost is not None and (cost.reached or cost.value >= least) for cost in costs):
+            return None
+        found[protocol] = least
+    return found
+
+
+def _levels(environments: Sequence[Environment], cost: CostOf) -> dict[str, dict[str, Any]]:
     levels: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
     for name in ("parallel_time", "communication_cost", "energy", *(f"energy_{kind}" for kind in ENERGIES)):
         relative: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
-        for environment in environments:
-            lowest: dict[str, float] = {}
-            for cell in environment.cells:
-                value = cost(cell, name)
-                if value is not None:
-                    protocol = protocol_of(cell)
-                    lowest[protocol] = min(value, lowest.get(protocol, math.inf))
+        cheapest = [_cheapest(environment, cost, name) for environment in environments]
+        known = [lowest for lowest in cheapest if lowest is not None]
+        for lowest in known if len(known) == len(cheapest) else ():
             for protocol, value in lowest.items():
                 relative[protocol].append(value / min(lowest.values()))
         for protocol, values in relative.items():
