@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -269,6 +270,17 @@ def test_the_head_of_power_law_is_compared_in_the_same_time() -> None:
             for name, run in runs.items()
         }
         assert verdicts(Evidence("paper", found, runs), "its head has 8 classes")[0].verdict == verdict
+
+
+@pytest.mark.parametrize(("rounds", "known"), [(3, False), (6, True)])
+def test_table_1_waits_for_whoever_may_be_the_cheapest(supporting: Evidence, rounds: int, known: bool) -> None:
+    """SemiSync w/ Momentum takes four rounds: a policy of its kind that has not reached the target by then costs more."""
+    cell = next(cell for cell in TABLE_3["cifar10-heterogeneous-uniform-iid"].cells if "(λ=2) w/ Vanilla" in cell.label)
+    run = supporting.runs[cell.name]
+    ends = [n for n, (_, item) in enumerate(run.events) if isinstance(item, Evaluated) and item.version == rounds]
+    cut = Run(run.setting, run.events[: ends[0] + 1], Model.empty(), 1.0)
+    table = characteristics(replace(supporting, runs={**supporting.runs, cell.name: cut}))
+    assert all((row["ours"]["parallel_time"]["level"] is not None) is known for row in table["rows"])
 
 
 def test_table_1_is_computed(supporting: Evidence) -> None:

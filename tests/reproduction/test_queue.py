@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from metis.core.stop import Target
 from metis.errors import DataError
 from metis.reproduction.curves import curve_file, load_runs, read_curve, run_of, settings_digest
 from metis.reproduction.environments import Environment, load_environment, load_environments
@@ -123,6 +125,23 @@ def test_a_run_that_ended_at_a_lower_target_is_run_again(tmp_path: Path) -> None
         file.write_text(low.replace("0.5", f"{target}"), encoding="utf-8")
         (entry, *_) = queue([load_environment(file, "decisive")], ["table3"])
         assert entry.done(results) is stays
+
+
+def test_a_run_ends_at_its_target_but_not_at_a_lucky_model(tmp_path: Path) -> None:
+    """It goes no further than the first model that counts; a kept curve whose only model there was lucky is run on."""
+    file, results = tmp_path / "digits.toml", tmp_path / "results"
+    file.write_text(TINY + "stop.at_target = true\nevaluation.target = 0.8\n", encoding="utf-8")
+    environment = load_environment(file, "decisive")
+    cell = next(cell for cell in environment.cells if cell.policy.name == "fedrec")
+    entries = [entry for entry in queue([environment], ["table3"]) if entry.cell.name == cell.name]
+    run_queue(entries, tmp_path / "runs", results, 1, watch_nothing)
+    curve = read_curve(curve_file(results, cell))
+    assert curve is not None and curve.covers(cell)
+    run = run_of(cell, curve)
+    assert run.costs_at_target is not None and run.costs_at_target.parallel_time == run.history[-1].at < 40
+    lucky = replace(curve, measured=(*((n, (1.0, 0.1)) for n, _ in curve.measured[:-1]), curve.measured[-1]))
+    assert lucky.reached(Target("accuracy", 0.8)) and not lucky.covers(cell)
+    assert run_of(cell, lucky).costs_at_target is None
 
 
 def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environment, tmp_path: Path) -> None:
