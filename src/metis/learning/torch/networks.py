@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,11 +82,44 @@ class LocalResponseNormalization(nn.Module):
         self.register_buffer("offset", torch.full((channels,), k), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if self.beta == 0.75 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            normalized: Tensor = _Normalize.apply(inputs, self.band, self.offset)[0]  # type: ignore[no-untyped-call]
+            return normalized
         scale = F.conv2d(inputs * inputs, self.band, self.offset)
-        if self.beta == 0.75:
-            root = scale.rsqrt()
-            return inputs * root * root.sqrt()
-        return inputs * scale.pow(-self.beta)
+        return inputs * (_power(scale) if self.beta == 0.75 else scale.pow(-self.beta))
+
+
+def _power(scale: Tensor) -> Tensor:
+    """scale^-0.75, many times faster than `pow`."""
+    root = scale.rsqrt()
+    return root.sqrt() * root
+
+
+class _Normalize(torch.autograd.Function):
+    """x / scale^0.75 with its derivative written out, for which autograd goes through memory twice as often."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, band: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale = F.conv2d(inputs * inputs, band.to(inputs.dtype), offset.to(inputs.dtype))
+        power = _power(scale)
+        return inputs * power, scale, power
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        images, band, _ = inputs
+        _, scale, power = output
+        ctx.mark_non_differentiable(scale, power)
+        ctx.save_for_backward(images, band, scale, power)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+        images, band, scale, power = ctx.saved_tensors
+        direct = gradient * power
+        # Whose neighbour a channel is, not which neighbours it has: the transpose.
+        shared = F.conv2d(direct * images / scale, band.transpose(0, 1).to(images.dtype))
+        return torch.addcmul(direct, images, shared, value=-1.5), None, None
 
 
 @NETWORKS.register("cifar10_cnn")
