@@ -44,7 +44,7 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
     open_ = sum(claim.verdict == "undecided" for claim in claims)
     ties = len(claims) - sum(counts.values()) - open_
     own = {word: sum(claim.paper == word for claim in claims) for word in ("holds", "fails", "tie")}
-    spread = ", ".join(f"{value:.2f} for {domain}" for domain, value in ours(evidence).spread.items())
+    spread = ", ".join(f"{value:.2f} for {kind}" for kind, value in ours(evidence).spread.items())
     return (
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "

@@ -2,8 +2,8 @@
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
 it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A tie is shown,
-too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of a domain that
-several seeds brought to the target.
+too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of the same domain and
+the same kind of data, IID or Non-IID, that several seeds brought to the target.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from metis.reproduction.environments import Cell
+from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.tables import COSTS, Evidence
 from metis.reproduction.timings import timed
@@ -22,7 +22,7 @@ from metis.reproduction.timings import timed
 Outcome = Literal["holds", "fails", "tie", "open"]
 TIE = 1.05  # of numbers without an interval, as in the paper's tables
 EQUIVALENT = 1.25  # of intervals
-# Standard deviation of ln(cost) from seed to seed until a domain has enough runs to say it; about that of BrainAge.
+# Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
 
@@ -44,13 +44,13 @@ class Source:
 
     name: str
     costs: Callable[[Cell, str], BySeed]
-    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) from seed to seed, by domain
+    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) from seed to seed, by kind of data
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        return Ratio.of(pairs, self.spread.get(own.environment.paper.domain, 0.0))
+        return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,21 @@ def ours(evidence: Evidence) -> Source:
                 found[seed] = Cost(value, reached is not None)
         return found
 
-    domains = {environment.paper.domain for environment in evidence.environments.values()}
-    return Source("ours", costs, {domain: _pooled_spread(evidence, domain) for domain in sorted(domains)})
+    kinds = {kind_of_data(environment) for environment in evidence.environments.values()}
+    return Source("ours", costs, {kind: _pooled_spread(evidence, kind) for kind in sorted(kinds)})
 
 
-def _pooled_spread(evidence: Evidence, domain: str) -> float:
+def kind_of_data(environment: Environment) -> str:
+    """What has one spread: where classes are skewed, runs differ more from seed to seed."""
+    iid = environment.config.partition.classes == "iid"
+    return f"{environment.paper.domain} {'IID' if iid else 'Non-IID'}"
+
+
+def _pooled_spread(evidence: Evidence, kind: str) -> float:
     """The standard deviation of ln(parallel time) within its policies that several seeds brought to the target."""
     squares, freedom = 0.0, 0
     for environment in evidence.environments.values():
-        for cell in environment.cells if environment.paper.domain == domain else ():
+        for cell in environment.cells if kind_of_data(environment) == kind else ():
             reached = [run.costs_at_target for run in evidence.seeds(cell).values()]
             logs = [math.log(costs.parallel_time) for costs in reached if costs is not None and costs.parallel_time > 0]
             if len(logs) > 1:
