@@ -2,8 +2,8 @@
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
 it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A tie is shown,
-too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of the same domain and
-the same kind of data, IID or Non-IID, that several seeds brought to the target.
+too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of the same domain
+and the same kind of data, IID or Non-IID, that several seeds brought to the target.
 """
 
 from __future__ import annotations
