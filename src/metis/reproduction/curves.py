@@ -83,10 +83,12 @@ class Curve:
         if self.settings != settings_digest(cell):
             return False
         target = target_of(cell)
-        if cell.config.stop.at_target and target is not None and self.reached(target):
-            return run_of(cell, self).costs_at_target is not None
-        at_another_target = target is not None and self.ended.startswith(f"{target.metric} reached")
-        return bool(self.ended and not at_another_target) or (until is not None and self.at >= until)
+        # A run that has gone far enough need not be looked at for luck.
+        at_a_target = target is not None and self.ended.startswith(f"{target.metric} reached")
+        if (self.ended and not at_a_target) or (until is not None and self.at >= until):
+            return True
+        reached = cell.config.stop.at_target and target is not None and self.reached(target)
+        return reached and run_of(cell, self).costs_at_target is not None
 
 
 def curve_file(folder: Path, cell: Cell) -> Path:

@@ -18,6 +18,7 @@ from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.tables import COSTS, Evidence
 from metis.reproduction.timings import timed
+from metis.runs.run import Run
 
 Outcome = Literal["holds", "fails", "tie", "open"]
 TIE = 1.05  # of numbers without an interval, as in the paper's tables
@@ -25,6 +26,7 @@ EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
+_ENOUGH = 6  # degrees of freedom, to measure a spread with
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,18 @@ class Ratio:
 
     @staticmethod
     def of(pairs: Iterable[tuple[Cost, Cost]], spread: float) -> Ratio:
-        """Of the second's cost over the first's; pairs in which neither reached the target say nothing."""
-        values, lower, upper = [], False, False
+        """Of the second's cost over the first's; pairs in which neither reached the target say nothing.
+
+        Nor do the others, if most pairs are such.
+        """
+        values, lower, upper, silent = [], False, False, 0
         for own, rival in pairs:
             if own.reached or rival.reached:
-                values.append(math.log(rival.value / own.value))
+                values.append(math.log(rival.value) - math.log(own.value))
                 lower, upper = lower or not rival.reached, upper or not own.reached
-        if not values or (lower and upper):
+            else:
+                silent += 1
+        if len(values) <= silent or (lower and upper):
             return Ratio()
         kind: Literal["exact", "at least", "at most"] = "at least" if lower else "at most" if upper else "exact"
         return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
@@ -162,16 +169,31 @@ def kind_of_data(environment: Environment) -> str:
 
 
 def _pooled_spread(evidence: Evidence, kind: str) -> float:
-    """The standard deviation of ln(parallel time) within its policies that several seeds brought to the target."""
+    """The standard deviation of ln(parallel time) within its policies that several seeds brought to the target.
+
+    A time is known only up to the evaluation before it: with long rounds all seeds may reach the target in the same
+    one. It is enlarged for how few runs it was measured with, as Student's distribution is wider than the normal one.
+    """
     squares, freedom = 0.0, 0
     for environment in evidence.environments.values():
         for cell in environment.cells if kind_of_data(environment) == kind else ():
-            reached = [run.costs_at_target for run in evidence.seeds(cell).values()]
-            logs = [math.log(costs.parallel_time) for costs in reached if costs is not None and costs.parallel_time > 0]
-            if len(logs) > 1:
-                squares += (len(logs) - 1) * statistics.variance(logs)
-                freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom >= 6 else PRIOR_SPREAD
+            times = [_when(run) for run in evidence.seeds(cell).values() if run.costs_at_target is not None]
+            if len(times) > 1:
+                resolution = statistics.mean(width**2 / 12 for _, width in times)
+                squares += (len(times) - 1) * (statistics.variance(at for at, _ in times) + resolution)
+                freedom += len(times) - 1
+    if freedom < _ENOUGH:
+        return PRIOR_SPREAD
+    wider = 1 + (_NORMAL**2 + 1) / (4 * freedom) + (5 * _NORMAL**4 + 16 * _NORMAL**2 + 3) / (96 * freedom**2)
+    return wider * math.sqrt(squares / freedom)
+
+
+def _when(run: Run) -> tuple[float, float]:
+    """ln of the time at which a run reached its target, and how long before, in ln, it had last been evaluated."""
+    assert run.costs_at_target is not None
+    reached = run.costs_at_target.parallel_time
+    before = max((point.at for point in run.history if 0 < point.at < reached), default=reached / 2)
+    return math.log(reached), math.log(reached / before)
 
 
 def published() -> Source:
