@@ -156,7 +156,8 @@ def test_energy_has_a_verdict_by_each_definition(supporting: Evidence) -> None:
     rows = [row for there in TABLE_3.values() for row in cost_table(there, supporting)["ratios"]]
 
     assert len(found) == 3
-    assert found["active time only)."].paper == "holds" and found["by the paper's equation)."].paper == "fails"
+    assert found["active time only)."].paper == found["by the paper's equation)."].paper == "fails"
+    assert "by its column EC it holds: +4" in found["active time only)."].paper_sentence
     for row in rows:
         if row["energy_active"]["ours"] is not None:
             assert row["energy_active"]["ours"] < row["energy_idle_charged"]["ours"]

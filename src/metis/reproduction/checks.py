@@ -30,7 +30,7 @@ from metis.reproduction.tables import (
     slowest_learner_epochs,
     solver_of,
 )
-from metis.reproduction.verdicts import TIE, Finding, Outcome, Part, Source
+from metis.reproduction.verdicts import COLUMN, TIE, Finding, Outcome, Part, Source
 from metis.runs.run import Run
 
 # --- what follows from the schedule -------------------------------------------------------------
@@ -144,7 +144,7 @@ def table_1(column: str) -> lookup.Check:
             elif source.name == "ours":
                 found = row["ours"][column]["level"]
             else:
-                found = row["from_published"][column]["level"]
+                found = row["from_published"]["energy" if source.name == COLUMN else column]["level"]
             outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
             parts.append(Part(outcome, f"{row['protocol']} {_level(found)} (Table 1: {_level(said)})"))
         return Finding(parts, LEVELS_RULE)

@@ -9,7 +9,7 @@ from typing import Literal
 from metis.reproduction import checks
 from metis.reproduction.lookup import Check, NoEvidence
 from metis.reproduction.tables import Evidence
-from metis.reproduction.verdicts import Finding, Outcome, Part, Source, ours, published
+from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, ours, published
 
 Verdict = Literal["confirmed", "contradicted", "tie", "undecided"]
 VERDICTS: dict[Outcome, Verdict] = {
@@ -18,6 +18,9 @@ VERDICTS: dict[Outcome, Verdict] = {
     "tie": "tie",
     "open": "undecided",
 }
+
+
+PAPER_WORDS: dict[Outcome, str] = {"holds": "holds", "fails": "does not hold", "tie": "is a tie", "open": "is open"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
         if not all(word in text for word in about):
             continue
         found, own = _found(check, evidence, mine), _found(check, evidence, theirs)
+        said = own.sentence
+        if ACTIVE in text:
+            column = _found(check, evidence, published(column=True))
+            said += f"; by {COLUMN} it {PAPER_WORDS[column.outcome]}: {column.sentence}"
         claims.append(
             Claim(
                 where,
@@ -52,7 +59,7 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 found.decided,
                 found.rule,
                 "" if own.outcome == "open" else own.outcome,
-                own.sentence,
+                said,
                 needs,
             )
         )
@@ -66,9 +73,10 @@ def _found(check: Check, evidence: Evidence, source: Source) -> Finding:
         return Finding([Part("open", str(missing))])
 
 
+ACTIVE = "active time only"
 _ENERGIES = (
     ("equation", "by the paper's equation"),
-    ("active", "active time only"),
+    ("active", ACTIVE),
     ("idle_charged", "idle time charged"),
 )
 _TIME, _REQUESTS = "parallel_time", "communication_cost"

@@ -300,9 +300,9 @@ def _measured(evidence: Evidence, cell: Cell, name: str) -> Spent | None:
 
 
 def _published_cost(cell: Cell, name: str) -> Spent | None:
-    """As published; energies by each definition from the times of the row."""
-    if name in ("energy_active", "energy") or not name.startswith("energy"):
-        value = published_value(cell, "energy" if name == "energy_active" else name)
+    """As published, energy by the column EC; energies by each definition from the times of the row."""
+    if not name.startswith("energy_"):
+        value = published_value(cell, name)
     elif published_value(cell, "energy") is None:
         value = None
     else:

@@ -8,6 +8,7 @@ and the same kind of data, IID or Non-IID, that several seeds brought to the tar
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,16 +197,20 @@ def _when(run: Run) -> tuple[float, float]:
     return math.log(reached), math.log(reached / before)
 
 
-def published() -> Source:
-    """The paper's tables.
+COLUMN = "its column EC"
 
-    Its column EC is meant to be active time only. The two other energies follow from the schedule of each row with the
-    times that it took.
+
+def published(*, column: bool = False) -> Source:
+    """The paper's tables; energies follow from the schedule of each row with the times that it took.
+
+    Or, for active time, its column EC, in which Sync's learners are charged for waiting and SemiSync's are not.
     """
+    if column:
+        return Source(COLUMN, functools.partial(_published_costs, column=True))
     return Source("the paper's tables", _published_costs)
 
 
-def _published_costs(cell: Cell, name: str) -> BySeed:
+def _published_costs(cell: Cell, name: str, column: bool = False) -> BySeed:
     row = cell.published
     if row is None:
         return {}
@@ -214,6 +219,6 @@ def _published_costs(cell: Cell, name: str) -> BySeed:
     if name in ("parallel_time", "communication_cost"):
         value = getattr(row, name)
         return {} if value is None else {0: Cost(float(value))}
-    if name == "energy_active":
-        return {} if row.energy is None else {0: Cost(row.energy)}
-    return {0: Cost(COSTS[name](schedule_cell(timed(cell, "published")).run.costs))}
+    if row.energy is None:
+        return {}
+    return {0: Cost(row.energy if column else COSTS[name](schedule_cell(timed(cell, "published")).run.costs))}
