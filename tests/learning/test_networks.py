@@ -1,13 +1,13 @@
 """The networks: shapes, sizes, and the parts that are not torch's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from metis.errors import ConfigError
-from metis.learning import NETWORKS, TorchEngine, cifar10_cnn, small_cnn
+from metis.learning import NETWORKS, TorchEngine, cifar10_cnn, femnist_cnn, small_cnn
 from metis.learning.torch.networks import LocalResponseNormalization
 
 
@@ -98,14 +98,17 @@ def test_convolutions_need_images(name: str) -> None:
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_pooling_before_relu_gives_the_bits_of_the_papers_order(low: bool) -> None:
+@pytest.mark.parametrize(("network", "shape"), [(cifar10_cnn, (3, 24, 24)), (femnist_cnn, (1, 28, 28))])
+def test_pooling_before_relu_gives_the_bits_of_the_papers_order(
+    network: Callable[..., nn.Module], shape: tuple[int, ...], low: bool
+) -> None:
     def trained(order: Sequence[int]) -> Tensor:
         torch.manual_seed(1)
-        layers = list(cifar10_cnn(width=8).children())
+        layers = list(network(shape, 10, width=8).children())
         module = nn.Sequential(*(layers[place] for place in order), *layers[3:])
         solver = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         for _ in range(5):
-            inputs = torch.randn(20, 3, 24, 24).contiguous(memory_format=torch.channels_last)
+            inputs = torch.randn(20, *shape).contiguous(memory_format=torch.channels_last)
             with torch.autocast("cpu", torch.bfloat16, enabled=low):
                 loss = nn.functional.cross_entropy(module(inputs), torch.randint(10, (20,)))
             solver.zero_grad()
