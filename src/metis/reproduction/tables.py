@@ -315,30 +315,41 @@ def _published_cost(cell: Cell, name: str) -> Spent | None:
 CostOf: TypeAlias = Callable[[Cell, str], Spent | None]
 
 
-def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, float] | None:
-    """What each protocol costs with its cheapest policy; None while another one might still turn out cheaper."""
-    found: dict[str, float] = {}
-    for protocol in {protocol_of(cell) for cell in environment.cells}:
+def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, Spent] | None:
+    """What each protocol costs with its cheapest policy, or costs at least; None while it is open which is cheapest."""
+    found: dict[str, Spent] = {}
+    for protocol in PROTOCOLS:
         costs = [cost_of(cell, name) for cell in environment.cells if protocol_of(cell) == protocol]
-        least = min((cost.value for cost in costs if cost is not None and cost.reached), default=math.nan)
-        if not all(cost is not None and (cost.reached or cost.value >= least) for cost in costs):
+        known = [cost for cost in costs if cost is not None]
+        if len(known) < len(costs):
             return None
-        found[protocol] = least
-    return found
+        if known:
+            # Of two that cost the same, the one that reached the target.
+            found[protocol] = min(known, key=lambda cost: (cost.value, not cost.reached))
+    least = min((cost.value for cost in found.values() if cost.reached), default=math.inf)
+    return found if all(cost.reached or cost.value >= least for cost in found.values()) else None
 
 
 def _levels(environments: Sequence[Environment], cost: CostOf) -> dict[str, dict[str, Any]]:
     levels: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
     for name in ("parallel_time", "communication_cost", "energy", *(f"energy_{kind}" for kind in ENERGIES)):
-        relative: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
+        relative: dict[str, list[Spent]] = {protocol: [] for protocol in PROTOCOLS}
         cheapest = [_cheapest(environment, cost, name) for environment in environments]
         known = [lowest for lowest in cheapest if lowest is not None]
         for lowest in known if len(known) == len(cheapest) else ():
-            for protocol, value in lowest.items():
-                relative[protocol].append(value / min(lowest.values()))
-        for protocol, values in relative.items():
-            mean = statistics.geometric_mean(values) if values else None
-            levels[protocol][name] = {"relative": mean, "level": level(mean), "environments": len(values)}
+            least = min(spent.value for spent in lowest.values())
+            for protocol, spent in lowest.items():
+                relative[protocol].append(Spent(spent.value / least, spent.reached))
+        for protocol, costs in relative.items():
+            mean = math.exp(statistics.mean(math.log(spent.value) for spent in costs)) if costs else None
+            found = level(mean)
+            # Where the target was not reached it is at least this, and nothing is above high.
+            sure = all(spent.reached for spent in costs) or found == "high"
+            levels[protocol][name] = {
+                "relative": mean if sure else None,
+                "level": found if sure else None,
+                "environments": len(costs),
+            }
     return levels
 
 
