@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
-from metis.reproduction.tables import COSTS, Evidence
+from metis.reproduction.tables import ASYNC, COSTS, Evidence, protocol_of
 from metis.reproduction.timings import timed
 from metis.runs.run import Run
 
@@ -47,13 +47,20 @@ class Source:
 
     name: str
     costs: Callable[[Cell, str], BySeed]
-    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) from seed to seed, by kind of data
+    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) over seeds, by kind of data and policy
+        default_factory=dict
+    )  # of ln(cost) from seed to seed, by kind of data and policy
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
+        return Ratio.of(pairs, math.hypot(self.spread_of(own), self.spread_of(rival)) / math.sqrt(2))
+
+    def spread_of(self, cell: Cell) -> float:
+        """Of its own kind of policy if enough seeds were run, else of all policies on such data."""
+        data = kind_of_data(cell.environment)
+        return self.spread.get(f"{data} {_kind_of_policy(cell)}", self.spread.get(data, 0.0))
 
 
 @dataclass(frozen=True)
@@ -159,32 +166,44 @@ def ours(evidence: Evidence) -> Source:
                 found[seed] = Cost(value, reached is not None)
         return found
 
-    kinds = {kind_of_data(environment) for environment in evidence.environments.values()}
-    return Source("ours", costs, {kind: _pooled_spread(evidence, kind) for kind in sorted(kinds)})
+    by_data: dict[str, list[Cell]] = {}
+    by_policy: dict[str, list[Cell]] = {}
+    for environment in evidence.environments.values():
+        data = kind_of_data(environment)
+        by_data.setdefault(data, []).extend(environment.cells)
+        for cell in environment.cells:
+            by_policy.setdefault(f"{data} {_kind_of_policy(cell)}", []).append(cell)
+    spread = {data: _pooled_spread(evidence, cells) or PRIOR_SPREAD for data, cells in by_data.items()}
+    found = {kind: _pooled_spread(evidence, cells) for kind, cells in by_policy.items()}
+    return Source("ours", costs, {**spread, **{kind: value for kind, value in found.items() if value is not None}})
 
 
 def kind_of_data(environment: Environment) -> str:
-    """What has one spread: where classes are skewed, runs differ more from seed to seed."""
+    """Where classes are skewed, runs differ more from seed to seed."""
     iid = environment.config.partition.classes == "iid"
     return f"{environment.paper.domain} {'IID' if iid else 'Non-IID'}"
 
 
-def _pooled_spread(evidence: Evidence, kind: str) -> float:
-    """The standard deviation of ln(parallel time) within its policies that several seeds brought to the target.
+def _kind_of_policy(cell: Cell) -> str:
+    """Asynchronous community models jump, so that it is chance when they reach a target."""
+    return "asynchronous" if protocol_of(cell) == ASYNC else "with rounds"
+
+
+def _pooled_spread(evidence: Evidence, cells: Iterable[Cell]) -> float | None:
+    """The standard deviation of ln(parallel time) within those that several seeds brought to the target; None if few.
 
     A time is known only up to the evaluation before it: with long rounds all seeds may reach the target in the same
     one. It is enlarged for how few runs it was measured with, as Student's distribution is wider than the normal one.
     """
     squares, freedom = 0.0, 0
-    for environment in evidence.environments.values():
-        for cell in environment.cells if kind_of_data(environment) == kind else ():
-            times = [_when(run) for run in evidence.seeds(cell).values() if run.costs_at_target is not None]
-            if len(times) > 1:
-                resolution = statistics.mean(width**2 / 12 for _, width in times)
-                squares += (len(times) - 1) * (statistics.variance(at for at, _ in times) + resolution)
-                freedom += len(times) - 1
+    for cell in cells:
+        times = [_when(run) for run in evidence.seeds(cell).values() if run.costs_at_target is not None]
+        if len(times) > 1:
+            resolution = statistics.mean(width**2 / 12 for _, width in times)
+            squares += (len(times) - 1) * (statistics.variance(at for at, _ in times) + resolution)
+            freedom += len(times) - 1
     if freedom < _ENOUGH:
-        return PRIOR_SPREAD
+        return None
     wider = 1 + (_NORMAL**2 + 1) / (4 * freedom) + (5 * _NORMAL**4 + 16 * _NORMAL**2 + 3) / (96 * freedom**2)
     return wider * math.sqrt(squares / freedom)
 
