@@ -48,8 +48,6 @@ class Source:
     name: str
     costs: Callable[[Cell, str], BySeed]
     spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) over seeds, by kind of data and policy
-        default_factory=dict
-    )  # of ln(cost) from seed to seed, by kind of data and policy
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
