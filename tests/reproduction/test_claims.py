@@ -197,7 +197,9 @@ def test_nobody_at_the_target_is_undecided() -> None:
     [
         ([(Cost(10), Cost(20))], "holds", "2.00 [1.52, 2.64]"),
         ([(Cost(10), Cost(12))], "open", "1.20 [0.91, 1.58]"),
-        ([(Cost(10), Cost(12))] * 9, "holds", "1.20 [1.09, 1.32]"),
+        ([(Cost(10), Cost(12))] * 3, "holds", "1.20 [1.02, 1.41]"),
+        ([(Cost(10 * seed), Cost(11 * seed)) for seed in range(1, 10)], "holds", "1.10 [1.08, 1.12]"),
+        ([(Cost(10), Cost(10 + seed)) for seed in range(-4, 5)], "open", "0.97 [0.77, 1.20]"),
         ([(Cost(10), Cost(10.4))], "open", "1.04 [0.79, 1.37]"),
         ([(Cost(10), Cost(10.4))] * 3, "tie", "1.04 [0.89, 1.22]"),
         ([(Cost(20), Cost(10))], "fails", "0.50 [0.38, 0.66]"),

@@ -28,6 +28,7 @@ EQUIVALENT = 1.25  # of intervals
 PRIOR_SPREAD = 0.25
 _NORMAL = 1.96  # 95 %
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
+_LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class Ratio:
         if len(values) <= silent or (lower and upper):
             return Ratio()
         kind: Literal["exact", "at least", "at most"] = "at least" if lower else "at most" if upper else "exact"
+        if spread and len(values) > _ENOUGH:
+            # A seed has the same division of the data for both, so their quotient spreads less than their costs do.
+            spread = max(_wider(len(values) - 1) * statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
         return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
 
     @property
@@ -202,8 +206,12 @@ def _pooled_spread(evidence: Evidence, cells: Iterable[Cell]) -> float | None:
             freedom += len(times) - 1
     if freedom < _ENOUGH:
         return None
-    wider = 1 + (_NORMAL**2 + 1) / (4 * freedom) + (5 * _NORMAL**4 + 16 * _NORMAL**2 + 3) / (96 * freedom**2)
-    return wider * math.sqrt(squares / freedom)
+    return _wider(freedom) * math.sqrt(squares / freedom)
+
+
+def _wider(freedom: int) -> float:
+    """How much wider than the normal one Student's distribution is, at 95 %: its expansion in 1 / freedom."""
+    return 1 + (_NORMAL**2 + 1) / (4 * freedom) + (5 * _NORMAL**4 + 16 * _NORMAL**2 + 3) / (96 * freedom**2)
 
 
 def _when(run: Run) -> tuple[float, float]:
