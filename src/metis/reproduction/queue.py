@@ -88,7 +88,8 @@ def _rank(cell: Cell, seed: int, stage: int, position: int) -> tuple[float, ...]
     headline = paper.domain != "CIFAR-10" or _headline(cell) or reference
     block = (0 if headline else 1) + (0 if paper.cluster == "heterogeneous" else 2)
     block += 4 if seed else 0
-    return block + (0 if sync else 8 * stage), stage, position, 0 if sync else 1
+    # A Sync that sets no target waits for SemiSync, which says how far it has to be run to be the slower one.
+    return block + (0 if sync else 8 * stage), stage, 1 if sync and not headline else 0, position, 0 if sync else 1
 
 
 def hours_left(entries: Sequence[Entry], results: Path, *, as_published: bool = False) -> float:
