@@ -42,9 +42,11 @@ class ConnectProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        for relay in self._relays:
-            relay.cancel()
-        await asyncio.gather(*self._relays, return_exceptions=True)
+        # One that was accepted this moment has yet to begin; cancelled before that it would never close its connection.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for relay in self._relays:
+                relay.cancel()
+            await asyncio.wait(others, timeout=0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
