@@ -276,7 +276,7 @@ def test_the_head_of_power_law_is_compared_in_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "known"), [(3, False), (6, True)])
-def test_table_1_waits_for_whoever_may_be_the_cheapest(supporting: Evidence, rounds: int, known: bool) -> None:
+def test_table_1_waits_for_a_policy_that_may_be_the_cheapest(supporting: Evidence, rounds: int, known: bool) -> None:
     """SemiSync w/ Momentum takes four rounds: one of its kind that has not reached the target by then costs more."""
     cell = next(cell for cell in TABLE_3["cifar10-heterogeneous-uniform-iid"].cells if "(λ=2) w/ Vanilla" in cell.label)
     run = supporting.runs[cell.name]
