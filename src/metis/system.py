@@ -8,6 +8,7 @@ whatever changes one goes through `disk()` or the methods of its path.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import gc
@@ -30,6 +31,7 @@ from typing import Any, NoReturn, TypeAlias
 
 _THREADS = ThreadPoolExecutor(max(4, os.cpu_count() or 1), "metis-bytes")
 _KEEP_SIZE = 1  # of fallocate
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _FALLOCATE: Any = None  # the function of the C library; False if it has none
 
 
@@ -227,3 +229,17 @@ def keep_what_is_loaded() -> None:
     """
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
+
+
+def keep_freed_memory(at_most: int, *, pieces: int, arenas: int | None = None) -> None:
+    """Let this process keep so many bytes that were freed, in pieces smaller than `pieces`, for what comes next.
+
+    glibc would return them to the system, which clears new pages for the next piece: that can take as long as the work.
+    Threads share so many arenas, of which each keeps as much; there would be one for each of many threads.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_TRIM_THRESHOLD, at_most)
+        mallopt(_MMAP_THRESHOLD, pieces)
+        if arenas is not None:
+            mallopt(_ARENA_MAX, arenas)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from metis.deployment.storage import storage
 from metis.deployment.wire.chunks import Piece, chunk_front
-from metis.system import disk, threads
+from metis.system import disk, keep_freed_memory, threads
 
 Bytes: TypeAlias = bytes | memoryview
 _T = TypeVar("_T")
@@ -23,7 +22,6 @@ _T = TypeVar("_T")
 _TOGETHER = 4 << 20  # bytes that are worth a thread
 _WAIT_SECONDS = 0.25  # after which fewer are
 _BUFFER = bytearray()
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def in_background(work: Callable[..., _T], *arguments: object) -> Future[_T]:
@@ -34,13 +32,9 @@ def in_background(work: Callable[..., _T], *arguments: object) -> Future[_T]:
 def keep_buffers() -> None:
     """Let this process keep the memory of chunks that were freed, some 32 MB, for the next chunks.
 
-    glibc would return it after each chunk and let the system clear new pages for the next: half of the time of sending.
+    Half of the time of sending would go into new pages. What is larger, a whole model say, comes and goes as before.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_TRIM_THRESHOLD, 16 << 20)
-        mallopt(_ARENA_MAX, 2)  # of which each keeps as much; there would be one for each of many threads
-        mallopt(_MMAP_THRESHOLD, 8 << 20)  # what is larger, a whole model say, comes and goes as before
+    keep_freed_memory(16 << 20, pieces=8 << 20, arenas=2)
 
 
 class Intake:
