@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from metis.core.stop import Target
 from metis.errors import DataError
 from metis.reproduction.curves import curve_file, load_runs, read_curve, run_of, settings_digest
 from metis.reproduction.environments import Environment, load_environment, load_environments
 from metis.reproduction.queue import hours_left, queue
+from metis.reproduction.results import Request, reproduce
 from metis.reproduction.runner import Board, run_queue
 from metis.reproduction.tables import RESULTS
 from metis.runs.run import Run
@@ -159,3 +161,25 @@ def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environme
     file.write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="is damaged"):
         read_curve(file)
+
+
+def test_single_seeds_are_run_until_some_second(environment: Environment, tmp_path: Path) -> None:
+    """--seed and --until: enough to show that a policy has not reached its target by then."""
+    results, quiet = tmp_path / "results", Console(quiet=True)
+    request = Request(
+        ("table3",),
+        "decisive",
+        tmp_path / "runs",
+        workers=1,
+        curves=results,
+        policies=("FedRec",),
+        seeds=(4,),
+        until=5.0,
+    )
+    reproduce(request, ["table3"], {environment.name: environment}, quiet, quiet)
+
+    curves = list(results.rglob("*.json"))
+    assert [curve.relative_to(results).parts[-2:] for curve in curves] == [("seed-4", "fedrec.json")]
+    kept = read_curve(curves[0])
+    assert kept is not None and 5 <= kept.at < 20 and not kept.ended
+    assert request.command_line.endswith("--policy FedRec --seed 4 --until 5")

@@ -492,6 +492,10 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
         ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
         ({"results": ("table3",), "policies": ("FedRec",)}, "--policy needs --scale decisive"),
         ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
+        ({"results": ("table3",), "seeds": (1,)}, "--seed needs --scale decisive"),
+        ({"results": ("table3",), "until": 5.0}, "--until needs --scale decisive"),
+        ({"results": ("table3",), "scale": "decisive", "until": 0.0}, "--until is 0; it must be"),
+        ({"results": ("table3",), "scale": "decisive", "seeds": (1,)}, "--seed 1: nothing of it .* choose one of 1990"),
         (
             {"results": ("table3",), "scale": "decisive", "policies": ("Sync",)},
             "--policy Sync: nothing of it .* did you mean 'Sync w/",

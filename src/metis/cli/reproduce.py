@@ -52,6 +52,15 @@ def reproduce(
         list[str],
         typer.Option("--environment", metavar="FILE", help="With --scale decisive: only these. May be repeated."),
     ] = [],  # noqa: B006  # typer wants a list
+    seed: Annotated[
+        list[int], typer.Option("--seed", min=0, help="With --scale decisive: only these. May be repeated.")
+    ] = [],  # noqa: B006  # typer wants a list
+    until: Annotated[
+        float | None,
+        typer.Option(
+            "--until", metavar="SECONDS", help="With --scale decisive: no run goes on after this virtual second."
+        ),
+    ] = None,
     timings: Annotated[
         str,
         typer.Option(
@@ -79,6 +88,7 @@ def reproduce(
     request = Request(
         tuple(results), scale_named(scale), out, workers, dry_run, rounds, tuple(set_), force,
         tuple(policy), tuple(environment), curves, not report_only, timings_named(timings),
+        tuple(seed), until,
     )  # fmt: skip
     quiet = Console(quiet=True)
     reproduced = command(request, quiet if as_json else stdout(), quiet if as_json else stderr())

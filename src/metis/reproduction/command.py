@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich import box
@@ -49,9 +50,16 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         raise ConfigError(
             "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
         )
-    for option, given in (("--policy", request.policies), ("--environment", request.environments)):
+    for option, given in (
+        ("--policy", request.policies),
+        ("--environment", request.environments),
+        ("--seed", request.seeds),
+        ("--until", request.until is not None),
+    ):
         if given and request.scale != "decisive":
             raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
+    if request.until is not None and not 0 < request.until < math.inf:
+        raise ConfigError(f"--until is {request.until:g}; it must be a number of virtual seconds above 0")
     if request.results == ("list",):
         return listing(request.scale, stdout)
     if set(request.results) & set(STUDIES):

@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Request:
     curves: Path | None = None  # where the curves of scale `decisive` are kept; by default with the files
     train: bool = True  # else only report what there is
     timings: Timings = "nominal"
+    seeds: tuple[int, ...] = ()  # by default all of the plan
+    until: float | None = None  # virtual seconds after which a run waits for another turn
 
     @property
     def folder(self) -> Path:
@@ -75,6 +77,8 @@ class Request:
         words += [] if self.timings == "nominal" else ["--timings", self.timings]
         words += [word for label in self.policies for word in ("--policy", label)]
         words += [word for name in self.environments for word in ("--environment", name)]
+        words += [word for seed in self.seeds for word in ("--seed", str(seed))]
+        words += [] if self.until is None else ["--until", f"{self.until:g}"]
         return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
 
 
@@ -96,10 +100,17 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
     """Go on with the queue of scale `decisive`; whether it is empty now."""
     folder = request.curves_folder
     entries = queue(environments.values(), results)
-    for option, chosen, at in (("policy", request.policies, 1), ("environment", request.environments, 0)):
+    filters: tuple[tuple[str, Sequence[str], Callable[[Cell], str]], ...] = (
+        ("policy", request.policies, lambda cell: cell.key[1]),
+        ("environment", request.environments, lambda cell: cell.key[0]),
+        ("seed", [str(seed) for seed in request.seeds], lambda cell: str(cell.config.seed)),
+    )
+    for option, chosen, of in filters:
         if chosen:
-            _check_names(option, chosen, list(dict.fromkeys(entry.cell.key[at] for entry in entries)))
-            entries = [entry for entry in entries if entry.cell.key[at] in chosen]
+            _check_names(option, chosen, list(dict.fromkeys(of(entry.cell) for entry in entries)))
+            entries = [entry for entry in entries if of(entry.cell) in chosen]
+    if request.until is not None:
+        entries = [replace(entry, until=min(entry.until or request.until, request.until)) for entry in entries]
     if request.train and any(not entry.done(folder) for entry in entries):
         with BoardDisplay(stderr) as display:
             run_queue(entries, request.out, folder, request.workers or usual_workers(len(entries)), display)

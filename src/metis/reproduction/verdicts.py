@@ -2,8 +2,11 @@
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
 it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A tie is shown,
-too: the interval lies within a factor of 1.25. The spread from seed to seed is that of all policies of the same domain
-and the same kind of data, IID or Non-IID, that several seeds brought to the target.
+too: the interval lies within a factor of 1.25.
+
+Seeds are blocks: a seed divides the data alike for all policies, so that some seeds are slow for all of them. What is
+left of ln(time) without the mean of its policy and that of its seed is the spread of a comparison, measured over all
+policies of the same domain and the same kind of data, IID or Non-IID, that several seeds brought to the target.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
-from metis.reproduction.tables import ASYNC, COSTS, Evidence, protocol_of
+from metis.reproduction.tables import COSTS, Evidence
 from metis.reproduction.timings import timed
 from metis.runs.run import Run
 
@@ -48,18 +53,13 @@ class Source:
 
     name: str
     costs: Callable[[Cell, str], BySeed]
-    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) over seeds, by kind of data and policy
+    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) within a seed, by kind of data
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        return Ratio.of(pairs, math.hypot(self.spread_of(own), self.spread_of(rival)) / math.sqrt(2))
-
-    def spread_of(self, cell: Cell) -> float:
-        """Of its own kind of policy if enough seeds were run, else of all policies on such data."""
-        data = kind_of_data(cell.environment)
-        return self.spread.get(f"{data} {_kind_of_policy(cell)}", self.spread.get(data, 0.0))
+        return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
 
 
 @dataclass(frozen=True)
@@ -168,16 +168,11 @@ def ours(evidence: Evidence) -> Source:
                 found[seed] = Cost(value, reached is not None)
         return found
 
-    by_data: dict[str, list[Cell]] = {}
-    by_policy: dict[str, list[Cell]] = {}
+    by_data: dict[str, list[Environment]] = {}
     for environment in evidence.environments.values():
-        data = kind_of_data(environment)
-        by_data.setdefault(data, []).extend(environment.cells)
-        for cell in environment.cells:
-            by_policy.setdefault(f"{data} {_kind_of_policy(cell)}", []).append(cell)
-    spread = {data: _pooled_spread(evidence, cells) or PRIOR_SPREAD for data, cells in by_data.items()}
-    found = {kind: _pooled_spread(evidence, cells) for kind, cells in by_policy.items()}
-    return Source("ours", costs, {**spread, **{kind: value for kind, value in found.items() if value is not None}})
+        by_data.setdefault(kind_of_data(environment), []).append(environment)
+    spread = {data: _spread(evidence, found) or PRIOR_SPREAD for data, found in by_data.items()}
+    return Source("ours", costs, spread)
 
 
 def kind_of_data(environment: Environment) -> str:
@@ -186,27 +181,36 @@ def kind_of_data(environment: Environment) -> str:
     return f"{environment.paper.domain} {'IID' if iid else 'Non-IID'}"
 
 
-def _kind_of_policy(cell: Cell) -> str:
-    """Asynchronous community models jump, so that it is chance when they reach a target."""
-    return "asynchronous" if protocol_of(cell) == ASYNC else "with rounds"
-
-
-def _pooled_spread(evidence: Evidence, cells: Iterable[Cell]) -> float | None:
-    """The standard deviation of ln(parallel time) within those that several seeds brought to the target; None if few.
+def _spread(evidence: Evidence, environments: Iterable[Environment]) -> float | None:
+    """The standard deviation of ln(parallel time) that neither policy nor seed explains; None if few runs say it.
 
     A time is known only up to the evaluation before it: with long rounds all seeds may reach the target in the same
     one. It is enlarged for how few runs it was measured with, as Student's distribution is wider than the normal one.
     """
     squares, freedom = 0.0, 0
-    for cell in cells:
-        times = [_when(run) for run in evidence.seeds(cell).values() if run.costs_at_target is not None]
-        if len(times) > 1:
-            resolution = statistics.mean(width**2 / 12 for _, width in times)
-            squares += (len(times) - 1) * (statistics.variance(at for at, _ in times) + resolution)
-            freedom += len(times) - 1
-    if freedom < _ENOUGH:
-        return None
-    return _wider(freedom) * math.sqrt(squares / freedom)
+    for environment in environments:
+        times = {
+            (cell.label, seed): _when(run)
+            for cell in environment.cells
+            for seed, run in evidence.seeds(cell).items()
+            if run.costs_at_target is not None
+        }
+        left, free = _unexplained({key: at for key, (at, _) in times.items()})
+        if free:
+            squares += left + free * statistics.mean(width**2 / 12 for _, width in times.values())
+            freedom += free
+    return _wider(freedom) * math.sqrt(squares / freedom) if freedom >= _ENOUGH else None
+
+
+def _unexplained(values: Mapping[tuple[str, int], float]) -> tuple[float, int]:
+    """Squares of what is left of values by policy and seed without the effects of both, and its degrees of freedom."""
+    policies, seeds = (list(dict.fromkeys(key[index] for key in values)) for index in (0, 1))
+    design = np.zeros((len(values), len(policies) + len(seeds)))
+    for row, (policy, seed) in enumerate(values):
+        design[row, policies.index(policy)] = design[row, len(policies) + seeds.index(seed)] = 1.0
+    found = np.fromiter(values.values(), np.float64)
+    effects, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
+    return float(np.sum((found - design @ effects) ** 2)), len(values) - int(rank)
 
 
 def _wider(freedom: int) -> float:
