@@ -345,6 +345,14 @@ def test_what_neither_policy_nor_seed_explains() -> None:
     assert _unexplained({**values, ("a", 0): 1.9})[0] == pytest.approx(0.9**2 * (2 / 3) ** 2)
 
 
+def test_one_of_many_comparisons_contradicts_less_easily() -> None:
+    """The worst of 24 ratios of policies that cost the same is below 1 by two deviations more often than not."""
+    cheaper, dearer = Ratio(0.7, "exact", 3, 0.2), Ratio(1.5, "exact", 3, 0.2)
+    assert (cheaper.above(), cheaper.above(among=24)) == ("fails", "open")
+    assert Ratio(0.5, "exact", 3, 0.2).above(among=24) == "fails"
+    assert dearer.above() == dearer.above(among=24) == "holds"
+
+
 def test_seeds_that_agree_to_the_round_do_not_mean_that_there_is_no_spread() -> None:
     """All reach the target in the fourth round: the time between the third and the fourth is not known better."""
     environment = TABLE_3["cifar10-heterogeneous-uniform-iid"]
@@ -365,3 +373,20 @@ def test_no_levels_before_every_policy_has_run(supporting: Evidence) -> None:
     assert verdicts(supporting, "Processing time")[0].verdict != "undecided"
     early = verdicts(Evidence("paper", TABLE_3, some), "Processing time")[0]
     assert early.verdict == "undecided" and not early.decided, early.sentence
+
+
+def test_a_seed_that_is_still_running_does_not_undo_a_level() -> None:
+    """It counts once it has cost more than the seeds that have reached the target."""
+    environments = load_environments("decisive", results=["table1"])
+    runs = {
+        cell.name: made_up(cell, AS_THE_PAPER_SAYS[cell.label]) for one in environments.values() for cell in one.cells
+    }
+    before = characteristics(Evidence("decisive", environments, runs))
+    second = environments["cifar10-heterogeneous-uniform-iid"].seeded()[1]
+    cell = next(cell for cell in second.cells if cell.label == "SemiSync (λ=2) w/ Momentum")
+    begun = dry_run(cell.config, StopRule(rounds=2))
+
+    after = characteristics(Evidence("decisive", environments, {**runs, cell.name: begun}))
+    assert after == before
+    late = characteristics(Evidence("decisive", environments, {**runs, cell.name: made_up(cell, 0)}))
+    assert late != before

@@ -164,10 +164,12 @@ def cheapest(result: str, name: str, epochs: float, unit: str = "") -> lookup.Ch
 
     def check(evidence: Evidence, source: Source) -> Finding:
         parts = []
-        for environment in lookup.in_tables(evidence, result):
+        environments = lookup.in_tables(evidence, result)
+        for environment in environments:
             own = lookup.one(environment, SEMISYNC, "momentum", epochs)
             rivals = [cell for cell in environment.cells if cell is not own]
-            parts.append(lookup.against(source, own, rivals, name, unit, lookup.where(environment)))
+            words, count = lookup.where(environment), len(environments)
+            parts.append(lookup.against(source, own, rivals, name, unit, words, environments=count))
         return Finding(parts, "the closest policies, and their costs over its own")
 
     return check
@@ -177,15 +179,14 @@ def semisync_is_faster(solver: str) -> lookup.Check:
     """Whether SemiSync is before Sync with this solver, in every environment and with every lambda."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
-        parts = []
-        for environment in lookup.in_tables(evidence, "table2", "table3"):
-            for sync, semi in counterparts(environment):
-                if solver_of(sync) == solver:
-                    ratio = source.ratio(semi, sync, "parallel_time")
-                    where = (
-                        f"{environment.paper.cluster} {lookup.where(environment)} λ={slowest_learner_epochs(semi):g}"
-                    )
-                    parts.append(Part(ratio.above(), f"{where} ×{ratio}"))
+        pairs = {
+            f"{environment.paper.cluster} {lookup.where(environment)} λ={slowest_learner_epochs(semi):g}": (semi, sync)
+            for environment in lookup.in_tables(evidence, "table2", "table3")
+            for sync, semi in counterparts(environment)
+            if solver_of(sync) == solver
+        }
+        ratios = {where: source.ratio(semi, sync, "parallel_time") for where, (semi, sync) in pairs.items()}
+        parts = [Part(ratio.above(among=len(ratios)), f"{where} ×{ratio}") for where, ratio in ratios.items()]
         return Finding(parts, "Sync's parallel time over SemiSync's")
 
     return check
@@ -222,10 +223,12 @@ def energy_saving(kind: str) -> lookup.Check:
 def momentum_energy(kind: str) -> lookup.Check:
     def check(evidence: Evidence, source: Source) -> Finding:
         parts = []
-        for environment in lookup.in_tables(evidence, "table2", "table3"):
+        environments = lookup.in_tables(evidence, "table2", "table3")
+        for environment in environments:
             base, own = lookup.one(environment, SYNC, "vanilla"), lookup.one(environment, SEMISYNC, "momentum", 2)
             ratio = source.ratio(own, base, f"energy_{kind}")
-            parts.append(Part(ratio.above(3.0), f"{environment.paper.cluster} {lookup.where(environment)} ×{ratio}"))
+            outcome = ratio.above(3.0, among=len(environments))
+            parts.append(Part(outcome, f"{environment.paper.cluster} {lookup.where(environment)} ×{ratio}"))
         return Finding(parts, "energy of Sync w/ Vanilla over that of SemiSync (λ=2) w/ Momentum, at least 3")
 
     return check
@@ -262,14 +265,14 @@ def _behind_on_power_law(evidence: Evidence, source: Source, solver: str, other:
 
 def fedrec_is_fastest(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in lookup.environments(evidence, "table3", "figure9", "figure10"):
+    environments = lookup.environments(evidence, "table3", "figure9", "figure10")
+    for environment in environments:
         cells = {cell.policy.name: cell for cell in lookup.pick(environment, ASYNC)}
         if source.name != "ours" and not any(cell.published for cell in cells.values()):
             continue
-        own = cells.pop("fedrec")
-        parts.append(
-            lookup.against(source, own, list(cells.values()), "parallel_time", " s", lookup.where(environment))
-        )
+        own, rivals = cells.pop("fedrec"), list(cells.values())
+        words, count = lookup.where(environment), len(environments)
+        parts.append(lookup.against(source, own, rivals, "parallel_time", " s", words, environments=count))
     return Finding(parts)
 
 
@@ -280,7 +283,8 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
         fedavg, fedrec, fedasync = (cells[name] for name in ("async_fedavg", "fedrec", "fedasync"))
         ratio = source.ratio(fedavg, fedrec, "parallel_time")
         if environment.config.partition.sizes == "power_law":
-            part = lookup.against(source, fedavg, [fedrec, fedasync], "parallel_time", " s", lookup.where(environment))
+            rivals, words = [fedrec, fedasync], lookup.where(environment)
+            part = lookup.against(source, fedavg, rivals, "parallel_time", " s", words, environments=1)
         else:
             low, high = ratio.interval
             within = ratio.kind == "exact" and low > 1 / 1.5 and high < 1.5
@@ -293,10 +297,11 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
 
 def asynchronous_requests(evidence: Evidence, source: Source) -> Finding:
     parts = []
-    for environment in lookup.in_tables(evidence, "table3"):
+    environments = lookup.in_tables(evidence, "table3")
+    for environment in environments:
         own = lookup.one(environment, SEMISYNC, "momentum", 2)
         ratios = {cell.label: source.ratio(own, cell, "communication_cost") for cell in lookup.pick(environment, ASYNC)}
-        outcomes = [ratio.above(2.0) for ratio in ratios.values()]
+        outcomes = [ratio.above(2.0, among=len(ratios) * len(environments)) for ratio in ratios.values()]
         order: tuple[Outcome, ...] = ("fails", "open", "holds")
         worst = next(outcome for outcome in order if outcome in outcomes)
         shown = ", ".join(f"{label} ×{ratio}" for label, ratio in ratios.items())
@@ -308,10 +313,12 @@ def converges_fastest(result: str, epochs: float) -> lookup.Check:
     def check(evidence: Evidence, source: Source) -> Finding:
         lookup.ours_only(source)
         parts = []
-        for environment in lookup.environments(evidence, result):
+        environments = lookup.environments(evidence, result)
+        for environment in environments:
             own = lookup.one(environment, SEMISYNC, epochs=epochs)
             rivals = [cell for cell in environment.cells if cell is not own]
-            parts.append(lookup.against(source, own, rivals, "parallel_time", " s", environment.paper.distribution))
+            words, count = environment.paper.distribution, len(environments)
+            parts.append(lookup.against(source, own, rivals, "parallel_time", " s", words, environments=count))
         return Finding(parts)
 
     return check
@@ -322,16 +329,20 @@ def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> l
 
     def check(evidence: Evidence, source: Source) -> Finding:
         lookup.ours_only(source)
+        pairs = {
+            f"{environment.paper.distribution} λ={slowest_learner_epochs(cell):g}": (
+                cell,
+                lookup.one(environment, SYNC),
+            )
+            for environment in lookup.environments(evidence, "figure11")
+            for cell in lookup.pick(environment, SEMISYNC)
+            if slowest_learner_epochs(cell) in needed
+        }
         parts = []
-        for environment in lookup.environments(evidence, "figure11"):
-            sync = lookup.one(environment, SYNC)
-            for cell in lookup.pick(environment, SEMISYNC):
-                if slowest_learner_epochs(cell) in needed:
-                    ratio = source.ratio(cell, sync, name)
-                    words = f"{environment.paper.distribution} λ={slowest_learner_epochs(cell):g}"
-                    parts.append(
-                        Part(ratio.above(), f"{words} {lookup.amount(source, cell, name, unit)}, Sync ×{ratio}")
-                    )
+        for words, (cell, sync) in pairs.items():
+            ratio = source.ratio(cell, sync, name)
+            text = f"{words} {lookup.amount(source, cell, name, unit)}, Sync ×{ratio}"
+            parts.append(Part(ratio.above(among=len(pairs)), text))
         return Finding(parts, "Sync's cost over SemiSync's")
 
     return check

@@ -70,10 +70,12 @@ def amount(source: Source, cell: Cell, name: str, unit: str = "") -> str:
     return f"{mean:,.0f}{unit}" if mean >= 100 else f"{mean:.3g}{unit}"
 
 
-def against(source: Source, own: Cell, rivals: Sequence[Cell], name: str, unit: str, words: str) -> Part:
-    """Whether one policy costs less than each of the others."""
+def against(
+    source: Source, own: Cell, rivals: Sequence[Cell], name: str, unit: str, words: str, *, environments: int
+) -> Part:
+    """Whether one policy costs less than each of the others, in one of so many environments."""
     ratios = {rival.label: source.ratio(own, rival, name) for rival in rivals}
-    outcomes = {label: ratio.above() for label, ratio in ratios.items()}
+    outcomes = {label: ratio.above(among=len(rivals) * environments) for label, ratio in ratios.items()}
     order: tuple[Outcome, ...] = ("fails", "open", "tie", "holds")
     worst: Outcome = next((outcome for outcome in order if outcome in outcomes.values()), "open")
     known = {label: ratio for label, ratio in ratios.items() if ratio.kind != "unknown"}

@@ -290,13 +290,19 @@ class Spent:
 
 
 def _measured(evidence: Evidence, cell: Cell, name: str) -> Spent | None:
-    """The geometric mean over seeds; None if it was not run."""
+    """The geometric mean over seeds; None if it was not run.
+
+    A seed that has not reached the target yet counts if it has already cost more than those that have.
+    """
     cost = COSTS["energy_active" if name == "energy" else name]
     runs = evidence.seeds(cell).values()
-    values = [cost(run.costs if run.costs_at_target is None else run.costs_at_target) for run in runs]
-    if not values or min(values) <= 0:
+    reached = [cost(run.costs_at_target) for run in runs if run.costs_at_target is not None]
+    values = [cost(run.costs) for run in runs if run.costs_at_target is None]
+    if reached:
+        values = [value for value in values if value > statistics.geometric_mean(reached)]
+    if not reached + values or min(reached + values) <= 0:
         return None
-    return Spent(statistics.geometric_mean(values), all(run.costs_at_target is not None for run in runs))
+    return Spent(statistics.geometric_mean(reached + values), reached=not values)
 
 
 def _published_cost(cell: Cell, name: str) -> Spent | None:

@@ -95,12 +95,20 @@ class Ratio:
     @property
     def interval(self) -> tuple[float, float]:
         """In which the mean lies with 95 %, by the spread from seed to seed."""
-        half = _NORMAL * self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
+        return self._within(_NORMAL)
+
+    def _within(self, deviations: float) -> tuple[float, float]:
+        half = deviations * self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
-    def above(self, least: float = 1.0) -> Outcome:
-        """Whether it is more than this; a tie is one of 1."""
-        low, high = self.interval
+    def above(self, least: float = 1.0, *, among: int = 1) -> Outcome:
+        """Whether it is more than this; a tie is one of 1.
+
+        It is one `among` so many ratios of which each can contradict a claim, and one would do so by chance if each had
+        its own 5 %. All of them are needed to confirm it, which chance does not make easier.
+        """
+        low = self.interval[0]
+        high = self._within(statistics.NormalDist().inv_cdf(1 - 0.025 / among))[1]
         exact = self.kind == "exact"
         if exact and least == 1 and self.spread == 0 and abs(math.log(self.mean)) <= math.log(TIE):
             return "tie"
@@ -108,7 +116,8 @@ class Ratio:
             return "holds"
         if self.kind in ("exact", "at most") and (high < least or (self.spread == 0 and high <= least)):
             return "fails"
-        return "tie" if exact and least == 1 and low > 1 / EQUIVALENT and high < EQUIVALENT else "open"
+        within = low > 1 / EQUIVALENT and self.interval[1] < EQUIVALENT
+        return "tie" if exact and least == 1 and within else "open"
 
     def __str__(self) -> str:
         if self.kind == "unknown":
