@@ -17,6 +17,7 @@ from metis.reproduction.queue import hours_left, queue
 from metis.reproduction.results import Request, reproduce
 from metis.reproduction.runner import Board, run_queue
 from metis.reproduction.tables import RESULTS
+from metis.reproduction.worker import Job, _Curves
 from metis.runs.run import Run
 
 TINY = """
@@ -183,3 +184,22 @@ def test_single_seeds_are_run_until_some_second(environment: Environment, tmp_pa
     kept = read_curve(curves[0])
     assert kept is not None and 5 <= kept.at < 20 and not kept.ended
     assert request.command_line.endswith("--policy FedRec --seed 4 --until 5")
+
+
+def test_a_run_that_begins_anew_does_not_shorten_its_curve(environment: Environment, tmp_path: Path) -> None:
+    """Its state may be on another machine; the curve, which has the same bits, says how far it has come."""
+    quiet, cell = Console(quiet=True), environment.cells[2]
+    for name, until in (("long", 20.0), ("short", 5.0)):
+        request = Request(
+            ("table3",), "decisive", tmp_path / name, workers=1, curves=tmp_path / f"{name}-curves",
+            policies=("FedRec",), seeds=(3,), until=until,
+        )  # fmt: skip
+        reproduce(request, ["table3"], {environment.name: environment}, quiet, quiet)
+    kept, short = (curve_file(tmp_path / f"{name}-curves", cell) for name in ("long", "short"))
+    before, run = kept.read_bytes(), Run.load(tmp_path / "short" / "decisive" / cell.name)
+
+    _Curves(Job(cell, tmp_path / "anew", curve=kept)).finish(run)
+    assert kept.read_bytes() == before
+    short.unlink()
+    _Curves(Job(cell, tmp_path / "anew", curve=short)).finish(run)
+    assert short.exists()

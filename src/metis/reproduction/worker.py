@@ -18,7 +18,7 @@ from metis.experiments.compose import build_policy, build_solver
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import Division, divide
 from metis.files import locked
-from metis.reproduction.curves import Steady, curve_of, read_curve, target_of, write_curve
+from metis.reproduction.curves import Steady, curve_of, read_curve, settings_digest, target_of, write_curve
 from metis.reproduction.environments import Cell, varied
 from metis.runs.checkpoint import CHECKPOINT
 from metis.runs.folds import RunFold
@@ -115,15 +115,20 @@ class _AtTarget:
 
 
 class _Curves:
-    """Keeps what a cell measures in a small file, while it goes on and at its end."""
+    """Keeps what a cell measures in a small file, while it goes on and at its end.
+
+    A run that begins anew, because its state is on another machine, does not shorten what is kept of it.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job, self._began = job, time.perf_counter()
         earlier = None if job.curve is None else read_curve(job.curve)
+        same = earlier is not None and earlier.settings == settings_digest(job.cell)
+        self._kept_until = earlier.at if earlier is not None and same else 0.0
         self._earlier = 0.0 if earlier is None or not (job.folder / CHECKPOINT).exists() else earlier.wall_seconds
 
     def write(self, fold: RunFold) -> None:
-        if self._job.curve is not None and len(fold.history) > 1:
+        if self._job.curve is not None and len(fold.history) > 1 and fold.history[-1].at >= self._kept_until:
             seconds = self._earlier + time.perf_counter() - self._began
             write_curve(self._job.curve, self._job.cell, curve_of(self._job.cell, fold, seconds))
 
