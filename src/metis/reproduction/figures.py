@@ -198,6 +198,8 @@ def _draw_panel(axes: Axes, panel: Panel, over: Over, *, plain: bool) -> dict[st
             axes.axhline(setting.target.value, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         if not setting.higher_is_better:
             _zoom_in(axes, panel)
+        elif setting.target is not None and setting.target.value > 0.9:
+            axes.set_ylim(1 - 10 * (1 - setting.target.value), 1)  # who is ahead there would not be seen from 0 on
     if panel.reference is not None:
         handles["Centralized"] = axes.axhline(panel.reference, color=INK, linewidth=1.4, zorder=1.5)
     axes.set_xlabel(_OVER_WORDS[over])
