@@ -298,7 +298,10 @@ class TimedLearner(LearnerProcess):
             self.work.run, task.number, task.steps, seconds, max(1e-6, seconds / task.steps), 0.1,
             "", self._model.stat().st_size, seal=self._hashes[number],
         )  # fmt: skip
-        await asyncio.to_thread(self.work.keep, update, synced=not travels_inside(task.bytes))  # as `Training` does
+        if travels_inside(task.bytes):  # as `Training` does
+            self.work.keep(update, synced=False)
+        else:
+            await asyncio.to_thread(self.work.keep, update)
         return update
 
 
