@@ -324,7 +324,9 @@ class LightLearner:
         )  # fmt: skip
         if travels_inside(header.bytes):
             header.content = b"".join(blocks(self._layout, task.number + 1))
-        receipt = await self._upload(stub, header)
+            receipt = await stub.hand_in(header, metadata=self._metadata)
+        else:
+            receipt = await self._upload(stub, header)
         if receipt.verdict == pb.Receipt.REFUSED:
             self.refused.append(f"{self.name}: task {task.number}: {receipt.reason}")
         self.hand_ins.append((began, time.monotonic() - began))
@@ -337,8 +339,6 @@ class LightLearner:
         """A made-up model, a block at a time, when its turn has come."""
         call: Any = stub.upload(metadata=self._metadata)
         await call.write(pb.UploadPart(header=header))
-        if header.content:
-            await call.done_writing()
         answer = await call.read()
         if answer.HasField("received"):  # else it is answered already
             offset = 0

@@ -1,4 +1,4 @@
-"""Fuzz the three calls of a real controller on loopback, and its port, while an honest learner trains.
+"""Fuzz the calls of a real controller on loopback, and its port, while an honest learner trains.
 
     python tests/deployment/fuzz_service.py --seconds 60 [--seed 1] [--workers 8]
 
@@ -37,11 +37,11 @@ from metis.core.stop import StopRule
 from metis.deployment.controller.settings import DeploymentSettings
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.models import model_bytes
-from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, PROTOCOL, UPLOAD
+from metis.deployment.wire.protocol import ATTEND, DOWNLOAD, HAND_IN, PROTOCOL, UPLOAD
 from metis.learning.sums import KINDS
 
 HANG = 600.0  # seconds after which a call that should have ended hangs
-METHODS = {"attend": ATTEND, "upload": UPLOAD, "download": DOWNLOAD}
+METHODS = {"attend": ATTEND, "hand_in": HAND_IN, "upload": UPLOAD, "download": DOWNLOAD}
 # The answers that a learner may get; UNKNOWN would be an exception that a handler let out.
 ANSWERS = {
     grpc.StatusCode.OK,
@@ -152,9 +152,8 @@ class Mutator:
             messages = [pb.FromLearner(hello=hello), pb.FromLearner(ready=ready), *messages]
         return [message.SerializeToString() for message in messages]
 
-    def upload(self, scene: Scene) -> list[bytes]:
-        model = local_model(2.0 if self.rng.random() < 0.5 else self.rng.choice([0.0, 1e-40, 1e30, math.inf, math.nan]))
-        header = pb.UploadHeader(
+    def header(self, scene: Scene, model: bytes) -> pb.UploadHeader:
+        return pb.UploadHeader(
             run=self.text(scene.run),
             task=self.number(scene.task),
             steps=self.number(1),
@@ -164,6 +163,18 @@ class Mutator:
             bytes=len(model) if self.rng.random() < 0.9 else self.rng.choice(EXTREME),
             sha256=self.text(hashlib.sha256(model).hexdigest()),
         )
+
+    def model(self) -> bytes:
+        wild = [0.0, 1e-40, 1e30, math.inf, math.nan]
+        return local_model(2.0 if self.rng.random() < 0.5 else self.rng.choice(wild))
+
+    def hand_in(self, scene: Scene) -> list[bytes]:
+        header = self.header(scene, model := self.model())
+        header.content = model if self.rng.random() < 0.9 else model[: self.rng.randrange(len(model))]
+        return [header.SerializeToString()]
+
+    def upload(self, scene: Scene) -> list[bytes]:
+        header = self.header(scene, model := self.model())
         size = self.rng.choice([len(model), 4, 400, 1001])
         parts = [pb.UploadPart(header=header)]
         for offset in range(0, min(len(model), 40 * size), size):
@@ -215,7 +226,9 @@ class Mutator:
 
     def messages(self, method: str, scene: Scene) -> list[bytes]:
         """What is sent in one call."""
-        make = {"attend": self.attendance, "upload": self.upload, "download": self.download}[method]
+        make = {
+            "attend": self.attendance, "hand_in": self.hand_in, "upload": self.upload, "download": self.download
+        }[method]  # fmt: skip
         messages = make(scene)
         kind = self.rng.random()
         if kind < 0.4 and messages:
@@ -223,7 +236,7 @@ class Mutator:
             messages[at] = self.mutated(messages[at])
         elif kind < 0.5:
             messages = [self.rng.randbytes(self.rng.choice([0, 1, 10, 1000, 70_000])) for _ in messages]
-        if method == "download":
+        if method in ("download", "hand_in"):
             return messages[:1] or [b""]
         return messages
 
@@ -246,6 +259,8 @@ async def strike(
     metadata = (("metis-learner", name),)
     if method == "download":
         call: Any = channel.unary_stream(DOWNLOAD, None, None)(messages[0], metadata=metadata)
+    elif method == "hand_in":
+        call = channel.unary_unary(HAND_IN, None, None)(messages[0], metadata=metadata)
     elif method == "upload":
         call = channel.stream_stream(UPLOAD, None, None)(_sent(messages), metadata=metadata)
     else:
@@ -253,7 +268,7 @@ async def strike(
     if hang_up == "cancel":
         await asyncio.sleep(0.003)
         call.cancel()
-    if hang_up != "cancel":
+    elif method != "hand_in":  # of which the status is the end
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 pass
@@ -301,7 +316,7 @@ async def _assault(here: Served, tally: Tally, seed: int, worker: int, until: fl
             if task is not None:
                 scene.task = task.number
                 scene.sha256 = here.process._writer.durable.hashes.get(task.based_on.version, scene.sha256)
-            method = mutator.rng.choice(["attend", "upload", "upload", "download", "port"])
+            method = mutator.rng.choice(["attend", "hand_in", "upload", "upload", "download", "port"])
             if method == "port":
                 if mutator.rng.random() < 0.1:
                     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if mutator.rng.random() < 0.7 else b""

@@ -185,6 +185,17 @@ class ScriptedController:
             reader.cancel()
             stream.ended.set()
 
+    async def hand_in(self, message: bytes, context: Any) -> pb.Receipt:
+        fault = self.upload_faults.pop(0) if self.upload_faults else None
+        header = pb.UploadHeader.FromString(message)
+        if isinstance(fault, tuple):
+            await context.abort(*fault)
+        self.headers.append(header)
+        self.resumed.append(0)
+        self.attempts.append(bytearray(header.content))
+        self.uploading.set()
+        return await self._concluded(header, len(self.attempts) - 1, fault, context)
+
     async def upload(self, requests: AsyncIterator[pb.UploadPart], context: Any) -> AsyncIterator[pb.UploadAnswer]:
         fault = self.upload_faults.pop(0) if self.upload_faults else None
         header = (await requests.__anext__()).header
@@ -195,22 +206,9 @@ class ScriptedController:
         content, number = bytearray(self.partial.get(announced, b"")), len(self.attempts)
         self.resumed.append(len(content))
         self.attempts.append(content)
-
-        def check() -> None:
-            digest = digest_like(announced)
-            digest.update(content)
-            assert (header.bytes, announced) == (len(content), digest.digest().hex())
-
-        if header.content:
-            content[:] = header.content
-            check()
-            self.uploading.set()
-        else:
-            yield pb.UploadAnswer(received=len(content))  # without which nothing else is sent
+        yield pb.UploadAnswer(received=len(content))  # without which nothing else is sent
         async for part in requests:
-            assert not header.content, "the header was the whole upload"
             if part.HasField("end"):
-                check()
                 break
             if part.acknowledge:
                 yield pb.UploadAnswer(received=len(content))
@@ -225,8 +223,15 @@ class ScriptedController:
             if isinstance(fault, asyncio.Event) and len(content) >= header.bytes // 2:
                 await fault.wait()
         else:
-            if not header.content:
-                await context.abort(grpc.StatusCode.ABORTED, "no end")
+            await context.abort(grpc.StatusCode.ABORTED, "no end")
+        yield pb.UploadAnswer(receipt=await self._concluded(header, number, fault, context))
+
+    async def _concluded(self, header: pb.UploadHeader, number: int, fault: Any, context: Any) -> pb.Receipt:
+        """The receipt of an attempt that came to its end."""
+        content, announced = self.attempts[number], announced_checksum(header)
+        digest = digest_like(announced)
+        digest.update(content)
+        assert (header.bytes, announced) == (len(content), digest.digest().hex())
         known = self.committed.setdefault(header.task, bytes(content))
         assert known == content, "the same update came with other bytes"
         if fault == "late":
@@ -236,7 +241,7 @@ class ScriptedController:
         )  # fmt: skip
         receipt = pb.Receipt(verdict=pb.Receipt.ALREADY if again else pb.Receipt.COMMITTED, sequence=1)
         self.receipts.put_nowait(receipt)
-        yield pb.UploadAnswer(receipt=receipt)
+        return receipt
 
     async def download(self, message: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
         request = pb.ModelRequest.FromString(message)

@@ -23,7 +23,6 @@ from deployment.faults import (
     federation,
     files,
     finish,
-    in_order,
     journaled,
     play,
     refusal,
@@ -31,7 +30,7 @@ from deployment.faults import (
     traced,
     tried,
 )
-from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, local_model, parts, receipt_of
+from deployment.scripted_learner import LAYOUT, ScriptedLearner, chunk, end, local_model, parts, receipt_of
 from metis.core import policies
 from metis.core.events import LearnerSetAside, TaskFailed, UpdateCommitted
 from metis.core.model import Layout, TensorSpec
@@ -190,18 +189,18 @@ def test_a_small_update_counts_by_its_header_alone(tmp_path: Path) -> None:
                 ({"sha256": "", "seal": bytes(47) + b"1"}, _CODE.DATA_LOSS),
             ):
                 header = learner.header(task.number, **{**right, **wrong})
-                assert (await refusal(learner, pb.UploadPart(header=header)))[0] == code, wrong
+                assert (await status_of(learner.hand_in_small(header)))[0] == code, wrong
                 tried()
             assert files(here) == before and journaled(here) == []
             header = learner.header(task.number, **right)
+            assert (await refusal(learner, pb.UploadPart(header=header), end(content)))[0] == _CODE.INVALID_ARGUMENT
             for verdict in (pb.Receipt.COMMITTED, pb.Receipt.ALREADY):
-                receipt = await learner.upload(in_order(pb.UploadPart(header=header)))
-                assert receipt.verdict == verdict
+                assert (await learner.hand_in_small(header)).verdict == verdict
             assert len(journaled(here)) == 1
             task = await learner.task()
             wild = local_model(float("nan"))
             header = learner.header(task.number, content=wild, sha256=hashlib.sha256(wild).hexdigest())
-            receipt = await learner.upload(in_order(pb.UploadPart(header=header)))
+            receipt = await learner.hand_in_small(header)
             assert receipt.verdict == pb.Receipt.REFUSED and "not finite" in receipt.reason
 
     asyncio.run(asyncio.wait_for(scene(), 600))

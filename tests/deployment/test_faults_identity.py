@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import grpc
@@ -79,7 +80,7 @@ def test_the_task_of_another_learner_cannot_be_handed_in(tmp_path: Path) -> None
 
 
 def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> None:
-    """C1 row 28: a good certificate of the same CA is not enough; all three calls say so."""
+    """C1 row 28: a good certificate of the same CA is not enough; every call says so."""
 
     async def scene() -> None:
         async with federation(tmp_path, members=["anna", "ben"], rounds=2) as here:
@@ -90,9 +91,13 @@ def test_whoever_does_not_belong_to_the_federation_stays_out(tmp_path: Path) -> 
                 assert await stream.code() == _CODE.PERMISSION_DENIED
                 assert "its learners are anna, ben" in await stream.details()
                 assert (await status_of(eve.hand_in(task.number)))[0] == _CODE.PERMISSION_DENIED
+                small = anna.header(
+                    task.number, content=local_model(), sha256=hashlib.sha256(local_model()).hexdigest()
+                )
+                assert (await status_of(eve.hand_in_small(small)))[0] == _CODE.PERMISSION_DENIED
                 request = pb.ModelRequest(run=here.process.run, sha256=task.sha256)
                 assert await eve.stub.download(request, metadata=eve.metadata).code() == _CODE.NOT_FOUND
-                tried(3)
+                tried(4)
             await finish(here, "anna")
             assert {action.learner for action in traced(here, UpdateCommitted)} == {"anna"}
 

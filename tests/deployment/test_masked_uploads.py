@@ -272,6 +272,10 @@ def _kind(first: bytes) -> Any:
         if pb.FromLearner.FromString(first).hello.protocol == PROTOCOL:
             return pb.FromLearner
     with contextlib.suppress(DecodeError):
+        header = pb.UploadHeader.FromString(first)
+        if header.content and header.bytes == len(header.content):
+            return pb.UploadHeader
+    with contextlib.suppress(DecodeError):
         if pb.UploadPart.FromString(first).header.bytes:
             return pb.UploadPart
     return pb.ModelRequest
@@ -314,12 +318,13 @@ def _contexts(run: Run) -> list[Context]:
         for name in NAMES:
             upload = bytearray()
             for message in _messages(run, name):
-                if isinstance(message, pb.UploadPart):
-                    if message.HasField("header"):
+                if isinstance(message, pb.UploadPart | pb.UploadHeader):
+                    small = isinstance(message, pb.UploadHeader)
+                    if small or message.HasField("header"):
                         upload = bytearray()
-                    upload += message.chunk.data or message.header.content
+                    upload += message.content if small else message.chunk.data
                     size = opening.ring.nbytes(masked.LAYOUT)
-                    if message.HasField("end") or message.header.content:
+                    if small or message.HasField("end"):
                         made = Upload.decode(unpacked(bytes(upload), size))
                         if made.context == context:
                             opener.take(made)

@@ -265,7 +265,10 @@ BUGS: dict[str, Bug] = {
         f"{_CONTROLLER}.service",
         "            first = await first_message(requests)\n            self._streams.alive(learner)\n",
         "            first = await first_message(requests)\n",
-        (("            self._streams.alive(learner)\n            request = _read", "            request = _read"),),
+        (
+            ("            self._streams.alive(learner)\n            request = _read", "            request = _read"),
+            ("            self._streams.alive(learner)\n            header = pb", "            header = pb"),
+        ),
         needs="vanish after an upload",
     ),
     "after a restart nobody has time to come back": Bug(

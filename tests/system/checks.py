@@ -30,7 +30,7 @@ class Calls:
 
     def written(self, call: Call, message: Any) -> None:
         """By a client."""
-        if isinstance(message, pb.UploadPart) and (message.HasField("end") or message.header.content):
+        if isinstance(message, pb.UploadHeader) or (isinstance(message, pb.UploadPart) and message.HasField("end")):
             self._ended.add(call)
         if not isinstance(message, pb.FromLearner):
             return

@@ -884,8 +884,9 @@ class Federation(World):
 
     def _written(self, call: Call, message: Any) -> None:
         self._calls.written(call, message)
-        if isinstance(message, pb.UploadPart) and message.HasField("header"):
-            self._uploads[call] = (message.header.task, announced_checksum(message.header), self.loop.now)
+        header = message.header if isinstance(message, pb.UploadPart) and message.HasField("header") else message
+        if isinstance(header, pb.UploadHeader):
+            self._uploads[call] = (header.task, announced_checksum(header), self.loop.now)
             boot = self.boots.get(who := call.channel.boot.name)
             if boot is not None and (seconds := self._last_upload.pop(who, None)) is not None:
                 self.loop.call_later(seconds, partial(self.kill, boot, power=False, away=14.0))
@@ -914,6 +915,9 @@ class Federation(World):
             self.violated(f"I5: task {task} has two receipts, {self.acknowledged[task][0]} and {receipt.sequence}")
 
     def _sent(self, call: Call, message: Any) -> None:
+        if isinstance(message, pb.Receipt):
+            self._receipt(call, message)
+            return
         if isinstance(message, pb.UploadAnswer):
             if message.HasField("receipt"):
                 self._receipt(call, message.receipt)

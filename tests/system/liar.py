@@ -123,9 +123,11 @@ class _Stay:
         if wrong == 3 and (theirs := self._overheard()) is not None:
             header.task, checksum = theirs  # the work of another, as if it were its own
             header.sha256, header.seal = ("", bytes.fromhex(checksum)) if len(checksum) > 64 else (checksum, b"")
-        call = self._stub.upload(metadata=self._metadata)
         if rng.random() < 0.3:  # all at once
             header.content = content[: length // 2] if wrong == 5 else content
+            await self._stub.hand_in(header, metadata=self._metadata)
+            return
+        call = self._stub.upload(metadata=self._metadata)
         await call.write(pb.UploadPart(header=header))
         if wrong == 4:
             await call.write(Piece(8, content[8:]))  # with a gap

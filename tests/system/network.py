@@ -279,7 +279,11 @@ class Call:
         return self._response().__await__()
 
     async def _response(self) -> Any:
-        await asyncio.shield(self._ended)
+        try:
+            await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         self._raise()
         return self._read(self._inbox.popleft())
 

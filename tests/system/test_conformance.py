@@ -54,6 +54,8 @@ class Script:
     async def ask(self, request: bytes, context: Any) -> bytes:
         if request == b"abort":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+        if request == b"wait":
+            await asyncio.sleep(60)
         return request.upper()
 
     @property
@@ -193,10 +195,26 @@ async def a_cancelled_call_that_is_awaited(stubs: dict[str, Any], channel: Any, 
         await call
 
 
+async def an_answer_that_is_not_waited_for_any_more(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    call = stubs["ask"](b"wait")
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(call, 0.05)
+    script.seen.append((call.done(), (await call.code()).name))
+
+
+async def a_channel_that_is_closed_before_the_answer(stubs: dict[str, Any], channel: Any, script: Script) -> None:
+    call = stubs["ask"](b"wait")
+    waiting = asyncio.ensure_future(call)
+    await asyncio.sleep(0.05)
+    await channel.close()
+    script.seen.append(isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError))
+
+
 PLAYS: list[Play] = [
     many_messages_at_once, two_calls_at_once, nothing_is_written_behind_the_end, a_cancelled_call_that_is_awaited,
     messages_in_order, an_abort_in_a_stream, a_header_and_one_answer, one_request_and_many_answers,
     one_request_and_one_answer, a_call_that_is_cancelled, a_method_that_nobody_serves, a_channel_that_is_closed,
+    an_answer_that_is_not_waited_for_any_more, a_channel_that_is_closed_before_the_answer,
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from metis.deployment.controller.blobs import BlobMismatch
 from metis.deployment.controller.callers import serial_of
 from metis.deployment.controller.session import Context, Refused, Session, address_of
 from metis.deployment.controller.state import State
-from metis.deployment.controller.upload import Unread, Updates, UploadReceiver, first_message
+from metis.deployment.controller.upload import Received, Unread, Updates, UploadReceiver, first_message
 from metis.deployment.wire import wire_pb2 as pb
 from metis.deployment.wire.chunks import Piece, chunk_bytes
 from metis.deployment.wire.models import model_bytes
@@ -61,7 +61,7 @@ class Streams(Protocol):
 
 
 class Service:
-    """Attend, Upload, Download."""
+    """Attend, HandIn, Upload, Download."""
 
     def __init__(
         self,
@@ -146,23 +146,38 @@ class Service:
 
     # --- models -----------------------------------------------------------------------------------
 
+    async def hand_in(self, content: bytes, context: Context) -> pb.Receipt:
+        async def receive() -> pb.Receipt:
+            learner = self._identify(context)
+            self._streams.alive(learner)
+            header = pb.UploadHeader.FromString(content)
+            if len(content) > _MAX_HEADER + len(header.content):
+                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the header is too long")
+            return await self._in_turn(learner, lambda: self._receiver.take(learner, header))
+
+        return await self._guarded(context, receive())
+
+    async def _in_turn(self, learner: str, receive: Callable[[], Awaitable[Received | pb.Receipt]]) -> pb.Receipt:
+        """Receive an update when it is its turn, and let it count: many may wait, and few are received at once."""
+        if self._uploading[learner] >= _MAX_CALLS:
+            raise _too_many(learner, "uploads")
+        self._uploading[learner] += 1
+        try:
+            async with self._turns[learner], self._uploads:
+                received = await receive()
+                return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
+        finally:
+            self._uploading[learner] -= 1
+
     async def upload(self, requests: AsyncIterator[pb.UploadPart | Piece], context: Context) -> None:
         async def receive() -> pb.Receipt:
             learner = self._identify(context)
             # A learner that is silent, or calls many times, keeps nobody but itself waiting.
             first = await first_message(requests)
             self._streams.alive(learner)
-            if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER + len(first.header.content):
+            if not isinstance(first, pb.UploadPart) or first.ByteSize() > _MAX_HEADER:
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
-            if self._uploading[learner] >= _MAX_CALLS:
-                raise _too_many(learner, "uploads")
-            self._uploading[learner] += 1
-            try:
-                async with self._turns[learner], self._uploads:
-                    received = await self._receiver.receive(learner, first, requests, context)
-                    return received if isinstance(received, pb.Receipt) else await self._updates.hand_in(received)
-            finally:
-                self._uploading[learner] -= 1
+            return await self._in_turn(learner, lambda: self._receiver.receive(learner, first, requests, context))
 
         await context.write(pb.UploadAnswer(receipt=await self._guarded(context, receive())))
 

@@ -116,26 +116,10 @@ class UploadReceiver:
         if not isinstance(first, pb.UploadPart) or first.WhichOneof("part") != "header":
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an upload must begin with its header")
         header, wire = first.header, self._wire
-        if header.run != self._state.run:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this update belongs to run {header.run[:40]!r}, but this controller serves run {self._state.run}",
-            )
-        if self._unread is not None and not self._unread.allows(header.bytes):
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"an update does not have {header.bytes} bytes here")
-        if header.bytes != self._length and self._unread is None:
-            raise Refused(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
-            )
-        if len(header.seal) and (len(header.seal) != SEAL_BYTES or header.sha256):
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a seal has {SEAL_BYTES} bytes, and replaces the SHA-256")
-        answer = self._updates.check_upload(learner, header)
+        answer = self._check(learner, header)
         if answer is not None:
             return answer
         announced = announced_checksum(header)
-        if len(header.content):
-            return await self._take(learner, header, announced)
         opened = self._updates.open_tasks()
         self._state.blobs.forget_partial(opened)
         with self._state.incoming(header.task if header.task in opened else None, announced) as incoming:
@@ -162,9 +146,30 @@ class UploadReceiver:
             finally:
                 await ended(concluding)
 
-    async def _take(self, learner: str, header: pb.UploadHeader, announced: str) -> Received:
+    def _check(self, learner: str, header: pb.UploadHeader) -> pb.Receipt | None:
+        """The answer if none of its bytes are needed; raises `Refused` if it does not fit."""
+        if header.run != self._state.run:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this update belongs to run {header.run[:40]!r}, but this controller serves run {self._state.run}",
+            )
+        if self._unread is not None and not self._unread.allows(header.bytes):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"an update does not have {header.bytes} bytes here")
+        if header.bytes != self._length and self._unread is None:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the header announces a model of {header.bytes} bytes; a model of this federation has {self._length}",
+            )
+        if len(header.seal) and (len(header.seal) != SEAL_BYTES or header.sha256):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a seal has {SEAL_BYTES} bytes, and replaces the SHA-256")
+        return self._updates.check_upload(learner, header)
+
+    async def take(self, learner: str, header: pb.UploadHeader) -> Received | pb.Receipt:
         """A small update, which came with its header."""
-        content, wire = header.content, self._wire
+        answer = self._check(learner, header)
+        if answer is not None:
+            return answer
+        content, wire, announced = header.content, self._wire, announced_checksum(header)
         if not travels_inside(len(content)) or len(content) != header.bytes or not announced:
             raise Refused(
                 grpc.StatusCode.INVALID_ARGUMENT,

@@ -119,13 +119,16 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Calls:
-    """The three calls of a learner on one channel."""
+    """The calls of a learner on one channel."""
 
     stub: FederationStub
     metadata: tuple[tuple[str, str], ...]
 
     def attend(self) -> Any:
         return self.stub.attend(metadata=self.metadata)
+
+    def hand_in(self, header: pb.UploadHeader) -> Any:
+        return self.stub.hand_in(header, metadata=self.metadata)
 
     def upload(self) -> Any:
         return self.stub.upload(metadata=self.metadata)

@@ -160,19 +160,16 @@ class Uploads:
 
     async def upload(self, session: Session, update: Update) -> pb.Receipt:
         """Send the update once, from where an earlier attempt ended."""
-        inside = travels_inside(update.bytes) and update.bytes <= session.chunk_bytes
-        content = await self._content(update) if inside else b""
+        if travels_inside(update.bytes) and update.bytes <= session.chunk_bytes:
+            return await self._send_small(session, update)
         call = session.calls.upload()
         answers = _Answers(call, session)
         try:
-            header = outgoing.header(update, content)
-            await asyncio.wait_for(call.write(pb.UploadPart(header=header)), PROGRESS_SECONDS)
-            if content:
-                await call.done_writing()
-            else:
-                offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
-                if offset is not None:
-                    await self._send(call, session, update, min(offset, update.bytes), answers)
+            header = pb.UploadPart(header=outgoing.header(update))
+            await asyncio.wait_for(call.write(header), PROGRESS_SECONDS)
+            offset = await answers.first(_RECEIPT_SECONDS)  # when its turn has come
+            if offset is not None:
+                await self._send(call, session, update, min(offset, update.bytes), answers)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it was answered before its end: the answer contains the reason
         except BaseException:
@@ -187,11 +184,13 @@ class Uploads:
         finally:
             await answers.close()
 
-    async def _content(self, update: Update) -> bytes:
-        """All bytes of a small update."""
+    async def _send_small(self, session: Session, update: Update) -> pb.Receipt:
+        """All bytes at once, with their header."""
         reading = read_ahead(self._work.update_file(update.task), 0, update.bytes, update.bytes)
         async with contextlib.aclosing(reading) as pieces:
-            return b"".join([bytes(piece.data) async for piece in pieces])
+            content = b"".join([bytes(piece.data) async for piece in pieces])
+        with IdleTimeout(_RECEIPT_SECONDS) as idle_timeout:
+            return await idle_timeout.wait(session.calls.hand_in(outgoing.header(update, content)))
 
     async def _send(self, call: Any, session: Session, update: Update, offset: int, answers: _Answers) -> None:
         """Chunks in stretches, each of which is acknowledged before the next one is sent, and the end."""

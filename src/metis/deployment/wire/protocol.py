@@ -12,11 +12,11 @@ from metis.deployment.wire.chunks import CHUNK, read_chunk, write_chunk, write_p
 from metis.deployment.wire.untrusted import cleaned
 from metis.system import SYSTEM
 
-PROTOCOL = 6
+PROTOCOL = 7
 _MAX_MESSAGE = CHUNK + (1 << 16)
 SERVICE = "metis.Federation"
 ADMINISTRATION = "metis.Administration"
-ATTEND, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "Upload", "Download"))
+ATTEND, HAND_IN, UPLOAD, DOWNLOAD = (f"/{SERVICE}/{name}" for name in ("Attend", "HandIn", "Upload", "Download"))
 
 # Whether the other end is alive is decided above, by whether anything of it arrives: an answer to a ping waits behind
 # whatever a slow line or a relay has buffered, and other bytes do not count for gRPC. So these only clear away
@@ -43,11 +43,14 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 
 class FederationStub:
-    """The three calls of a learner."""
+    """The calls of a learner."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.attend = channel.stream_stream(
             ATTEND, pb.FromLearner.SerializeToString, lambda data: cleaned(pb.ToLearner.FromString(data))
+        )
+        self.hand_in = channel.unary_unary(
+            HAND_IN, pb.UploadHeader.SerializeToString, lambda data: cleaned(pb.Receipt.FromString(data))
         )
         self.upload = channel.stream_stream(UPLOAD, write_part, lambda data: cleaned(pb.UploadAnswer.FromString(data)))
         self.download = channel.unary_stream(DOWNLOAD, pb.ModelRequest.SerializeToString, read_chunk)
@@ -56,7 +59,7 @@ class FederationStub:
 def service_handler(
     servicer: Any, read_part: Callable[[bytes], Any] = pb.UploadPart.FromString
 ) -> grpc.GenericRpcHandler:
-    """Make an object with the coroutines attend, upload and download a gRPC service."""
+    """Make an object with the coroutines attend, hand_in, upload and download a gRPC service."""
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
@@ -66,7 +69,8 @@ def service_handler(
             "Upload": grpc.stream_stream_rpc_method_handler(
                 servicer.upload, read_part, pb.UploadAnswer.SerializeToString
             ),
-            # The service reads the request itself: what gRPC cannot read it answers with UNKNOWN.
+            # The service reads these requests itself: what gRPC cannot read it answers with UNKNOWN.
+            "HandIn": grpc.unary_unary_rpc_method_handler(servicer.hand_in, None, pb.Receipt.SerializeToString),
             "Download": grpc.unary_stream_rpc_method_handler(servicer.download, None, write_chunk),
         },
     )
