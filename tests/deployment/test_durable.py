@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -249,6 +250,31 @@ def test_files_are_collected_and_those_that_are_needed_stay(tmp_path: Path) -> N
     assert len(blobs) <= 2 * (4 + 5) + 2 * 5 + 2 + 5 + 2 * 5
     twin.restart()
     assert twin.durable.controller.community.stamp.version > 3
+
+
+def test_small_models_in_the_journal_need_fewer_snapshots(tmp_path: Path) -> None:
+    """Ten updates in files are as many as a start may have to replay; of small ones it is far more."""
+    numbers = {}
+    for where in ("files", "journal"):
+        twin = Twin(tmp_path / where, POLICIES["async"])
+        for learner in LEARNERS:
+            twin.happen(LearnerJoined(learner, 50, 10), 0.0)
+        for number in range(30):
+            learner = LEARNERS[number % 2]
+            task = twin.durable.open_task(learner)
+            assert task is not None
+            content = b"".join(model_parts(Model(LAYOUT, INITIAL.vector + np.float32(number), INITIAL.counters)))
+            event = UpdateRequest(learner, task.number, 5, 0.1, 0.02, Model.empty())
+            if where == "files":
+                entry = twin.durable.journal(event, number, twin.state.put_blob([memoryview(content)]))
+            else:
+                entry = twin.durable.journal(event, number, hashlib.sha256(content).hexdigest(), content)
+            twin.durable.apply(entry)
+        numbers[where] = [snapshot.seq for snapshot in twin.state.snapshots()]
+        before = twin.durable.controller.community.model.sha256()
+        twin.restart()
+        assert twin.durable.controller.community.model.sha256() == before
+    assert len(numbers["files"]) == 2 and not numbers["journal"]
 
 
 def test_a_damaged_snapshot_is_no_loss(tmp_path: Path) -> None:
