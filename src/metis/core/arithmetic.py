@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 128 * 1024  # numbers; sums over a whole model are made of sums over these, so their bits depend on it
-CALL = 256 * 1024  # numbers that one call of the arithmetic works off
+# Numbers that one call of the arithmetic works off. With fewer, threads that call numpy wait for each other longer than
+# the sums, which then stay in a nearer cache, take less time.
+CALL = 256 * 1024
 _PIECE = 16 * 1024  # numbers whose float64 values stay in the processor's cache; inner products depend on it
-_TILE = 32 * 1024  # the same for sums, in which a longer call takes less time for a number
 _READ = 128 * 1024  # numbers of a model that are read from its file at a time
 _ROWS_AT_ONCE = 32  # models of which so much is in memory at the same time
 
@@ -43,27 +44,20 @@ class Arithmetic:
 
     def add(self, total: NDArray[np.float64], pieces: Sequence[tuple[NDArray[np.float32], float]]) -> None:
         """total += factor * piece, one piece after the other."""
-        products = np.empty(min(_TILE, total.size), np.float64)
-        for start in range(0, total.size, _TILE):
-            part = total[start : start + _TILE]
-            product = products[: part.size]
-            for piece, factor in pieces:
-                product[:] = piece[start : start + _TILE]  # first: float32 times a Python float is float32
-                product *= factor
-                part += product
+        product = np.empty(total.size, np.float64)
+        for piece, factor in pieces:
+            product[:] = piece  # first: float32 times a Python float is float32
+            product *= factor
+            total += product
 
     def average(
         self, result: NDArray[np.float32], pieces: Sequence[tuple[NDArray[np.float32], float]], divisor: float
     ) -> None:
         """result = the sum of factor * piece, one piece after the other, over the divisor."""
-        sums = np.empty(min(_TILE, result.size), np.float64)
-        for start in range(0, result.size, _TILE):
-            part = slice(start, min(start + _TILE, result.size))
-            total = sums[: part.stop - start]
-            total.fill(0.0)
-            Arithmetic.add(self, total, [(piece[part], factor) for piece, factor in pieces])
-            np.divide(total, divisor, out=total)
-            result[part] = total
+        total = np.zeros(result.size, np.float64)
+        Arithmetic.add(self, total, pieces)
+        np.divide(total, divisor, out=total)
+        result[:] = total
 
     def each_part(self, size: int, models: int, work: Callable[[int, int], None]) -> None:
         """Call `work` with start and end of every part of a vector of this size, the sum of this many models."""
