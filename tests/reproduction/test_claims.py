@@ -12,11 +12,12 @@ import metis.reproduction.verdicts as verdicts_module
 from metis.core.events import Action, CommunityPublished, Evaluated, Event
 from metis.core.model import Model
 from metis.core.stop import StopRule, Target
+from metis.reproduction import checks
 from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.curves import Steady
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
-from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table
+from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table, level
 from metis.reproduction.verdicts import Cost, Finding, Outcome, Part, Ratio, _unexplained, ours
 from metis.runs.run import Run
 
@@ -390,3 +391,19 @@ def test_a_seed_that_is_still_running_does_not_undo_a_level() -> None:
     assert after == before
     late = characteristics(Evidence("decisive", environments, {**runs, cell.name: made_up(cell, 0)}))
     assert late != before
+
+
+@pytest.mark.parametrize(
+    ("relative", "said", "outcome"),
+    [(1.0, "low", "holds"), (1.4, "low", "open"), (1.6, "low", "open"), (1.6, "high", "fails"), (2.0, "low", "fails"),
+     (2.0, "medium", "holds"), (2.9, "high", "open"), (4.0, "high", "holds")],
+)  # fmt: skip
+def test_a_level_close_to_the_next_is_open(
+    relative: float, said: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Low ends at 1.5 and medium at 3: what a factor of 1.25 would change is not decided."""
+    ours_ = {"parallel_time": {"relative": relative, "level": level(relative)}}
+    row = {"protocol": "Synchronous", "published": {"parallel_time": said}, "ours": ours_}
+    monkeypatch.setattr(checks, "characteristics", lambda evidence: {"rows": [row]})
+    nothing = Evidence("decisive", {}, {})
+    assert checks.table_1("parallel_time")(nothing, ours(nothing)).outcome == outcome

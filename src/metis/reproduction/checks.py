@@ -26,11 +26,12 @@ from metis.reproduction.tables import (
     counterparts,
     distinct_schedules,
     idle_share,
+    level,
     protocol_of,
     slowest_learner_epochs,
     solver_of,
 )
-from metis.reproduction.verdicts import COLUMN, TIE, Finding, Outcome, Part, Source
+from metis.reproduction.verdicts import COLUMN, EQUIVALENT, TIE, Finding, Outcome, Part, Source
 from metis.runs.run import Run
 
 # --- what follows from the schedule -------------------------------------------------------------
@@ -146,8 +147,15 @@ def table_1(column: str) -> lookup.Check:
             else:
                 found = row["from_published"]["energy" if source.name == COLUMN else column]["level"]
             outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
-            parts.append(Part(outcome, f"{row['protocol']} {_level(found)} (Table 1: {_level(said)})"))
-        return Finding(parts, LEVELS_RULE)
+            words = f"{row['protocol']} {_level(found)}"
+            if source.name == "ours" and isinstance(found, str):
+                relative = row["ours"][column]["relative"]
+                near = {level(relative / EQUIVALENT), found, level(relative * EQUIVALENT)}
+                outcome = lookup.outcome(found == said) if near == {found} or said not in near else "open"
+                words += f" (×{relative:.2f})"
+            parts.append(Part(outcome, f"{words} (Table 1: {_level(said)})"))
+        rule = f"{LEVELS_RULE} A level of our runs that a factor of {EQUIVALENT:g} would change is open."
+        return Finding(parts, rule if source.name == "ours" else LEVELS_RULE)
 
     return check
 
