@@ -49,8 +49,8 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "
         f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not, by the same "
-        f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. The spread from seed to seed that intervals "
-        f"use, in ln(time): {spread}."
+        f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. What neither policy nor seed explains, "
+        f"as intervals use it, in ln(time): {spread}."
     )
 
 

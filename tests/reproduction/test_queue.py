@@ -186,7 +186,7 @@ def test_single_seeds_are_run_until_some_second(environment: Environment, tmp_pa
     assert request.command_line.endswith("--policy FedRec --seed 4 --until 5")
 
 
-def test_a_run_that_begins_anew_does_not_shorten_its_curve(environment: Environment, tmp_path: Path) -> None:
+def test_a_run_that_starts_again_does_not_shorten_its_curve(environment: Environment, tmp_path: Path) -> None:
     """Its state may be on another machine; the curve, which has the same bits, says how far it has come."""
     quiet, cell = Console(quiet=True), environment.cells[2]
     for name, until in (("long", 20.0), ("short", 5.0)):
@@ -198,8 +198,8 @@ def test_a_run_that_begins_anew_does_not_shorten_its_curve(environment: Environm
     kept, short = (curve_file(tmp_path / f"{name}-curves", cell) for name in ("long", "short"))
     before, run = kept.read_bytes(), Run.load(tmp_path / "short" / "decisive" / cell.name)
 
-    _Curves(Job(cell, tmp_path / "anew", curve=kept)).finish(run)
+    _Curves(Job(cell, tmp_path / "again", curve=kept)).finish(run)
     assert kept.read_bytes() == before
     short.unlink()
-    _Curves(Job(cell, tmp_path / "anew", curve=short)).finish(run)
+    _Curves(Job(cell, tmp_path / "again", curve=short)).finish(run)
     assert short.exists()

@@ -33,6 +33,7 @@ from metis.reproduction.tables import (
 )
 from metis.reproduction.verdicts import COLUMN, EQUIVALENT, TIE, Finding, Outcome, Part, Source
 from metis.runs.run import Run
+from metis.text import plural
 
 # --- what follows from the schedule -------------------------------------------------------------
 
@@ -478,7 +479,8 @@ def head_of_power_law(evidence: Evidence, source: Source) -> Finding:
         if differences:
             mean = statistics.mean(differences)
             outcome: Outcome = "open" if abs(mean) < 0.02 else lookup.outcome(mean > 0)
-            parts.append(Part(outcome, f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({len(ends)} seeds)"))
+            seeds = plural(len(ends), "seed")
+            parts.append(Part(outcome, f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({seeds})"))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "at least 0.02 apart, in the time that both were run")

@@ -117,7 +117,7 @@ class _AtTarget:
 class _Curves:
     """Keeps what a cell measures in a small file, while it goes on and at its end.
 
-    A run that begins anew, because its state is on another machine, does not shorten what is kept of it.
+    A run that starts again, because its state is on another machine, does not shorten what is kept of it.
     """
 
     def __init__(self, job: Job) -> None:
