@@ -237,7 +237,7 @@ def keep_freed_memory(at_most: int, *, pieces: int, arenas: int | None = None) -
     glibc would return them to the system, which clears new pages for the next piece: that can take as long as the work.
     Threads share so many arenas, of which each keeps as much; there would be one for each of many threads.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library, or Windows
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, at_most)
         mallopt(_MMAP_THRESHOLD, pieces)
