@@ -62,10 +62,8 @@ def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> st
             if claim.needs not in hours:
                 entries = queue(environments.values(), claim.needs.split(), before_targets=True)
                 hours[claim.needs] = hours_left(entries, results_folder())
-            left = hours[claim.needs]
-            command = f"`metis reproduce {claim.needs} --scale decisive`, at most {left:.0f} hours of one core"
-            known = f"so far: {claim.decided}; the rest: " if claim.decided else ""
-            here = f"{known}{command}" if left >= 0.1 else f"more seeds are needed: {claim.sentence}"
+            needs = claim.open or f"its runs to their end, at most {hours[claim.needs]:.0f} hours of one core"
+            here = f"{claim.sentence}. Needs: {needs} (`metis reproduce {claim.needs} --scale decisive`)"
         else:
             here = claim.sentence
         own = PAPER_WORDS[claim.paper] + (f": {claim.paper_sentence}" if claim.paper else "")

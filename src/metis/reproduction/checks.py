@@ -194,8 +194,11 @@ def semisync_is_faster(solver: str) -> lookup.Check:
             for sync, semi in counterparts(environment)
             if solver_of(sync) == solver
         }
-        ratios = {where: source.ratio(semi, sync, "parallel_time") for where, (semi, sync) in pairs.items()}
-        parts = [Part(ratio.above(among=len(ratios)), f"{where} ×{ratio}") for where, ratio in ratios.items()]
+        compared = {
+            where: source.compare(semi, sync, "parallel_time", among=len(pairs))
+            for where, (semi, sync) in pairs.items()
+        }
+        parts = [Part(one.outcome, f"{where} ×{one.ratio}", [one]) for where, one in compared.items()]
         return Finding(parts, "Sync's parallel time over SemiSync's")
 
     return check
@@ -206,11 +209,12 @@ def energy_saving(kind: str) -> lookup.Check:
 
     def check(evidence: Evidence, source: Source) -> Finding:
         pairs = [pair for one in lookup.in_tables(evidence, "table2", "table3") for pair in counterparts(one)]
-        ratios = [source.ratio(semi, sync, f"energy_{kind}") for sync, semi in pairs]
+        compared = [source.compare(semi, sync, f"energy_{kind}") for sync, semi in pairs]
+        ratios = [one.ratio for one in compared]
         known = [ratio for ratio in ratios if ratio.kind != "unknown"]
         exact = [ratio for ratio in known if ratio.kind == "exact"]
         if not exact:
-            return Finding([Part("open", f"none of {len(pairs)} pairs has reached the target with both")])
+            return Finding([Part("open", f"none of {len(pairs)} pairs has reached the target with both", compared)])
         savings = [1 - 1 / ratio.mean for ratio in exact]
         least = [-math.inf if ratio.kind == "at most" else 1 - 1 / ratio.mean for ratio in known]
         most = [1.0 if ratio.kind == "at least" else 1 - 1 / ratio.mean if ratio.mean else -math.inf for ratio in known]
@@ -224,7 +228,7 @@ def energy_saving(kind: str) -> lookup.Check:
         text = f"{statistics.mean(savings):+.0%} on average of {len(exact)} of {len(pairs)} pairs"
         text += (f" (95 %: ± {half:.0%})" if half else "") + f", {min(savings):+.0%} to {max(savings):+.0%}"
         text += f", and {len(known) - len(exact)} with a bound" if len(known) > len(exact) else ""
-        return Finding([Part(outcome, text)], "at least 30 %, from at least half of the pairs")
+        return Finding([Part(outcome, text, compared)], "at least 30 %, from at least half of the pairs")
 
     return check
 
@@ -235,9 +239,9 @@ def momentum_energy(kind: str) -> lookup.Check:
         environments = lookup.in_tables(evidence, "table2", "table3")
         for environment in environments:
             base, own = lookup.one(environment, SYNC, "vanilla"), lookup.one(environment, SEMISYNC, "momentum", 2)
-            ratio = source.ratio(own, base, f"energy_{kind}")
-            outcome = ratio.above(3.0, among=len(environments))
-            parts.append(Part(outcome, f"{environment.paper.cluster} {lookup.where(environment)} ×{ratio}"))
+            one = source.compare(own, base, f"energy_{kind}", 3.0, among=len(environments))
+            words = f"{environment.paper.cluster} {lookup.where(environment)}"
+            parts.append(Part(one.outcome, f"{words} ×{one.ratio}", [one]))
         return Finding(parts, "energy of Sync w/ Vanilla over that of SemiSync (λ=2) w/ Momentum, at least 3")
 
     return check
@@ -290,7 +294,8 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
     for environment in lookup.in_tables(evidence, "table2"):
         cells = {cell.policy.name: cell for cell in lookup.pick(environment, ASYNC)}
         fedavg, fedrec, fedasync = (cells[name] for name in ("async_fedavg", "fedrec", "fedasync"))
-        ratio = source.ratio(fedavg, fedrec, "parallel_time")
+        one = source.compare(fedavg, fedrec, "parallel_time")
+        ratio = one.ratio
         if environment.config.partition.sizes == "power_law":
             rivals, words = [fedrec, fedasync], lookup.where(environment)
             part = lookup.against(source, fedavg, rivals, "parallel_time", " s", words, environments=1)
@@ -299,7 +304,7 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
             within = ratio.kind == "exact" and low > 1 / 1.5 and high < 1.5
             apart = (ratio.kind != "at most" and low > 1.5) or (ratio.kind != "at least" and high < 1 / 1.5)
             outcome: Outcome = "holds" if within else "fails" if apart else "open"
-            part = Part(outcome, f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}")
+            part = Part(outcome, f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}", [one])
         parts.append(part)
     return Finding(parts, "comparable: within a factor of 1.5")
 
@@ -309,12 +314,14 @@ def asynchronous_requests(evidence: Evidence, source: Source) -> Finding:
     environments = lookup.in_tables(evidence, "table3")
     for environment in environments:
         own = lookup.one(environment, SEMISYNC, "momentum", 2)
-        ratios = {cell.label: source.ratio(own, cell, "communication_cost") for cell in lookup.pick(environment, ASYNC)}
-        outcomes = [ratio.above(2.0, among=len(ratios) * len(environments)) for ratio in ratios.values()]
+        rivals = lookup.pick(environment, ASYNC)
+        count = len(rivals) * len(environments)
+        compared = [source.compare(own, rival, "communication_cost", 2.0, among=count) for rival in rivals]
+        outcomes = [one.outcome for one in compared]
         order: tuple[Outcome, ...] = ("fails", "open", "holds")
         worst = next(outcome for outcome in order if outcome in outcomes)
-        shown = ", ".join(f"{label} ×{ratio}" for label, ratio in ratios.items())
-        parts.append(Part(worst, f"{lookup.where(environment)}: {shown}"))
+        shown = ", ".join(f"{one.rival.label} ×{one.ratio}" for one in compared)
+        parts.append(Part(worst, f"{lookup.where(environment)}: {shown}", compared))
     return Finding(parts, "update requests over SemiSync's; many more is at least twice as many")
 
 
@@ -349,9 +356,9 @@ def brainage_beats_sync(name: str, needed: Sequence[float], unit: str = "") -> l
         }
         parts = []
         for words, (cell, sync) in pairs.items():
-            ratio = source.ratio(cell, sync, name)
-            text = f"{words} {lookup.amount(source, cell, name, unit)}, Sync ×{ratio}"
-            parts.append(Part(ratio.above(among=len(pairs)), text))
+            one = source.compare(cell, sync, name, among=len(pairs))
+            text = f"{words} {lookup.amount(source, cell, name, unit)}, Sync ×{one.ratio}"
+            parts.append(Part(one.outcome, text, [one]))
         return Finding(parts, "Sync's cost over SemiSync's")
 
     return check

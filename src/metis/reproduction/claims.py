@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metis.reproduction import checks
+from metis.reproduction.effort import effort
 from metis.reproduction.lookup import Check, NoEvidence
 from metis.reproduction.tables import Evidence
 from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, ours, published
@@ -31,11 +32,11 @@ class Claim:
     text: str
     verdict: Verdict
     sentence: str  # the numbers, or what is missing
-    decided: str  # those of its parts that are decided
     rule: str
     paper: str  # whether its own tables hold it, by the same rule: holds, fails, tie, or nothing
     paper_sentence: str
     needs: str  # the results whose runs decide it
+    open: str = ""  # what an undecided one needs, as far as that can be said
 
 
 def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
@@ -56,11 +57,11 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 text,
                 VERDICTS[found.outcome],
                 found.sentence,
-                found.decided,
                 found.rule,
                 "" if own.outcome == "open" else own.outcome,
                 said,
                 needs,
+                effort(found, evidence) if found.outcome == "open" else "",
             )
         )
     return claims

@@ -74,8 +74,9 @@ def against(
     source: Source, own: Cell, rivals: Sequence[Cell], name: str, unit: str, words: str, *, environments: int
 ) -> Part:
     """Whether one policy costs less than each of the others, in one of so many environments."""
-    ratios = {rival.label: source.ratio(own, rival, name) for rival in rivals}
-    outcomes = {label: ratio.above(among=len(rivals) * environments) for label, ratio in ratios.items()}
+    compared = [source.compare(own, rival, name, among=len(rivals) * environments) for rival in rivals]
+    ratios = {one.rival.label: one.ratio for one in compared}
+    outcomes = {one.rival.label: one.outcome for one in compared}
     order: tuple[Outcome, ...] = ("fails", "open", "tie", "holds")
     worst: Outcome = next((outcome for outcome in order if outcome in outcomes.values()), "open")
     known = {label: ratio for label, ratio in ratios.items() if ratio.kind != "unknown"}
@@ -85,7 +86,7 @@ def against(
     rest = f"; not known for {len(open_)} of {len(rivals)} policies" if open_ else ""
     text = f"{words}: {own.label} {amount(source, own, name, unit)}; {shown or 'nothing to compare with'}{rest}"
     # With ties among clear wins it is not beaten anywhere.
-    return Part("holds" if worst == "tie" and "holds" in outcomes.values() else worst, text)
+    return Part("holds" if worst == "tie" and "holds" in outcomes.values() else worst, text, compared)
 
 
 def outcome(holds: bool) -> Outcome:

@@ -70,7 +70,7 @@ def terminal_claims(claims: Sequence[Mapping[str, str]]) -> RenderableType:
         table.add_column(heading, overflow="fold", min_width=13 if heading == "verdict" else None)
     for claim in claims:
         verdict = Text(claim["verdict"], style=_VERDICT_STYLES[claim["verdict"]])
-        table.add_row(verdict, Text(f"{claim['text']} ({claim['where']})"), Text(claim["sentence"]))
+        table.add_row(verdict, Text(f"{claim['text']} ({claim['where']})"), Text(_numbers(claim)))
     return Group(table, Text(verdict_count(claims), style="bold"))
 
 
@@ -157,8 +157,13 @@ def claims_table(claims: Sequence[Mapping[str, str]]) -> list[str]:
     lines = ["| verdict | claim | numbers | by the paper's own tables |", "| --- | --- | --- | --- |"]
     for claim in claims:
         own = PAPER_WORDS[claim["paper"]] + (f": {claim['paper_sentence']}" if claim["paper"] else "")
-        lines.append(f"| {claim['verdict']} | {claim['text']} ({claim['where']}) | {claim['sentence']} | {own} |")
+        lines.append(f"| {claim['verdict']} | {claim['text']} ({claim['where']}) | {_numbers(claim)} | {own} |")
     return lines
+
+
+def _numbers(claim: Mapping[str, str]) -> str:
+    """What was found, and if that does not decide, what would."""
+    return claim["sentence"] + (f". Needs: {claim['open']}" if claim["open"] else "")
 
 
 def markdown_table(sheet: Sheet) -> list[str]:

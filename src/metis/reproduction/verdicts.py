@@ -61,6 +61,10 @@ class Source:
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
         return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
 
+    def compare(self, own: Cell, rival: Cell, name: str, least: float = 1.0, *, among: int = 1) -> Comparison:
+        """Whether the second's cost is more than `least` times the first's, which is one `among` so many questions."""
+        return Comparison(own, rival, self.ratio(own, rival, name), least, among)
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -101,6 +105,22 @@ class Ratio:
         half = deviations * self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
+    def seeds_to_decide(self, least: float = 1.0, *, among: int = 1) -> int | None:
+        """How many seeds would decide if mean and spread stayed as they are; None if no number of them would."""
+        if self.kind != "exact" or not self.spread:
+            return None
+        above = math.log(self.mean / least)
+        distances = [above / _NORMAL if above > 0 else -above / _one_of(among)]
+        if least == 1:
+            distances.append((math.log(EQUIVALENT) - abs(above)) / _NORMAL)
+        needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
+        return math.ceil(min(needed)) if needed else None
+
+    def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
+        """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
+        low, high = self.interval[0], self._within(_one_of(among))[1]
+        return least / low if self.kind == "at least" else high / least
+
     def above(self, least: float = 1.0, *, among: int = 1) -> Outcome:
         """Whether it is more than this; a tie is one of 1.
 
@@ -108,7 +128,7 @@ class Ratio:
         its own 5 %. All of them are needed to confirm it, which chance does not make easier.
         """
         low = self.interval[0]
-        high = self._within(statistics.NormalDist().inv_cdf(1 - 0.025 / among))[1]
+        high = self._within(_one_of(among))[1]
         exact = self.kind == "exact"
         if exact and least == 1 and self.spread == 0 and abs(math.log(self.mean)) <= math.log(TIE):
             return "tie"
@@ -130,12 +150,33 @@ class Ratio:
         return f"{sign}{self.mean:.2f}{span}"
 
 
+def _one_of(many: int) -> float:
+    """Deviations of an interval of 95 % for all of them together."""
+    return statistics.NormalDist().inv_cdf(1 - 0.025 / many)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two policies in an environment."""
+
+    own: Cell
+    rival: Cell
+    ratio: Ratio  # the rival's cost over its own
+    least: float = 1.0
+    among: int = 1
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.ratio.above(self.least, among=self.among)
+
+
 @dataclass(frozen=True)
 class Part:
     """One place in which a claim holds or not, such as an environment."""
 
     outcome: Outcome
     text: str
+    compared: Sequence[Comparison] = ()  # what it follows from
 
 
 @dataclass(frozen=True)
@@ -160,9 +201,9 @@ class Finding:
         return "; ".join(part.text for part in self.parts)
 
     @property
-    def decided(self) -> str:
-        """The parts that are not open."""
-        return "; ".join(part.text for part in self.parts if part.outcome != "open")
+    def open(self) -> list[Comparison]:
+        """What the other parts still need."""
+        return [one for part in self.parts if part.outcome == "open" for one in part.compared if one.outcome == "open"]
 
 
 def ours(evidence: Evidence) -> Source:
