@@ -92,7 +92,6 @@ class Controller(MaskedRounds):
         self.finished = False
         self.on_hold = False  # by an administrator
         self.member_changes: dict[LearnerId, bool] = {}  # since the start: added (True) or removed, the latest
-        self._answered: set[LearnerId] = set()  # who has answered a task of the open round
         self._tasks_sent = 0
         self._rounds_begun = 0
         self.latest_rollback = 0  # the version under which it was published
@@ -240,9 +239,9 @@ class Controller(MaskedRounds):
             raise UnexpectedEvent(f"learner '{event.learner}' answered task {event.task}, but {expected}")
 
         base, elapsed = record.base_model, now - record.task_sent_at + record.unclocked
-        self.roster.close_task(event.learner)
-        if task.based_on == self.community.stamp:
-            self._answered.add(event.learner)
+        of_round = task.based_on == self.community.stamp
+        self.roster.close_task(event.learner, of_round=of_round)
+        if of_round:
             # The very object, by which a mixing of differences knows what is not late.
             base = self.community.model if base is not None else None
         if isinstance(event, TaskFailed):
@@ -360,7 +359,7 @@ class Controller(MaskedRounds):
             if not waiting:
                 return actions  # until their window is opened
         self._rounds_begun += 1
-        self._answered.clear()
+        self.roster.begin_round()
         moment = self._moment(now)
         published = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         measure, self._round_measure = published or self._round_measure, None
@@ -374,7 +373,7 @@ class Controller(MaskedRounds):
 
     def _joining(self, now: float) -> dict[LearnerId, Budget]:
         """What learners that are back in the middle of a round do until its end."""
-        back = self.roster.waiting_except(self._answered)
+        back = self.roster.back
         return self.protocol.joining(back, now) if back else {}
 
     def _assign(self, budgets: dict[LearnerId, Budget], moment: Moment) -> list[Action]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, KeysView
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
 from metis.core.events import LearnerId, LearnerJoined, LocalTask
@@ -72,6 +72,8 @@ class Roster:
         self._records: dict[LearnerId, LearnerRecord] = {}
         self._index: dict[LearnerId, int] = {}  # in the order of first joining
         self._waiting: dict[int, LearnerRecord] = {}  # by index
+        self._back: dict[int, LearnerRecord] = {}  # those of them that have not answered in the open round
+        self._answered: set[LearnerId] = set()  # who has answered a task of the open round
         self._training: dict[int, LearnerRecord] = {}  # by the number of the task
 
     def __iter__(self) -> Iterator[LearnerRecord]:
@@ -108,10 +110,15 @@ class Roster:
         """Learners that could train but have no task."""
         return [self._waiting[index] for index in sorted(self._waiting)]
 
-    def waiting_except(self, learners: Container[LearnerId]) -> list[LearnerRecord]:
-        """Those of `waiting` that are not among these."""
-        found = {index: record for index, record in self._waiting.items() if record.learner not in learners}
-        return [found[index] for index in sorted(found)]
+    @property
+    def back(self) -> list[LearnerRecord]:
+        """Those of `waiting` that have not answered in the open round: with none it takes no time."""
+        return [self._back[index] for index in sorted(self._back)]
+
+    def begin_round(self) -> None:
+        """Nobody has answered in it yet."""
+        self._answered.clear()
+        self._back = dict(self._waiting)
 
     def admit(self, joined: LearnerJoined) -> None:
         """Add a learner, or take one back with what is known about its speed."""
@@ -125,21 +132,24 @@ class Roster:
             record.present, record.set_aside, record.refusals = True, False, 0
             self._close(record)
         record.steps_left, record.larger_batches = joined.steps_left, joined.larger_batches
-        self._waiting[self._index[joined.learner]] = record
+        self._wait(record)
 
     def assign(self, learner: LearnerId, task: LocalTask, now: float, base_model: Model | None) -> None:
         """The learner trains from now on."""
         record = self._waiting.pop(self._index[learner])
+        self._back.pop(self._index[learner], None)
         record.task, record.task_sent_at, record.base_model = task, now, base_model
         if record.steps_left is not None and task.budget.steps is not None:
             record.steps_left = max(0, record.steps_left - task.budget.steps)  # spent, whatever becomes of it
         self._training[task.number] = record
 
-    def close_task(self, learner: LearnerId) -> None:
-        """The learner has answered and waits for its next task."""
+    def close_task(self, learner: LearnerId, *, of_round: bool = False) -> None:
+        """The learner waits for its next task; it may have answered one of the open round."""
         record = self._records[learner]
         self._close(record)
-        self._waiting[self._index[learner]] = record
+        if of_round:
+            self._answered.add(learner)
+        self._wait(record)
 
     def void_tasks(self) -> None:
         """Nobody's open task may be answered any more; all that trained wait for another."""
@@ -149,14 +159,24 @@ class Roster:
     def put_aside(self, learner: LearnerId) -> None:
         """The learner gets no more tasks until it joins again."""
         self._records[learner].set_aside = True
-        self._waiting.pop(self._index[learner], None)
+        self._wait_no_longer(learner)
 
     def dismiss(self, learner: LearnerId) -> None:
         """The learner is away; its open task is void."""
         record = self._records[learner]
         record.present = False
         self._close(record)
+        self._wait_no_longer(learner)
+
+    def _wait(self, record: LearnerRecord) -> None:
+        index = self._index[record.learner]
+        self._waiting[index] = record
+        if record.learner not in self._answered:
+            self._back[index] = record
+
+    def _wait_no_longer(self, learner: LearnerId) -> None:
         self._waiting.pop(self._index[learner], None)
+        self._back.pop(self._index[learner], None)
 
     def _close(self, record: LearnerRecord) -> None:
         if record.task is not None:
