@@ -44,17 +44,20 @@ class Outages:
     """The spans in which something is out, from one or several sources, remembered as far as they were needed."""
 
     def __init__(self, *sources: Iterator[tuple[float, float]]) -> None:
+        # Most things never fail: what has no first outage need not be asked for the next with every transfer.
         self._sources: list[tuple[Iterator[tuple[float, float]], list[tuple[float, float]]]] = [
-            (source, []) for source in sources
+            (source, [first]) for source in sources if (first := next(source, None)) is not None
         ]
 
     def finish(self, start: float, seconds: float, resumed: bool = True) -> Done:
         """What takes so long and begins now; after an outage it goes on, or begins again if it is not `resumed`."""
+        if not self._sources:
+            return Done(start + seconds if seconds else start)  # a time keeps its type, as in traces
         now, left, cuts, repeated = start, seconds, 0, 0.0
         for _ in range(_ATTEMPTS):
             begins, ends = self._next(now)
             if now < begins and now + left <= begins:
-                return Done(now + left if left else now, cuts, repeated)  # a time keeps its type, as in traces
+                return Done(now + left if left else now, cuts, repeated)
             if now < begins:
                 cuts += 1
                 if resumed:
@@ -71,13 +74,13 @@ class Outages:
 
     def _next(self, now: float) -> tuple[float, float]:
         """The outage at this moment, or the next one."""
-        return min((self._next_of(source, known, now) for source, known in self._sources), default=(math.inf, math.inf))
+        return min(self._next_of(source, known, now) for source, known in self._sources)
 
     @staticmethod
     def _next_of(
         source: Iterator[tuple[float, float]], known: list[tuple[float, float]], now: float
     ) -> tuple[float, float]:
-        while not known or known[-1][1] <= now:
+        while known[-1][1] <= now:
             span = next(source, None)
             if span is None:
                 return math.inf, math.inf
