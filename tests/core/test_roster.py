@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from metis.core.events import Budget, CommunityStamp, LearnerJoined, LocalTask
 from metis.core.roster import Roster
