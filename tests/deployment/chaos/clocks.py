@@ -132,7 +132,10 @@ def _learners_are_off(tally: Tally, tmp: Path) -> None:
                     line for line in learner.printed("warning") if "the clock of this machine is off by" in line
                 ]
                 tally.check(len(warnings) == 1, f"'{name}' was warned {len(warnings)} times that its clock is off")
-                tally.check(any(f"the clock of '{name}' is off by" in line for line in here.warnings()), f"{name}")
+                tally.check(
+                    any(f"the clock of '{name}' differs by" in line for line in here.warnings()),
+                    f"the clock of '{name}' is not named",
+                )
         finally:
             for learner in running.values():
                 learner.__exit__()
