@@ -70,7 +70,7 @@ class Served:
         """A learner that does only what the test asks it to."""
         return ScriptedLearner(name, address or self.address, self.process.layout, self.process.run, instance)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait for something to become true; the time is only there so that a test never hangs."""
         async with asyncio.timeout(seconds) if hasattr(asyncio, "timeout") else contextlib.nullcontext():
             while not condition():
