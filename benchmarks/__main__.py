@@ -28,7 +28,7 @@ from _peers import NAMES, version_of
 BENCHMARKS = (
     "mixing", "cached_update", "simulator_overhead", "simulator_peers", "round_overhead", "wire", "wire_learners",
     "time_to_accuracy", "idle_time", "controller_memory", "simulator_memory", "scale", "load", "soak", "private_step",
-    "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model", "startup",
+    "dashboard", "precision", "secure_sum", "masked_round", "sealed", "large_model", "slow_line", "startup",
 )  # fmt: skip
 SHORTER = {  # where all are measured, which should take half an hour; by their names they take their time
     "soak": ("--seconds", "60"),
@@ -41,6 +41,7 @@ SHORTER = {  # where all are measured, which should take half an hour; by their 
     "simulator_overhead": ("--repeats", "2"),
     "simulator_peers": ("--medium", "10"),
     "wire": ("--repeats", "6", "--tasks", "100"),
+    "slow_line": ("--rate", "40"),
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 

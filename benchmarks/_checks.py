@@ -54,6 +54,11 @@ def _sealed(figures: Figures) -> Check:
     yield "a time is not positive", all(_positive(seconds) for seconds in figures["seconds"].values())
 
 
+def _slow_line(figures: Figures) -> Check:
+    yield "a time is not positive", _positive([figures["round"]["seconds"], figures["noticed_seconds"]])
+    yield "a round was shorter than the line allows", figures["round"]["seconds"] >= figures["least_seconds"]
+
+
 def _startup(figures: Figures) -> Check:
     yield "a time is not positive", _positive(figures["seconds"])
 
@@ -140,5 +145,6 @@ CHECKS: dict[str, Callable[[Figures], Check]] = {
     "secure_sum": _any_figures,
     "masked_round": _any_figures,
     "large_model": _large_model,
+    "slow_line": _slow_line,
     "startup": _startup,
 }

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,7 @@ class TimedLearner(LearnerProcess):
         raw: Peer | None,
         bare: Bare | None,
         kit: Any,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         credentials = None if kit is None else lambda: channel_credentials(kit)
         name = "learner-0" if kit is None else None
@@ -244,7 +245,7 @@ class TimedLearner(LearnerProcess):
             Route(*host_and_port(address)),
             work=folder / "work",
             child=(),
-            report=lambda *_: None,
+            report=report,
             credentials=credentials,
             name=name,
         )
