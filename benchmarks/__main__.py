@@ -34,14 +34,16 @@ SHORTER = {  # where all are measured, which should take half an hour; by their 
     "soak": ("--seconds", "60"),
     "precision": ("--steps", "200", "--seeds", "1"),
     "dashboard": ("--seconds", "20", "--repeats", "1", "--rounds", "30"),
-    "time_to_accuracy": ("--seconds", "60"),
+    "time_to_accuracy": ("--seconds", "45"),
     "idle_time": ("--rounds", "5"),
     "large_model": ("--rounds", "1", "--learners", "2"),
     "masked_round": ("--rounds", "3", "--repeats", "1", "--rest", "0"),
     "simulator_overhead": ("--repeats", "2"),
-    "simulator_peers": ("--medium", "10"),
+    "simulator_peers": ("--sizes", "small-10", "small-100", "small-1000"),
+    "scale": ("--repeats", "1"),
+    "secure_sum": ("--no-peers",),
     "wire": ("--repeats", "6", "--tasks", "100"),
-    "slow_line": ("--rate", "40"),
+    "slow_line": ("--rate", "60"),
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 

@@ -1,6 +1,6 @@
 """What a task costs besides training, here, in worker processes and on Ray; and a silo of one and of two processes.
 
-    python benchmarks/scale.py [--quick] [--out FOLDER]
+    python benchmarks/scale.py [--repeats 3] [--quick] [--out FOLDER]
 
 Part 1: learners that train nothing, for models of several sizes: all the time is overhead. Part 2: learners that really
 train a convolutional network, two at a time. Part 3: one learner in one process and in two that train as one, over
@@ -176,8 +176,10 @@ def silo(sheet: Report, steps: int, repeats: int) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
-    tasks, steps, repeats = (10, 2, 1) if options.quick else (200, 15, 3)
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="of which the best counts")
+    options = parser.parse_args()
+    tasks, steps, repeats = (10, 2, 1) if options.quick else (200, 15, options.repeats)
     with report(options, __doc__) as sheet:
         pools(sheet, SIZES[:1] if options.quick else SIZES, tasks, steps, repeats)
         silo(sheet, steps, repeats)
