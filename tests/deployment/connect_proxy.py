@@ -79,10 +79,10 @@ class ConnectProxy:
         try:
             await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            thither.transport.abort()  # first: whoever waits below may be cancelled again
             for relay in relays:
                 relay.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
-            thither.transport.abort()
 
     async def _refuse(self, writer: asyncio.StreamWriter, status: str) -> None:
         self.refused += 1
