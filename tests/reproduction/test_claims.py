@@ -15,10 +15,11 @@ from metis.core.stop import StopRule, Target
 from metis.reproduction import checks
 from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.curves import Steady
+from metis.reproduction.effort import effort
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
 from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table, level
-from metis.reproduction.verdicts import Cost, Finding, Outcome, Part, Ratio, _unexplained, ours
+from metis.reproduction.verdicts import Cost, Finding, Outcome, Part, Ratio, _unexplained, deviations, ours
 from metis.runs.run import Run
 
 TABLE_3 = {environment.name: environment for environment in load_environments("paper", results=["table3"]).values()}
@@ -443,9 +444,30 @@ def test_a_seed_that_is_still_running_does_not_undo_a_level() -> None:
 def test_a_level_close_to_the_next_is_open(
     relative: float, said: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Low ends at 1.5 and medium at 3: what a factor of 1.25 would change is not decided."""
+    """Low ends at 1.5 and medium at 3: with an interval of a factor of 1.25 what is closer is not decided."""
     ours_ = {"parallel_time": {"relative": relative, "level": level(relative)}}
     row = {"protocol": "Synchronous", "published": {"parallel_time": said}, "ours": ours_}
     monkeypatch.setattr(checks, "characteristics", lambda evidence: {"rows": [row]})
+    monkeypatch.setattr(checks, "error_of_level", lambda *of: math.log(1.25) / deviations())
     nothing = Evidence("decisive", {}, {})
-    assert checks.table_1("parallel_time")(nothing, ours(nothing)).outcome == outcome
+    found = checks.table_1("parallel_time")(nothing, ours(nothing))
+    assert found.outcome == outcome
+    assert ("as many seeds" in effort(found, nothing)) is (outcome == "open")
+
+
+def test_more_seeds_make_a_level_surer() -> None:
+    """Its error is that of a mean over three environments, and falls with the root of the number of seeds."""
+    environments = load_environments("decisive", results=["table1"])
+    errors = []
+    for seeds in (1, 3):
+        runs = {
+            cell.name: made_up(cell, AS_THE_PAPER_SAYS[cell.label])
+            for one in environments.values()
+            for seeded in one.seeded()[:seeds]
+            for cell in seeded.cells
+        }
+        found = Evidence("decisive", environments, runs)
+        source = replace(ours(found), spread=dict.fromkeys(("CIFAR-10 IID", "CIFAR-10 Non-IID"), SPREAD))
+        assert checks.error_of_level(found, source, "Semi-Synchronous", "parallel_time") == 0  # it is the cheapest
+        errors.append(checks.error_of_level(found, source, "Synchronous", "parallel_time"))
+    assert errors == pytest.approx([SPREAD * math.sqrt(2 / seeds) * math.sqrt(3) / 3 for seeds in (1, 3)])

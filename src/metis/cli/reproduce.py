@@ -46,14 +46,19 @@ def reproduce(
     set_: SetOption = [],  # noqa: B006  # typer wants a list
     force: Annotated[bool, typer.Option("--force", help="Run again what was run with other settings.")] = False,
     policy: Annotated[
-        list[str], typer.Option("--policy", metavar="LABEL", help="With --scale decisive: only these. May be repeated.")
+        list[str],
+        typer.Option(
+            "--policy", metavar="LABEL", help="With --scale decisive, or a study: only these. May be repeated."
+        ),
     ] = [],  # noqa: B006  # typer wants a list
     environment: Annotated[
         list[str],
-        typer.Option("--environment", metavar="FILE", help="With --scale decisive: only these. May be repeated."),
+        typer.Option(
+            "--environment", metavar="FILE", help="With --scale decisive, or a study: only these. May be repeated."
+        ),
     ] = [],  # noqa: B006  # typer wants a list
     seed: Annotated[
-        list[int], typer.Option("--seed", min=0, help="With --scale decisive: only these. May be repeated.")
+        list[int], typer.Option("--seed", min=0, help="With --scale decisive, or a study: only these. May be repeated.")
     ] = [],  # noqa: B006  # typer wants a list
     until: Annotated[
         float | None,

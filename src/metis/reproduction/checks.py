@@ -17,12 +17,15 @@ from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell
 from metis.reproduction.tables import (
     ASYNC,
     LEVELS_RULE,
+    LOW,
+    MEDIUM,
     PROTOCOLS,
     SEMISYNC,
     SYNC,
     Evidence,
     arithmetic,
     characteristics,
+    cheapest_policies,
     counterparts,
     distinct_schedules,
     idle_share,
@@ -31,7 +34,7 @@ from metis.reproduction.tables import (
     slowest_learner_epochs,
     solver_of,
 )
-from metis.reproduction.verdicts import COLUMN, EQUIVALENT, TIE, Finding, Outcome, Part, Source
+from metis.reproduction.verdicts import COLUMN, TIE, Finding, Outcome, Part, Source, deviations
 from metis.runs.run import Run
 from metis.text import plural
 
@@ -147,18 +150,45 @@ def table_1(column: str) -> lookup.Check:
                 found = row["ours"][column]["level"]
             else:
                 found = row["from_published"]["energy" if source.name == COLUMN else column]["level"]
-            outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
-            words = f"{row['protocol']} {_level(found)}"
             if source.name == "ours" and isinstance(found, str):
                 relative = row["ours"][column]["relative"]
-                near = {level(relative / EQUIVALENT), found, level(relative * EQUIVALENT)}
-                outcome = lookup.outcome(found == said) if near == {found} or said not in near else "open"
-                words += f" (×{relative:.2f})"
-            parts.append(Part(outcome, f"{words} (Table 1: {_level(said)})"))
-        rule = f"{LEVELS_RULE} A level of our runs that a factor of {EQUIVALENT:g} would change is open."
+                error = error_of_level(evidence, source, row["protocol"], column)
+                parts.append(_level_part(row["protocol"], said, relative, error, len(document["rows"])))
+            else:
+                outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
+                parts.append(Part(outcome, f"{row['protocol']} {_level(found)} (Table 1: {_level(said)})"))
+        rule = f"{LEVELS_RULE} A level of our runs is open unless an interval of 95 % lies within one."
         return Finding(parts, rule if source.name == "ours" else LEVELS_RULE)
 
     return check
+
+
+def _level_part(protocol: str, said: str, relative: float, error: float, among: int) -> Part:
+    """To contradict, it must not be the level said by an interval for all protocols together."""
+    ends = [relative * math.exp(sign * deviations() * error) for sign in (-1, 1)]
+    wider = [relative * math.exp(sign * deviations(among) * error) for sign in (-1, 1)]
+    levels, possible = {level(end) for end in ends}, _levels_between(*wider)
+    outcome: Outcome = "holds" if levels == {said} else "open" if said in possible else "fails"
+    text = f"{protocol} {level(relative)} (×{relative:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]) (Table 1: {said})"
+    edge = min((LOW, MEDIUM), key=lambda edge: abs(math.log(relative / edge)))
+    times = (deviations() * error / math.log(relative / edge)) ** 2 if relative != edge else math.inf
+    many = f"about {times:.1f} times" if times < 50 else "more than 50 times"
+    needs = f"{many} as many seeds to tell ×{relative:.2f} from the edge ×{edge:g} ({protocol})"
+    return Part(outcome, text, needs=needs if outcome == "open" else "")
+
+
+def _levels_between(low: float, high: float) -> set[str | None]:
+    return {level(low), level(high), *(level(edge) for edge in (LOW, MEDIUM) if low < edge < high)}
+
+
+def error_of_level(evidence: Evidence, source: Source, protocol: str, column: str) -> float:
+    """The standard error of ln of a protocol's relative cost: a mean over environments, of which each has its seeds."""
+    errors = []
+    for policies in cheapest_policies(evidence, column):
+        least, _ = min(policies.values(), key=lambda pair: pair[1].value)
+        own, _ = policies[protocol]
+        errors.append(0.0 if own is least else source.ratio(least, own, column).error)
+    return math.hypot(*errors) / len(errors)
 
 
 def _level(value: object) -> str:

@@ -50,19 +50,20 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         raise ConfigError(
             "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
         )
-    for option, given in (
-        ("--policy", request.policies),
-        ("--environment", request.environments),
-        ("--seed", request.seeds),
-        ("--until", request.until is not None),
+    study = bool(set(request.results) & set(STUDIES))
+    for option, given, allowed in (
+        ("--policy", request.policies, study),
+        ("--environment", request.environments, study),
+        ("--seed", request.seeds, study),
+        ("--until", request.until is not None, False),
     ):
-        if given and request.scale != "decisive":
+        if given and request.scale != "decisive" and not allowed:
             raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
     if request.until is not None and not 0 < request.until < math.inf:
         raise ConfigError(f"--until is {request.until:g}; it must be a number of virtual seconds above 0")
     if request.results == ("list",):
         return listing(request.scale, stdout)
-    if set(request.results) & set(STUDIES):
+    if study:
         if len(request.results) > 1:
             raise ConfigError(f"{', '.join(request.results)}: a study cannot be combined with other results")
         conditions = load_study(request.results[0], request.scale, request.overrides)

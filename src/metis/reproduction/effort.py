@@ -41,7 +41,7 @@ def effort(finding: Finding, evidence: Evidence) -> str:
         runs = list(evidence.seeds(cell).values())
         if (missing := needed - len(runs)) > 0:
             hours += missing * statistics.mean(run.costs.steps for run in runs) * _step_hours(cell)
-    sentences = []
+    sentences = [part.needs for part in finding.parts if part.needs]
     if steps:
         sentences.append(f"to be run further: {_listed([cell for cell, _ in steps.values()])}")
     if seeds:

@@ -100,15 +100,8 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
     """Go on with the queue of scale `decisive`; whether it is empty now."""
     folder = request.curves_folder
     entries = queue(environments.values(), results)
-    filters: tuple[tuple[str, Sequence[str], Callable[[Cell], str]], ...] = (
-        ("policy", request.policies, lambda cell: cell.key[1]),
-        ("environment", request.environments, lambda cell: cell.key[0]),
-        ("seed", [str(seed) for seed in request.seeds], lambda cell: str(cell.config.seed)),
-    )
-    for option, chosen, of in filters:
-        if chosen:
-            _check_names(option, chosen, list(dict.fromkeys(of(entry.cell) for entry in entries)))
-            entries = [entry for entry in entries if of(entry.cell) in chosen]
+    wanted = {cell.name for cell in _chosen(request, [entry.cell for entry in entries])}
+    entries = [entry for entry in entries if entry.cell.name in wanted]
     if request.until is not None:
         entries = [replace(entry, until=min(entry.until or request.until, request.until)) for entry in entries]
     if request.train and any(not entry.done(folder) for entry in entries):
@@ -119,6 +112,26 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
         hours = hours_left(queue(environments.values(), results, before_targets=True), folder)
         stderr.print(f"at most {hours:.1f} hours of one core are left; continue with: {escape(request.command_line)}")
     return not left
+
+
+def _chosen(request: Request, cells: Sequence[Cell]) -> list[Cell]:
+    """Those that --policy, --environment and --seed name."""
+    filters: tuple[tuple[str, Sequence[str], Callable[[Cell], str]], ...] = (
+        ("policy", request.policies, lambda cell: cell.key[1]),
+        ("environment", request.environments, _file_of),
+        ("seed", [str(seed) for seed in request.seeds], lambda cell: str(cell.config.seed)),
+    )
+    left = list(cells)
+    for option, chosen, of in filters:
+        if chosen:
+            _check_names(option, chosen, list(dict.fromkeys(map(of, left))))
+            left = [cell for cell in left if of(cell) in chosen]
+    return left
+
+
+def _file_of(cell: Cell) -> str:
+    """The name of the file that it comes from, without the study and the seed."""
+    return cell.environment.name.partition("/seed-")[0].rpartition("/")[2]
 
 
 def _check_names(option: str, chosen: Sequence[str], allowed: Collection[str]) -> None:
@@ -307,7 +320,7 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     """Run what is missing of a study, then report it; its folder is OUT/SCALE/STUDY."""
     (name,) = request.results
     cells = [cell for condition in conditions for cell in condition.cells]
-    complete = _run(request, cells, stderr)
+    complete = _run(request, _chosen(request, cells), stderr)
     runs = load_finished(cells, request.out)
     tables = [condition_table(condition, runs) for condition in conditions]
     sheets, sentences = [study_sheet(table) for table in tables], verdicts(tables)

@@ -321,19 +321,25 @@ def _published_cost(cell: Cell, name: str) -> Spent | None:
 CostOf: TypeAlias = Callable[[Cell, str], Spent | None]
 
 
-def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, Spent] | None:
-    """What each protocol costs with its cheapest policy, or costs at least; None while it is open which is cheapest."""
-    found: dict[str, Spent] = {}
+def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, tuple[Cell, Spent]] | None:
+    """Each protocol's cheapest policy, with what it costs or costs at least; None while it is open which that is."""
+    found: dict[str, tuple[Cell, Spent]] = {}
     for protocol in PROTOCOLS:
-        costs = [cost_of(cell, name) for cell in environment.cells if protocol_of(cell) == protocol]
-        known = [cost for cost in costs if cost is not None]
+        costs = [(cell, cost_of(cell, name)) for cell in environment.cells if protocol_of(cell) == protocol]
+        known = [(cell, cost) for cell, cost in costs if cost is not None]
         if len(known) < len(costs):
             return None
         if known:
             # Of two that cost the same, the one that reached the target.
-            found[protocol] = min(known, key=lambda cost: (cost.value, not cost.reached))
-    least = min((cost.value for cost in found.values() if cost.reached), default=math.inf)
-    return found if all(cost.reached or cost.value >= least for cost in found.values()) else None
+            found[protocol] = min(known, key=lambda pair: (pair[1].value, not pair[1].reached))
+    least = min((cost.value for _, cost in found.values() if cost.reached), default=math.inf)
+    return found if all(cost.reached or cost.value >= least for _, cost in found.values()) else None
+
+
+def cheapest_policies(evidence: Evidence, name: str) -> list[dict[str, tuple[Cell, Spent]]]:
+    """For each environment of Table 1 what each protocol costs with its cheapest policy; none while that is open."""
+    found = [_cheapest(one, lambda cell, name: _measured(evidence, cell, name), name) for one in evidence.of("table1")]
+    return [] if None in found else [one for one in found if one is not None]
 
 
 def _levels(environments: Sequence[Environment], cost: CostOf) -> dict[str, dict[str, Any]]:
@@ -343,8 +349,8 @@ def _levels(environments: Sequence[Environment], cost: CostOf) -> dict[str, dict
         cheapest = [_cheapest(environment, cost, name) for environment in environments]
         known = [lowest for lowest in cheapest if lowest is not None]
         for lowest in known if len(known) == len(cheapest) else ():
-            least = min(spent.value for spent in lowest.values())
-            for protocol, spent in lowest.items():
+            least = min(spent.value for _, spent in lowest.values())
+            for protocol, (_, spent) in lowest.items():
                 relative[protocol].append(Spent(spent.value / least, spent.reached))
         for protocol, costs in relative.items():
             mean = math.exp(statistics.mean(math.log(spent.value) for spent in costs)) if costs else None

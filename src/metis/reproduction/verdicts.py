@@ -101,8 +101,13 @@ class Ratio:
         """In which the mean lies with 95 %, by the spread from seed to seed."""
         return self._within(_NORMAL)
 
+    @property
+    def error(self) -> float:
+        """The standard error of ln(mean)."""
+        return self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
+
     def _within(self, deviations: float) -> tuple[float, float]:
-        half = deviations * self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
+        half = deviations * self.error
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     def seeds_to_decide(self, least: float = 1.0, *, among: int = 1) -> int | None:
@@ -110,7 +115,7 @@ class Ratio:
         if self.kind != "exact" or not self.spread:
             return None
         above = math.log(self.mean / least)
-        distances = [above / _NORMAL if above > 0 else -above / _one_of(among)]
+        distances = [above / _NORMAL if above > 0 else -above / deviations(among)]
         if least == 1:
             distances.append((math.log(EQUIVALENT) - abs(above)) / _NORMAL)
         needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
@@ -118,7 +123,7 @@ class Ratio:
 
     def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
         """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
-        low, high = self.interval[0], self._within(_one_of(among))[1]
+        low, high = self.interval[0], self._within(deviations(among))[1]
         return least / low if self.kind == "at least" else high / least
 
     def above(self, least: float = 1.0, *, among: int = 1) -> Outcome:
@@ -128,7 +133,7 @@ class Ratio:
         its own 5 %. All of them are needed to confirm it, which chance does not make easier.
         """
         low = self.interval[0]
-        high = self._within(_one_of(among))[1]
+        high = self._within(deviations(among))[1]
         exact = self.kind == "exact"
         if exact and least == 1 and self.spread == 0 and abs(math.log(self.mean)) <= math.log(TIE):
             return "tie"
@@ -150,9 +155,9 @@ class Ratio:
         return f"{sign}{self.mean:.2f}{span}"
 
 
-def _one_of(many: int) -> float:
-    """Deviations of an interval of 95 % for all of them together."""
-    return statistics.NormalDist().inv_cdf(1 - 0.025 / many)
+def deviations(among: int = 1) -> float:
+    """Those of an interval of 95 % for so many numbers together."""
+    return statistics.NormalDist().inv_cdf(1 - 0.025 / among)
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,7 @@ class Part:
     outcome: Outcome
     text: str
     compared: Sequence[Comparison] = ()  # what it follows from
+    needs: str = ""  # what would decide it, where that does not follow from the comparisons
 
 
 @dataclass(frozen=True)
