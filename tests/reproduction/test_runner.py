@@ -494,6 +494,8 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
         ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
         ({"results": ("table3",), "seeds": (1,)}, "--seed needs --scale decisive"),
         ({"results": ("table3",), "until": 5.0}, "--until needs --scale decisive"),
+        ({"results": ("sweeps",), "until": 5.0}, "--until needs --scale decisive"),
+        ({"results": ("sweeps",), "environments": ("uniform",)}, "--environment uniform: .* mean 'uniform-iid'"),
         ({"results": ("table3",), "scale": "decisive", "until": 0.0}, "--until is 0; it must be"),
         ({"results": ("table3",), "scale": "decisive", "seeds": (1,)}, "--seed 1: nothing of it .* choose one of 1990"),
         (
