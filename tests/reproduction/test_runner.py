@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from rich.console import Console
 
 from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError
+from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import dry_assignments
-from metis.reproduction import environments as cells_module
+from metis.reproduction import environments as cells_module, panels
 from metis.reproduction.command import command, scale_named
 from metis.reproduction.environments import SCALES, Environment, Scale, load_environment, load_environments
 from metis.reproduction.kept import cell_folder, kept, load_finished
@@ -547,3 +549,22 @@ def test_one_cell_of_table_3_on_the_real_data(data_folder: Path, tmp_path: Path)
     (run,) = load_finished([cell], tmp_path).values()
     assert run.costs.steps == 500
     assert run.costs.parallel_time == pytest.approx(50 * 0.3)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_report_without_training_does_not_need_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds which ages is drawn from the data: it is left out, and said so; where runs are made it is an error."""
+
+    def missing(config: ExperimentConfig) -> Any:
+        raise DataError("data set 'ages' is not there")
+
+    monkeypatch.setattr(panels, "divide", missing)
+    stderr = Console(file=io.StringIO(), width=200)
+    request = Request(("figure2", "figure6"), "decisive", tmp_path, train=False)
+    done = command(request, quiet(), stderr)
+
+    assert list(done.document["results"]) == ["figure2"]
+    said = stderr.file.getvalue()  # type: ignore[attr-defined]
+    assert said == "figure6 is left out: data set 'ages' is not there\n"
+    with pytest.raises(DataError, match="'ages' is not there"):
+        command(replace(request, train=True), quiet(), quiet())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metis.reproduction import checks
-from metis.reproduction.effort import effort
+from metis.reproduction.effort import effort, reason
 from metis.reproduction.lookup import Check, NoEvidence
 from metis.reproduction.tables import Evidence
 from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, ours, published
@@ -37,6 +37,8 @@ class Claim:
     paper_sentence: str
     needs: str  # the results whose runs decide it
     open: str = ""  # what an undecided one needs, as far as that can be said
+    why: str = ""  # it is undecided
+    parts: tuple[str, ...] = ()  # of the sentence, such as one for each environment
 
 
 def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
@@ -51,6 +53,7 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
         if ACTIVE in text:
             column = _found(check, evidence, published(column=True))
             said += f"; by {COLUMN} it {PAPER_WORDS[column.outcome]}: {column.sentence}"
+        undecided = found.outcome == "open"
         claims.append(
             Claim(
                 where,
@@ -61,7 +64,9 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 "" if own.outcome == "open" else own.outcome,
                 said,
                 needs,
-                effort(found, evidence) if found.outcome == "open" else "",
+                effort(found, evidence) if undecided else "",
+                reason(found) if undecided else "",
+                tuple(part.text for part in found.parts),
             )
         )
     return claims

@@ -54,6 +54,20 @@ def effort(finding: Finding, evidence: Evidence) -> str:
     return "; ".join(sentences)
 
 
+def reason(finding: Finding) -> str:
+    """Why a finding is open: how many of its comparisons are too close, and how many have runs that end too early."""
+    compared = [one for part in finding.parts for one in part.compared]
+    close = sorted(one.ratio.mean for one in finding.open if one.ratio.kind == "exact")
+    early = len(finding.open) - len(close)
+    sentences = []
+    if close:
+        span = f"×{close[0]:.2f}" if len(close) == 1 else f"×{close[0]:.2f} to ×{close[-1]:.2f}"
+        sentences.append(f"{len(close)} of {plural(len(compared), 'comparison')} too close for so few seeds ({span})")
+    if early:
+        sentences.append(f"{early} of {len(compared)} with runs that end too early or have not been made")
+    return "; ".join(sentences) or "; ".join(part.text for part in finding.parts if part.outcome == "open")
+
+
 def _further(one: Comparison, evidence: Evidence) -> Sequence[tuple[Cell, float]]:
     """The runs that say too little as yet, and how many steps they take to say enough."""
     found = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from metis.core.stop import StopRule
+from metis.errors import DataError
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import divide
 from metis.reproduction.environments import Environment, Scale, load_environments, varied
@@ -28,8 +29,17 @@ from metis.reproduction.tables import Evidence, MixingTime, slowest_learner_epoc
 from metis.runs.run import Run
 
 
-def draw_figures(evidence: Evidence, results: Sequence[str], folder: Path) -> Drawn:
-    """Draw every figure asked for whose runs are there."""
+def draw_figures(
+    evidence: Evidence,
+    results: Sequence[str],
+    folder: Path,
+    *,
+    left_out: Callable[[str, DataError], None] | None = None,
+) -> Drawn:
+    """Draw every figure asked for whose runs are there.
+
+    Who holds what (Figures 5 and 6) is drawn from the data themselves; with `left_out` they need not be there.
+    """
     drawn = Drawn()
     for name in ("figure7", "figure8", "figure9", "figure10", "figure11"):
         panels = [_panel(evidence, environment) for environment in evidence.of(name) if evidence.cells(environment)]
@@ -42,11 +52,9 @@ def draw_figures(evidence: Evidence, results: Sequence[str], folder: Path) -> Dr
     if "figure4" in results and evidence.mixing_times:
         curves = _mixing_curves(evidence.mixing_times)
         drawn.add("figure4", folder, lambda: mixing_figure(curves))
-    if "figure5" in results:
-        classes = _class_holdings(evidence.scale)
+    if "figure5" in results and (classes := _held(lambda: _class_holdings(evidence.scale), "figure5", left_out)):
         drawn.add("figure5", folder, lambda: class_figure(classes))
-    if "figure6" in results:
-        ages = [_age_holding(environment) for environment in evidence.of("figure6")]
+    if "figure6" in results and (ages := _held(lambda: _age_holdings(evidence), "figure6", left_out)):
         drawn.add("figure6", folder, lambda: age_figure(ages))
     silos = [_silos(evidence, environment) for environment in evidence.of("figure12") if evidence.alone(environment)]
     if "figure12" in results and silos:
@@ -115,6 +123,22 @@ def _class_holdings(scale: Scale) -> list[Holding]:
         names = [assignment.name for assignment in division.assignments]
         holdings.append(Holding(f"{shown}\n{title}", names, division.counts))
     return holdings
+
+
+def _held(
+    holdings: Callable[[], list[Holding]], name: str, left_out: Callable[[str, DataError], None] | None
+) -> list[Holding]:
+    try:
+        return holdings()
+    except DataError as problem:
+        if left_out is None:
+            raise
+        left_out(name, problem)
+        return []
+
+
+def _age_holdings(evidence: Evidence) -> list[Holding]:
+    return [_age_holding(environment) for environment in evidence.of("figure6")]
 
 
 def _age_holding(environment: Environment) -> Holding:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, DataError
 from metis.experiments.config.errors import did_you_mean
 from metis.reproduction.claims import check_claims
 from metis.reproduction.curves import load_runs
@@ -182,7 +182,11 @@ def reproduce(
     if not evidence.runs and cells:
         return Reproduced({"scale": request.scale, "complete": False, "results": {}, "claims": []}, complete=False)
     figures = request.folder / "figures"
-    drawn = draw_figures(evidence, results, figures)
+
+    def left_out(name: str, problem: DataError) -> None:
+        stderr.print(f"{name} is left out: {escape(str(problem))}", soft_wrap=True)
+
+    drawn = draw_figures(evidence, results, figures, left_out=None if request.train else left_out)
     document = make_document(evidence, results, drawn, complete)
     document["command_seconds"] = time.perf_counter() - started
     _write(document, request.folder)
