@@ -8,12 +8,14 @@ Nothing is trained. The curves are written by `metis reproduce RESULT --scale de
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.curves import Steady, load_runs, target_of
-from metis.reproduction.environments import Environment, load_environments, results_folder
+from metis.reproduction.environments import Cell, Environment, load_environments, results_folder
 from metis.reproduction.page import PAPER_WORDS, markdown_table
 from metis.reproduction.panels import draw_figures
 from metis.reproduction.queue import hours_left, queue
@@ -22,10 +24,11 @@ from metis.reproduction.sheets import cost_sheet
 from metis.reproduction.tables import RESULTS, Evidence, MixingTime, cost_table, protocol_of
 from metis.reproduction.timings import row_times
 from metis.reproduction.verdicts import ours
+from metis.runs.run import Run
 
 HERE = Path(__file__).parent
 PAGE, FIGURES = HERE / "reproduction.md", HERE / "images" / "reproduction"
-MIXING = results_folder() / "mixing-times.json"
+MIXING, SWEEPS = results_folder() / "mixing-times.json", HERE.parent / "experiments" / "sweeps" / "results.json"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -54,21 +57,39 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
     )
 
 
-def claims_part(claims: list[Claim], environments: dict[str, Environment]) -> str:
-    lines = ["| verdict | claim | here | in the paper's own tables |", "| --- | --- | --- | --- |"]
+def claims_part(claims: list[Claim]) -> str:
+    """One line a claim: what our runs say of it, and what the paper's own tables do."""
+    lines = ["| claim | where | here | in the paper's own tables |", "| --- | --- | --- | --- |"]
+    for claim in claims:
+        lines.append(f"| {claim.text} | {claim.where} | **{claim.verdict}** | {PAPER_WORDS[claim.paper]} |")
+    return "\n".join(lines)
+
+
+def undecided_part(claims: list[Claim], environments: dict[str, Environment]) -> str:
+    """Why a claim is undecided, and what would decide it."""
+    lines = ["| claim | why it is undecided | what would decide it | command |", "| --- | --- | --- | --- |"]
     hours: dict[str, float] = {}
     for claim in claims:
-        if claim.verdict == "undecided":
-            if claim.needs not in hours:
-                entries = queue(environments.values(), claim.needs.split(), before_targets=True)
-                hours[claim.needs] = hours_left(entries, results_folder())
-            needs = claim.open or f"its runs to their end, at most {hours[claim.needs]:.0f} hours of one core"
-            here = f"{claim.sentence}. Needs: {needs} (`metis reproduce {claim.needs} --scale decisive`)"
-        else:
-            here = claim.sentence
-        own = PAPER_WORDS[claim.paper] + (f": {claim.paper_sentence}" if claim.paper else "")
-        lines.append(f"| **{claim.verdict}** | {claim.text} ({claim.where}) | {here} | {own} |")
+        if claim.verdict != "undecided":
+            continue
+        if claim.needs not in hours:
+            entries = queue(environments.values(), claim.needs.split(), before_targets=True)
+            hours[claim.needs] = hours_left(entries, results_folder())
+        needs = claim.open or f"its runs to their end, at most {hours[claim.needs]:.0f} hours of one core"
+        lines.append(f"| {claim.text} | {claim.why} | {needs} | `metis reproduce {claim.needs} --scale decisive` |")
     return "\n".join(lines)
+
+
+def evidence_part(claims: list[Claim]) -> str:
+    """The numbers behind each verdict."""
+    blocks = []
+    for claim in claims:
+        lines = [f"**{claim.text}** ({claim.where}): {claim.verdict}." + (f" *{claim.rule}*" if claim.rule else ""), ""]
+        lines += [f"- {part}" for part in claim.parts]
+        if claim.paper:
+            lines.append(f"- In the paper's own tables it {PAPER_WORDS[claim.paper]}: {claim.paper_sentence}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def rows_part() -> str:
@@ -110,30 +131,65 @@ def costs_part(evidence: Evidence) -> str:
 
 
 def targets_part(evidence: Evidence) -> str:
-    """When each policy reached the target, and the other one where there is one."""
-    lines = [
-        "| environment | policy | lower target | reached after | higher target | reached after |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    """When each policy reached the target, and the other one where there is one; one time for each seed."""
+    lines = ["| environment | policy | lower target | higher target |", "| --- | --- | --- | --- |"]
     for environment in evidence.environments.values():
         plan = environment.plan
         other = None if plan is None else plan.low_target or plan.high_target
         own = environment.config.evaluation.target
         if other is None or own is None:
             continue
+        name = f"{environment.paper.domain}, {environment.paper.cluster} {environment.paper.distribution}"
         for cell in environment.cells:
-            for run in evidence.seeds(cell).values():
-                columns = []
-                for value in sorted((own, other)):
-                    target = target_of(cell, value)
-                    assert target is not None
-                    steady = Steady(target)
-                    first = next((point.at for point in run.history if steady.note(point.at, point.metrics)), None)
-                    when = f"not by {run.costs.parallel_time:,.0f} s" if first is None else f"{first:,.0f} s"
-                    columns += [f"{target.value:g}", when]
-                name = f"{environment.paper.domain}, {environment.paper.cluster} {environment.paper.distribution}"
+            runs = list(evidence.seeds(cell).values())
+            if runs:
+                columns = [
+                    f"{value:g}: {', '.join(_when(cell, run, value) for run in runs)}" for value in sorted((own, other))
+                ]
                 lines.append(f"| {name} | {cell.label} | {' | '.join(columns)} |")
     return "\n".join(lines)
+
+
+def _when(cell: Cell, run: Run, value: float) -> str:
+    """At which second a run reached a target."""
+    steady = Steady(target_of(cell, value))
+    first = next((point.at for point in run.history if steady.note(point.at, point.metrics)), None)
+    return f"not by {run.costs.parallel_time:,.0f} s" if first is None else f"{first:,.0f} s"
+
+
+def sweeps_part() -> str:
+    """Local epochs and lambda, of the study that is kept: in bold what reached the target first of its kind."""
+    blocks = []
+    for table in json.loads(SWEEPS.read_text("utf-8"))["conditions"] if SWEEPS.exists() else ():
+        rows = [row for row in table["rows"] if row["runs"]]
+        kinds = {row["label"]: re.split(r"[ ,(]", row["label"])[0] for row in rows}
+        first = {
+            kind: min(_time(row) for row in rows if kinds[row["label"]] == kind)
+            for kind in dict.fromkeys(kinds.values())
+        }
+        lines = [
+            f"**{table['title']}: until {table['metric']} {table['target']:g}**",
+            "",
+            "| policy | parallel time (s) | update requests | energy, active | best |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        for row in rows:
+            time = _time(row)
+            shown = "not reached" if math.isinf(time) else f"{time:,.1f}"
+            shown = f"**{shown}**" if time == first[kinds[row["label"]]] < math.inf else shown
+            others = [
+                "–" if row[name]["mean"] is None else f"{row[name]['mean']:,.0f}"
+                for name in ("update_requests", "energy_active")
+            ]
+            lines.append(f"| {row['label']} | {shown} | {' | '.join(others)} | {max(row['best']):.3f} |")
+        if rows:
+            blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) or "Not run yet."
+
+
+def _time(row: dict[str, Any]) -> float:
+    mean = row["parallel_time"]["mean"]
+    return math.inf if mean is None else float(mean)
 
 
 def figures_part(evidence: Evidence) -> str:
@@ -185,8 +241,11 @@ def main() -> None:
     claims = check_claims(evidence)
     parts = {
         "summary": summary(evidence, claims),
-        "claims": claims_part(claims, evidence.environments),
+        "claims": claims_part(claims),
+        "undecided": undecided_part(claims, evidence.environments),
+        "evidence": evidence_part(claims),
         "rows": rows_part(),
+        "sweeps": sweeps_part(),
         "costs": costs_part(evidence),
         "targets": targets_part(evidence),
         "figures": figures_part(evidence),
