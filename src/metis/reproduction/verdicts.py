@@ -106,8 +106,8 @@ class Ratio:
         """The standard error of ln(mean)."""
         return self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
 
-    def _within(self, deviations: float) -> tuple[float, float]:
-        half = deviations * self.error
+    def _within(self, errors: float) -> tuple[float, float]:
+        half = errors * self.error
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     def seeds_to_decide(self, least: float = 1.0, *, among: int = 1) -> int | None:
