@@ -134,7 +134,7 @@ def test_a_part_of_a_study_is_run(tmp_path: Path) -> None:
     part = Request(("caps",), "small", tmp_path, 1, overrides=TINY, environments=("uniform-iid",), policies=(policy,))
     done = command(replace(part, seeds=(seed,)), quiet(), quiet())
 
-    assert done.complete and done.document["runs"] == 1
+    assert done.complete and done.document["runs"] == 1 and not done.document["complete"]
     ran = [(table["condition"], row["label"]) for table in done.document["conditions"] for row in table["rows"]
            if row["runs"]]  # fmt: skip
     assert ran == [("uniform-iid", policy)]

@@ -99,5 +99,5 @@ def reproduce(
     reproduced = command(request, quiet if as_json else stdout(), quiet if as_json else stderr())
     if as_json:
         print_json(reproduced.document)
-    if not reproduced.complete:
+    if not reproduced.complete and not report_only:
         raise typer.Exit(INTERRUPTED)

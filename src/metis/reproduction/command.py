@@ -51,14 +51,7 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
             "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
         )
     study = bool(set(request.results) & set(STUDIES))
-    for option, given, allowed in (
-        ("--policy", request.policies, study),
-        ("--environment", request.environments, study),
-        ("--seed", request.seeds, study),
-        ("--until", request.until is not None, False),
-    ):
-        if given and request.scale != "decisive" and not allowed:
-            raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
+    _check_options(request, study=study)
     if request.until is not None and not 0 < request.until < math.inf:
         raise ConfigError(f"--until is {request.until:g}; it must be a number of virtual seconds above 0")
     if request.results == ("list",):
@@ -76,6 +69,18 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
     if request.dry_run:
         return show_schedules(list(environments.values()), request.rounds, stdout)
     return reproduce(request, results, environments, stdout, stderr)
+
+
+def _check_options(request: Request, *, study: bool) -> None:
+    """Refuse options that the scale, or a study, does not have."""
+    parts = {"--policy": request.policies, "--environment": request.environments, "--seed": request.seeds}
+    turns = {"--until": request.until is not None, "--report-only": not request.train}
+    for option, given in turns.items():
+        if given and study:
+            raise ConfigError(f"a study has no {option}; to end its runs sooner, use --set stop.seconds=...")
+    for option in (name for name, given in (turns if study else parts | turns).items() if given):
+        if request.scale != "decisive":
+            raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
 
 
 def listing(scale: Scale, stdout: Console) -> Reproduced:

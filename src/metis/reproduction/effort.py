@@ -21,7 +21,7 @@ _MANY = 50  # seeds; to say how many more would be of no use
 
 
 def effort(finding: Finding, evidence: Evidence) -> str:
-    """Why a finding is open and what would decide it, in a sentence; nothing if that cannot be said."""
+    """What would decide a finding, in a sentence; nothing if that cannot be said."""
     seeds: dict[str, tuple[Cell, int]] = {}
     steps: dict[str, tuple[Cell, float]] = {}
     close = 0
@@ -59,12 +59,16 @@ def reason(finding: Finding) -> str:
     compared = [one for part in finding.parts for one in part.compared]
     close = sorted(one.ratio.mean for one in finding.open if one.ratio.kind == "exact")
     early = len(finding.open) - len(close)
-    sentences = []
+    sentences = [part.why for part in finding.parts if part.why]
     if close:
+        least = max(one.least for one in finding.open)
         span = f"×{close[0]:.2f}" if len(close) == 1 else f"×{close[0]:.2f} to ×{close[-1]:.2f}"
-        sentences.append(f"{len(close)} of {plural(len(compared), 'comparison')} too close for so few seeds ({span})")
+        few = f"too close to ×{least:g} for so few seeds ({span})"
+        sentences.append(f"{len(close)} of {plural(len(compared), 'comparison')} {few}")
     if early:
-        sentences.append(f"{early} of {len(compared)} with runs that end too early or have not been made")
+        sentences.append(
+            f"{early} of {plural(len(compared), 'comparison')} with runs that end too early or were not made"
+        )
     return "; ".join(sentences) or "; ".join(part.text for part in finding.parts if part.outcome == "open")
 
 

@@ -332,7 +332,7 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
         "study": name,
         "title": STUDIES[name],
         "scale": request.scale,
-        "complete": complete,
+        "complete": len(runs) == len(cells),
         "runs": len(runs),
         "wall_seconds": sum(run.wall_seconds for run in runs.values()),
         "conditions": tables,

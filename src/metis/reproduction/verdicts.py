@@ -31,7 +31,6 @@ TIE = 1.05  # of numbers without an interval, as in the paper's tables
 EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
-_NORMAL = 1.96  # 95 %
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
 _LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
 
@@ -55,10 +54,12 @@ class Source:
     costs: Callable[[Cell, str], BySeed]
     spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) within a seed, by kind of data
 
-    def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
-        """How many times the cost of the first the second has."""
+    def ratio(self, own: Cell, rival: Cell, name: str, *, finished: bool = False) -> Ratio:
+        """How many times the cost of the first the second has; with `finished` only where both reached the target."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+        if finished:
+            pairs = [pair for pair in pairs if pair[0].reached and pair[1].reached]
         return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
 
     def compare(self, own: Cell, rival: Cell, name: str, least: float = 1.0, *, among: int = 1) -> Comparison:
@@ -99,7 +100,7 @@ class Ratio:
     @property
     def interval(self) -> tuple[float, float]:
         """In which the mean lies with 95 %, by the spread from seed to seed."""
-        return self._within(_NORMAL)
+        return self._within(deviations())
 
     @property
     def error(self) -> float:
@@ -115,9 +116,9 @@ class Ratio:
         if self.kind != "exact" or not self.spread:
             return None
         above = math.log(self.mean / least)
-        distances = [above / _NORMAL if above > 0 else -above / deviations(among)]
+        distances = [above / deviations() if above > 0 else -above / deviations(among)]
         if least == 1:
-            distances.append((math.log(EQUIVALENT) - abs(above)) / _NORMAL)
+            distances.append((math.log(EQUIVALENT) - abs(above)) / deviations())
         needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
         return math.ceil(min(needed)) if needed else None
 
@@ -182,7 +183,8 @@ class Part:
     outcome: Outcome
     text: str
     compared: Sequence[Comparison] = ()  # what it follows from
-    needs: str = ""  # what would decide it, where that does not follow from the comparisons
+    why: str = ""  # it is open, and what would decide it, where that does not follow from the comparisons
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,8 @@ def _unexplained(values: Mapping[tuple[str, int], float]) -> tuple[float, int]:
 
 def _wider(freedom: int) -> float:
     """How much wider than the normal one Student's distribution is, at 95 %: its expansion in 1 / freedom."""
-    return 1 + (_NORMAL**2 + 1) / (4 * freedom) + (5 * _NORMAL**4 + 16 * _NORMAL**2 + 3) / (96 * freedom**2)
+    normal = deviations()
+    return 1 + (normal**2 + 1) / (4 * freedom) + (5 * normal**4 + 16 * normal**2 + 3) / (96 * freedom**2)
 
 
 def _when(run: Run) -> tuple[float, float]:
