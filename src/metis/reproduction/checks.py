@@ -185,7 +185,7 @@ def _level_part(protocol: str, said: str, relative: float, error: float, among: 
     return Part(
         "open",
         text,
-        why=f"{protocol}'s cost is ×{relative:.2f}{span}, and ×{edge:g} is the edge of {said}",
+        why=f"{protocol}: its cost is ×{relative:.2f}{span}, and ×{edge:g} is the edge of {said}",
         needs=f"{many} as many seeds of its cheapest policies",
     )
 
