@@ -52,8 +52,8 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided so far. The paper's own tables say "
         f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not, by the same "
-        f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. What neither policy nor seed explains, "
-        f"as intervals use it, in ln(time): {spread}."
+        f"rule. Runs kept at scale `decisive`: {len(evidence.runs)}. Standard deviation of ln(time) behind the "
+        f"intervals, without the effects of policy and seed: {spread}."
     )
 
 
@@ -83,8 +83,11 @@ def undecided_part(claims: list[Claim], environments: dict[str, Environment]) ->
 def evidence_part(claims: list[Claim]) -> str:
     """The numbers behind each verdict."""
     blocks = []
+    rules = {""}  # a rule is said once
     for claim in claims:
-        lines = [f"**{claim.text}** ({claim.where}): {claim.verdict}." + (f" *{claim.rule}*" if claim.rule else ""), ""]
+        rule = "" if claim.rule in rules else f" *Rule: {claim.rule}*"
+        rules.add(claim.rule)
+        lines = [f"**{claim.text}** ({claim.where}): {claim.verdict}.{rule}", ""]
         lines += [f"- {part}" for part in claim.parts]
         if claim.paper:
             lines.append(f"- In the paper's own tables it {PAPER_WORDS[claim.paper]}: {claim.paper_sentence}")
@@ -200,10 +203,11 @@ def figures_part(evidence: Evidence) -> str:
     ]
     drawn = draw_figures(evidence, wanted, FIGURES)
     lines = []
-    for name, files in drawn.files.items():
-        for file in files:
+    for name in wanted:
+        for file in drawn.files.get(name, ()):
             if file.suffix == ".svg":
-                lines += [f"![{RESULTS[name]}](images/reproduction/{file.name})", ""]
+                title = f"Figure {name.removeprefix('figure')}: {RESULTS[name]}"
+                lines += [f"**{title}**", "", f"![{title}](images/reproduction/{file.name})", ""]
             else:
                 file.unlink()  # the vector graphic prints better
     return "\n".join(lines).strip() or "None yet."
@@ -212,7 +216,7 @@ def figures_part(evidence: Evidence) -> str:
 def queue_part(evidence: Evidence) -> str:
     entries = queue(evidence.environments.values(), list(RESULTS), before_targets=True)
     lines = [
-        "| environment | runs kept | of | hours of one core left, at most | if as soon as published |",
+        "| environment | runs kept | of | hours of one core left, at most | with as many steps as in the paper |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     total = likely = 0.0

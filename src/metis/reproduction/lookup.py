@@ -83,7 +83,7 @@ def against(
     closest = sorted(known, key=lambda label: known[label].mean)[:2]
     shown = ", ".join(f"{label} ×{known[label]}" for label in closest)
     open_ = [label for label, outcome in outcomes.items() if outcome == "open" and label not in closest]
-    rest = f"; not known for {len(open_)} of {len(rivals)} policies" if open_ else ""
+    rest = f"; undecided against {len(open_)} of {len(rivals)} policies" if open_ else ""
     text = f"{words}: {own.label} {amount(source, own, name, unit)}; {shown or 'nothing to compare with'}{rest}"
     # With ties among clear wins it is not beaten anywhere.
     return Part("holds" if worst == "tie" and "holds" in outcomes.values() else worst, text, compared)
