@@ -12,7 +12,7 @@ import metis.reproduction.verdicts as verdicts_module
 from metis.core.events import Action, CommunityPublished, Evaluated, Event
 from metis.core.model import Model
 from metis.core.stop import StopRule, Target
-from metis.reproduction import checks
+from metis.reproduction import levels
 from metis.reproduction.claims import Claim, check_claims
 from metis.reproduction.curves import Steady
 from metis.reproduction.effort import effort, reason
@@ -453,10 +453,10 @@ def test_a_level_close_to_the_next_is_open(
     }
     clear = {"protocol": "Asynchronous", "published": {"parallel_time": "low"},
              "ours": {"parallel_time": {"relative": 1.0, "level": "low"}}}  # fmt: skip
-    monkeypatch.setattr(checks, "characteristics", lambda evidence: {"rows": [row, clear, clear]})
-    monkeypatch.setattr(checks, "error_of_level", lambda *of: math.log(1.25) / deviations())
+    monkeypatch.setattr(levels, "characteristics", lambda evidence: {"rows": [row, clear, clear]})
+    monkeypatch.setattr(levels, "error_of_level", lambda *of: math.log(1.25) / deviations())
     nothing = Evidence("decisive", {}, {})
-    found = checks.table_1("parallel_time")(nothing, ours(nothing))
+    found = levels.table_1("parallel_time")(nothing, ours(nothing))
     assert found.outcome == outcome
     if outcome == "open":
         edge = {"low": 1.5, "high": 3}[said]
@@ -509,6 +509,6 @@ def test_more_seeds_make_a_level_surer() -> None:
         }
         found = Evidence("decisive", environments, runs)
         source = replace(ours(found), spread=dict.fromkeys(("CIFAR-10 IID", "CIFAR-10 Non-IID"), SPREAD))
-        assert checks.error_of_level(found, source, "Semi-Synchronous", "parallel_time") == 0  # it is the cheapest
-        errors.append(checks.error_of_level(found, source, "Synchronous", "parallel_time"))
+        assert levels.error_of_level(found, source, "Semi-Synchronous", "parallel_time") == 0  # it is the cheapest
+        errors.append(levels.error_of_level(found, source, "Synchronous", "parallel_time"))
     assert errors == pytest.approx([SPREAD * math.sqrt(2 / seeds) * math.sqrt(3) / 3 for seeds in (1, 3)])
