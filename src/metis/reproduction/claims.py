@@ -38,7 +38,7 @@ class Claim:
     needs: str  # the results whose runs decide it
     open: str = ""  # what an undecided one needs, as far as that can be said
     why: str = ""  # it is undecided
-    parts: tuple[str, ...] = ()  # of the sentence, such as one for each environment
+    parts: Sequence[str] = ()  # of the sentence, such as one for each environment
 
 
 def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
@@ -66,7 +66,7 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 needs,
                 effort(found, evidence) if undecided else "",
                 reason(found) if undecided else "",
-                tuple(part.text for part in found.parts),
+                [part.text for part in found.parts],
             )
         )
     return claims
