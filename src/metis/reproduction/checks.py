@@ -278,7 +278,7 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
             outcome: Outcome = "holds" if within else "fails" if apart else "open"
             part = Part(outcome, f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}", [one])
             if outcome == "open" and ratio.kind == "exact":
-                distance = abs(math.log(1.5) - abs(math.log(ratio.mean)))
+                distance = max(abs(math.log(1.5) - abs(math.log(ratio.mean))), 0.01)  # rounds may meet it exactly
                 seeds = math.ceil(2 * (deviations() * ratio.spread / distance) ** 2)
                 part = replace(
                     part,

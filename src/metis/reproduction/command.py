@@ -73,14 +73,20 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
 
 def _check_options(request: Request, *, study: bool) -> None:
     """Refuse options that the scale, or a study, does not have."""
-    parts = {"--policy": request.policies, "--environment": request.environments, "--seed": request.seeds}
-    turns = {"--until": request.until is not None, "--report-only": not request.train}
-    for option, given in turns.items():
-        if given and study:
-            raise ConfigError(f"a study has no {option}; to end its runs sooner, use --set stop.seconds=...")
-    for option in (name for name, given in (turns if study else parts | turns).items() if given):
-        if request.scale != "decisive":
-            raise ConfigError(f"{option} needs --scale decisive; the other scales run everything that a result needs")
+    options = {
+        "--policy": request.policies,
+        "--environment": request.environments,
+        "--seed": request.seeds,
+        "--until": request.until is not None,
+        "--report-only": not request.train,
+    }
+    if study:
+        if request.until is not None:
+            raise ConfigError("a study has no --until; to end its runs sooner, use --set stop.seconds=...")
+        if not request.train:
+            raise ConfigError("a study has no --report-only; its last report is in OUT/SCALE/STUDY/results.md")
+    elif request.scale != "decisive" and (given := next((name for name, value in options.items() if value), None)):
+        raise ConfigError(f"{given} needs --scale decisive; the other scales run everything that a result needs")
 
 
 def listing(scale: Scale, stdout: Console) -> Reproduced:
