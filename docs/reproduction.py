@@ -88,6 +88,8 @@ def evidence_part(claims: list[Claim]) -> str:
         rule = "" if claim.rule in rules else f" *Rule: {claim.rule}*"
         rules.add(claim.rule)
         lines = [f"**{claim.text}** ({claim.where}): {claim.verdict}.{rule}", ""]
+        if claim.quote:
+            lines.append(f"- The paper: “{claim.quote}”")
         lines += [f"- {part}" for part in claim.parts]
         if claim.paper:
             lines.append(f"- In the paper's own tables it {PAPER_WORDS[claim.paper]}: {claim.paper_sentence}")

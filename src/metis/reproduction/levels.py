@@ -1,76 +1,72 @@
-"""Table 1 of the paper: whether a protocol's costs have the level that it says, by an interval over seeds."""
+"""Table 1 of the paper: whether protocols of different levels cost as much more and less as it says.
+
+The table says low, medium and high, not from where on a cost is one of them. So a level is an order: a protocol with a
+higher one costs more than a protocol with a lower one, on the whole. Two of the same level are shown, not judged.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
+from itertools import permutations
 
 from metis.reproduction import lookup
-from metis.reproduction.tables import LEVELS_RULE, LOW, MEDIUM, Evidence, characteristics, cheapest_policies, level
-from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, deviations
+from metis.reproduction.tables import PUBLISHED_CHARACTERISTICS, Evidence, characteristics, cheapest_policies
+from metis.reproduction.verdicts import COLUMN, Finding, Part, Ratio, Source
 
-_RANGES = {"low": (0.0, LOW), "medium": (LOW, MEDIUM), "high": (MEDIUM, math.inf)}
+_RANKS = ("low", "medium", "high")
+_COLUMNS = ("parallel_time", "communication_cost", "energy")
+_RULE = (
+    "in each environment a protocol costs what its cheapest policy does; a protocol with a higher level costs more "
+    "than one with a lower level, in the geometric mean over the environments"
+)
 
 
 def table_1(column: str) -> lookup.Check:
-    """One column of Table 1: a level for each protocol, or whether it is free of idle time or staleness."""
+    """One column of Table 1 that has a level for each protocol."""
 
     def check(evidence: Evidence, source: Source) -> Finding:
-        document = characteristics(evidence)
+        place = next(place for place, name in enumerate(_COLUMNS) if column.startswith(name))
+        said = {protocol: str(row[place]) for protocol, row in PUBLISHED_CHARACTERISTICS.items()}
+        by = "energy" if source.name == COLUMN else column
+        cheapest = cheapest_policies(evidence, by, published=source.name != "ours")
+        if not cheapest:
+            return Finding([Part("open", "not all policies have been run far enough to say which is the cheapest")])
+        judged = sum(_higher(said, *pair) for pair in permutations(said, 2))
         parts = []
-        for row in document["rows"]:
-            said = row["published"]["energy" if column.startswith("energy") else column]
-            if column in ("idle_free", "stale_free"):
-                lookup.ours_only(source)
-                found = row[column]
-            elif source.name == "ours":
-                found = row["ours"][column]["level"]
-            else:
-                found = row["from_published"]["energy" if source.name == COLUMN else column]["level"]
-            if source.name == "ours" and isinstance(found, str):
-                relative = row["ours"][column]["relative"]
-                error = error_of_level(evidence, source, row["protocol"], column)
-                parts.append(_level_part(row["protocol"], said, relative, error, len(document["rows"])))
-            else:
-                outcome: Outcome = "open" if found is None else lookup.outcome(found == said)
-                parts.append(Part(outcome, f"{row['protocol']} {_level(found)} (Table 1: {_level(said)})"))
-        return Finding(parts, "" if column in ("idle_free", "stale_free") else LEVELS_RULE)
+        for above, below in permutations(said, 2):
+            same = said[above] == said[below] and above > below
+            if not same and not _higher(said, above, below):
+                continue
+            compared = [source.compare(cells[below], cells[above], column) for cells in cheapest]
+            ratios = {lookup.where(one.own.environment): one.ratio for one in compared}
+            part = lookup.on_the_whole(Ratio.on_the_whole(ratios.values()), ratios, compared, among=judged)
+            text = f"{above} ({said[above]}) over {below} ({said[below]}) {part.text}"
+            # What is not judged decides nothing beside what is.
+            parts.append(Part("tie", text) if same else replace(part, text=text))
+        return Finding(parts, _RULE)
 
     return check
 
 
-def _level_part(protocol: str, said: str, relative: float, error: float, among: int) -> Part:
-    """Whether a relative cost, one of so many, has the level said, by its interval."""
-    bottom, top = _RANGES[said]
-    low, high = (relative * math.exp(sign * deviations() * error) for sign in (-1, 1))
-    lowest, highest = (relative * math.exp(sign * deviations(among) * error) for sign in (-1, 1))
-    span = f" [{low:.2f}, {high:.2f}]" if error else ""
-    text = f"{protocol} {level(relative)} (×{relative:.2f}{span}; Table 1: {said})"
-    if bottom <= low and high < top:
-        return Part("holds", text)
-    if highest < bottom or lowest >= top:
-        return Part("fails", text)
-    edges = [edge for edge in (bottom, top) if 0 < edge < math.inf]
-    edge = min(edges, key=lambda edge: abs(math.log(relative / edge)))
-    needed = deviations() if bottom <= relative < top else deviations(among)
-    times = (needed * error / math.log(relative / edge)) ** 2 if relative != edge else math.inf
-    many = f"about {times:.1f} times" if times < 50 else "more than 50 times"
-    return Part(
-        "open",
-        text,
-        why=f"{protocol}: its cost is ×{relative:.2f}{span}, and ×{edge:g} is the edge of {said}",
-        needs=f"{many} as many seeds of its cheapest policies",
-    )
+def _higher(said: dict[str, str], one: str, other: str) -> bool:
+    return _RANKS.index(said[one]) > _RANKS.index(said[other])
 
 
-def error_of_level(evidence: Evidence, source: Source, protocol: str, column: str) -> float:
-    """The standard error of ln of a protocol's relative cost: a mean over environments, of which each has its seeds."""
-    errors = []
-    for policies in cheapest_policies(evidence, column):
-        least, _ = min(policies.values(), key=lambda pair: pair[1].value)
-        own, spent = policies[protocol]
-        errors.append(0.0 if own is least else source.ratio(least, own, column, finished=spent.reached).error)
-    return math.hypot(*errors) / len(errors)
+def without(column: str) -> lookup.Check:
+    """One column of Table 1 that says which protocols are free of idle time or of staleness."""
+
+    def check(evidence: Evidence, source: Source) -> Finding:
+        lookup.ours_only(source)
+        document = characteristics(evidence)
+        parts = []
+        for row in document["rows"]:
+            found, said = row[column], row["published"][column]
+            outcome = "open" if found is None else lookup.outcome(found == said)
+            parts.append(Part(outcome, f"{row['protocol']} {_word(found)} (Table 1: {_word(said)})"))
+        return Finding(parts, document["rule_of"][column])
+
+    return check
 
 
-def _level(value: object) -> str:
-    return {None: "not known", True: "yes", False: "no"}.get(value, str(value))  # type: ignore[call-overload,no-any-return]
+def _word(value: bool | None) -> str:
+    return {None: "not known", True: "yes", False: "no"}[value]

@@ -32,6 +32,7 @@ EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
+_MANY = 50  # times as many seeds: to say how many more would be of no use
 _LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
 
 
@@ -97,6 +98,28 @@ class Ratio:
             spread = max(_wider(len(values) - 1) * statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
         return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
 
+    @staticmethod
+    def on_the_whole(ratios: Iterable[Ratio], *, together: bool = False) -> Ratio:
+        """The geometric mean of several, not known if most of them are not.
+
+        Errors are independent, unless they err `together` because they share runs. Where only one of two policies
+        reaches the target, however far it is run, the mean of the others is a bound.
+        """
+        ratios = list(ratios)
+        known = [ratio for ratio in ratios if ratio.kind != "unknown"]
+        kinds = {ratio.kind for ratio in known} - {"exact"}
+        if not known or 2 * len(known) < len(ratios) or len(kinds) > 1:
+            return Ratio()
+        finite = [ratio for ratio in known if 0 < ratio.mean < math.inf]
+        if not finite:
+            return known[0]
+        count = len(finite)
+        mean = math.exp(statistics.mean(math.log(ratio.mean) for ratio in finite))
+        error = math.hypot(*(ratio.error for ratio in finite)) / count
+        if together:
+            error = statistics.mean(ratio.error for ratio in finite)
+        return Ratio(mean, kinds.pop() if kinds else "exact", count, error * math.sqrt(count / 2))
+
     @property
     def interval(self) -> tuple[float, float]:
         """In which the mean lies with 95 %, by the spread from seed to seed."""
@@ -121,6 +144,13 @@ class Ratio:
             distances.append((math.log(EQUIVALENT) - abs(above)) / deviations())
         needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
         return math.ceil(min(needed)) if needed else None
+
+    def more_seeds(self, least: float = 1.0, *, among: int = 1) -> str:
+        """How many times as many seeds as there are would decide, in words."""
+        above = math.log(self.mean / least)
+        distance = abs(above) / (deviations() if above > 0 else deviations(among))
+        times = (self.error / distance) ** 2 if distance else math.inf
+        return f"about {times:.1f} times as many seeds" if times < _MANY else f"more than {_MANY} times as many seeds"
 
     def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
         """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
