@@ -39,8 +39,9 @@ def table_1(column: str) -> lookup.Check:
                 continue
             compared = [source.compare(cells[below], cells[above], column) for cells in cheapest]
             ratios = {lookup.where(one.own.environment): one.ratio for one in compared}
-            part = lookup.on_the_whole(Ratio.on_the_whole(ratios.values()), ratios, compared, among=judged)
-            text = f"{above} ({said[above]}) over {below} ({said[below]}) {part.text}"
+            whole = Ratio.on_the_whole(ratios.values())
+            part = lookup.on_the_whole(whole, ratios, compared, among=judged)
+            text = f"{above} ({said[above]}) over {below} ({said[below]}) ×{whole}"
             # What is not judged decides nothing beside what is.
             parts.append(Part("tie", text) if same else replace(part, text=text))
         return Finding(parts, _RULE)
