@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from metis.core.stop import StopRule
 from metis.reproduction import lookup
-from metis.reproduction.environments import varied
+from metis.reproduction.environments import Cell, varied
 from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell
 from metis.reproduction.tables import (
     ASYNC,
@@ -185,6 +185,31 @@ def semisync_is_faster(solver: str) -> lookup.Check:
         )
 
     return check
+
+
+def momentum_is_better(evidence: Evidence, source: Source) -> Finding:
+    """Whether Momentum SGD needs less time and fewer requests than each other solver, on the whole."""
+    parts = []
+    for name, words in (("parallel_time", "parallel time"), ("communication_cost", "update requests")):
+        for solver, label in (("vanilla", "Vanilla"), ("fedprox", "FedProx")):
+            compared: dict[str, list[Comparison]] = {}
+            for environment in lookup.in_tables(evidence, "table2", "table3"):
+                policies: dict[tuple[str, float | None], dict[str, Cell]] = {}
+                for cell in environment.cells:
+                    kind = cell.policy.name, slowest_learner_epochs(cell)
+                    policies.setdefault(kind, {})[solver_of(cell)] = cell
+                compared[f"{environment.paper.cluster} {lookup.where(environment)}"] = [
+                    source.compare(of["momentum"], of[solver], name) for of in policies.values() if solver in of
+                ]
+            # Policies of an environment have the same data: taken to err together, which is the more careful.
+            ratios = {
+                where: Ratio.on_the_whole((one.ratio for one in found), together=True)
+                for where, found in compared.items()
+            }
+            every = [one for found in compared.values() for one in found]
+            part = lookup.on_the_whole(Ratio.on_the_whole(ratios.values()), ratios, every, among=4)
+            parts.append(replace(part, text=f"{words} of {label} {part.text}"))
+    return Finding(parts, "costs over those with Momentum SGD, in the geometric mean over the environments")
 
 
 _SAVING_RULE = "at least 30 %, from at least half of the pairs"
