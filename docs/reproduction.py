@@ -29,6 +29,7 @@ from metis.runs.run import Run
 HERE = Path(__file__).parent
 PAGE, FIGURES = HERE / "reproduction.md", HERE / "images" / "reproduction"
 MIXING, SWEEPS = results_folder() / "mixing-times.json", HERE.parent / "experiments" / "sweeps" / "results.json"
+OTHER = {"every": "Asked of the mean over the environments", "whole": "Asked of every environment"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -91,10 +92,22 @@ def evidence_part(claims: list[Claim]) -> str:
         if claim.quote:
             lines.append(f"- The paper: “{claim.quote}”")
         lines += [f"- {part}" for part in claim.parts]
+        if claim.other:
+            lines.append(f"- {OTHER[claim.reading]}, it would be {claim.other}.")
         if claim.paper:
             lines.append(f"- In the paper's own tables it {PAPER_WORDS[claim.paper]}: {claim.paper_sentence}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def readings_part(claims: list[Claim]) -> str:
+    """The claims whose verdict hangs on how general their sentence is."""
+    lines = ["| claim | asked of | verdict | by the other reading |", "| --- | --- | --- | --- |"]
+    words = {"every": "every environment", "whole": "their mean"}
+    for claim in claims:
+        if claim.other and claim.other != claim.verdict:
+            lines.append(f"| {claim.text} | {words[claim.reading]} | {claim.verdict} | {claim.other} |")
+    return "\n".join(lines)
 
 
 def rows_part() -> str:
@@ -250,6 +263,7 @@ def main() -> None:
         "claims": claims_part(claims),
         "undecided": undecided_part(claims, evidence.environments),
         "evidence": evidence_part(claims),
+        "readings": readings_part(claims),
         "rows": rows_part(),
         "sweeps": sweeps_part(),
         "costs": costs_part(evidence),

@@ -1,23 +1,24 @@
 """Table 1 of the paper: whether protocols of different levels cost as much more and less as it says.
 
 The table says low, medium and high, not from where on a cost is one of them. So a level is an order: a protocol with a
-higher one costs more than a protocol with a lower one, on the whole. Two of the same level are shown, not judged.
+higher one costs more than a protocol with a lower one, and two of the same level are closer to each other than to any
+other, on the whole.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import permutations
+import math
+from itertools import combinations
 
-from metis.reproduction import lookup
+from metis.reproduction import lookup, readings
 from metis.reproduction.tables import PUBLISHED_CHARACTERISTICS, Evidence, characteristics, cheapest_policies
-from metis.reproduction.verdicts import COLUMN, Finding, Part, Ratio, Source
+from metis.reproduction.verdicts import COLUMN, Comparison, Finding, Outcome, Part, Ratio, Source
 
 _RANKS = ("low", "medium", "high")
 _COLUMNS = ("parallel_time", "communication_cost", "energy")
 _RULE = (
-    "in each environment a protocol costs what its cheapest policy does; a protocol with a higher level costs more "
-    "than one with a lower level, in the geometric mean over the environments"
+    "in each environment of Table 3 a protocol costs what its cheapest policy does; one with a higher level costs more "
+    "than one with a lower level, two of the same level are closer to each other than to the third"
 )
 
 
@@ -31,26 +32,38 @@ def table_1(column: str) -> lookup.Check:
         cheapest = cheapest_policies(evidence, by, published=source.name != "ours")
         if not cheapest:
             return Finding([Part("open", "not all policies have been run far enough to say which is the cheapest")])
-        judged = sum(_higher(said, *pair) for pair in permutations(said, 2))
-        parts = []
-        for above, below in permutations(said, 2):
-            same = said[above] == said[below] and above > below
-            if not same and not _higher(said, above, below):
-                continue
-            compared = [source.compare(cells[below], cells[above], column) for cells in cheapest]
-            ratios = {lookup.where(one.own.environment): one.ratio for one in compared}
-            whole = Ratio.on_the_whole(ratios.values())
-            part = lookup.on_the_whole(whole, ratios, compared, among=judged)
-            text = f"{above} ({said[above]}) over {below} ({said[below]}) ×{whole}"
-            # What is not judged decides nothing beside what is.
-            parts.append(Part("tie", text) if same else replace(part, text=text))
-        return Finding(parts, _RULE)
+        apart: dict[str, list[Comparison]] = {}
+        alike: dict[str, list[Comparison]] = {}
+        for pair in combinations(said, 2):
+            below, above = sorted(pair, key=lambda protocol: _RANKS.index(said[protocol]))
+            words = f"{above} ({said[above]}) over {below} ({said[below]})"
+            series = alike if said[above] == said[below] else apart
+            series[words] = [source.compare(cells[below], cells[above], column) for cells in cheapest]
+        found = readings.in_general(apart, _RULE)
+        means = [readings.mean(compared)[0] for compared in apart.values()]
+        parts = list(found.parts)
+        for words, compared in alike.items():
+            whole, ratios = readings.mean(compared)
+            parts.append(Part(_closer(whole, means), f"{words} {readings.spelled(whole, ratios)}"))
+        return Finding(parts, found.rule, found.reading, found.other)
 
     return check
 
 
-def _higher(said: dict[str, str], one: str, other: str) -> bool:
-    return _RANKS.index(said[one]) > _RANKS.index(said[other])
+def _closer(same: Ratio, others: list[Ratio]) -> Outcome:
+    """Whether two protocols are closer to each other than others are, by the edges of the intervals."""
+    nearest, farthest = _distances(same)
+    if all(farthest < _distances(other)[0] for other in others):
+        return "holds"
+    return "fails" if any(nearest > _distances(other)[1] for other in others) else "open"
+
+
+def _distances(ratio: Ratio) -> tuple[float, float]:
+    """The least and the largest distance from 1 in an interval, in ln."""
+    if not 0 < ratio.mean < math.inf:
+        return math.nan, math.nan
+    low, high = (math.log(edge) for edge in ratio.interval)
+    return (0.0 if low < 0 < high else min(abs(low), abs(high))), max(abs(low), abs(high))
 
 
 def without(column: str) -> lookup.Check:

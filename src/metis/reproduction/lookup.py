@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.tables import Evidence, protocol_of, slowest_learner_epochs, solver_of
-from metis.reproduction.verdicts import Comparison, Finding, Outcome, Part, Ratio, Source
+from metis.reproduction.verdicts import Finding, Outcome, Part, Source
 
 Check = Callable[[Evidence, Source], Finding]
 
@@ -68,30 +68,6 @@ def amount(source: Source, cell: Cell, name: str, unit: str = "") -> str:
         return f"not reached{how_often}" + (f" by {tried:,.0f}{unit}" if math.isfinite(tried) else "")
     mean = statistics.mean(reached)
     return f"{mean:,.0f}{unit}" if mean >= 100 else f"{mean:.3g}{unit}"
-
-
-def on_the_whole(
-    whole: Ratio,
-    ratios: Mapping[str, Ratio],
-    compared: Iterable[Comparison],
-    least: float = 1.0,
-    *,
-    among: int = 1,
-) -> Part:
-    """Whether a mean over environments is more than `least`, with what it is the mean of."""
-    known = ", ".join(f"{where} ×{ratio}" for where, ratio in ratios.items() if ratio.kind != "unknown")
-    missing = ", ".join(where for where, ratio in ratios.items() if ratio.kind == "unknown")
-    text = f"×{whole} on the whole" if whole.kind != "unknown" else "not known on the whole"
-    text += (f": {known}" if known else "") + (f"; not known: {missing}" if missing else "")
-    outcome = whole.above(least, among=among)
-    if outcome != "open" or whole.kind == "unknown":
-        return Part(outcome, text, [one for one in compared if one.ratio.kind == "unknown"])
-    return Part(
-        outcome,
-        text,
-        why=f"the mean over the environments, ×{whole}, is too close to ×{least:g}",
-        needs=whole.more_seeds(least, among=among),
-    )
 
 
 def against(

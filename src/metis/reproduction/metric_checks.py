@@ -35,7 +35,7 @@ def asynchronous_lead_early(evidence: Evidence, source: Source) -> Finding:
             if early:
                 shown = ", ".join(f"{label} {value:.3f}" for label, value in early.items())
                 text = f"{environment.paper.distribution} at {first:.0f} s: {shown}, SemiSync {own:.3f}"
-                parts.append(Part(lookup.outcome(max(early.values()) > own), text))
+                parts.append(Part(lookup.outcome(min(early.values()) > own), text))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "when SemiSync's first round ends")

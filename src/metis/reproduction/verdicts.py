@@ -32,7 +32,6 @@ EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
-_MANY = 50  # times as many seeds: to say how many more would be of no use
 _LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
 
 
@@ -55,17 +54,15 @@ class Source:
     costs: Callable[[Cell, str], BySeed]
     spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) within a seed, by kind of data
 
-    def ratio(self, own: Cell, rival: Cell, name: str, *, finished: bool = False) -> Ratio:
-        """How many times the cost of the first the second has; with `finished` only where both reached the target."""
+    def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
+        """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        if finished:
-            pairs = [pair for pair in pairs if pair[0].reached and pair[1].reached]
         return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
 
-    def compare(self, own: Cell, rival: Cell, name: str, least: float = 1.0, *, among: int = 1) -> Comparison:
-        """Whether the second's cost is more than `least` times the first's, which is one `among` so many questions."""
-        return Comparison(own, rival, self.ratio(own, rival, name), least, among)
+    def compare(self, own: Cell, rival: Cell, name: str, *, among: int = 1) -> Comparison:
+        """Whether the second's cost is more than the first's, which is one `among` so many questions."""
+        return Comparison(own, rival, self.ratio(own, rival, name), among=among)
 
 
 @dataclass(frozen=True)
@@ -99,13 +96,14 @@ class Ratio:
         return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
 
     @staticmethod
-    def on_the_whole(ratios: Iterable[Ratio], *, together: bool = False) -> Ratio:
+    def on_the_whole(ratios: Iterable[Ratio], groups: Sequence[str] | None = None) -> Ratio:
         """The geometric mean of several, not known if most of them are not.
 
-        Errors are independent, unless they err `together` because they share runs. Where only one of two policies
-        reaches the target, however far it is run, the mean of the others is a bound.
+        Those of the same group err together. Where only one of two policies ever reaches the target, the mean of the
+        others is a bound.
         """
         ratios = list(ratios)
+        groups = [str(number) for number in range(len(ratios))] if groups is None else groups
         known = [ratio for ratio in ratios if ratio.kind != "unknown"]
         kinds = {ratio.kind for ratio in known} - {"exact"}
         if not known or 2 * len(known) < len(ratios) or len(kinds) > 1:
@@ -113,12 +111,14 @@ class Ratio:
         finite = [ratio for ratio in known if 0 < ratio.mean < math.inf]
         if not finite:
             return known[0]
+        errors: dict[str, float] = {}
+        for ratio, group in zip(ratios, groups, strict=True):
+            if ratio in finite:
+                errors[group] = errors.get(group, 0.0) + ratio.error
         count = len(finite)
         mean = math.exp(statistics.mean(math.log(ratio.mean) for ratio in finite))
-        error = math.hypot(*(ratio.error for ratio in finite)) / count
-        if together:
-            error = statistics.mean(ratio.error for ratio in finite)
-        return Ratio(mean, kinds.pop() if kinds else "exact", count, error * math.sqrt(count / 2))
+        spread = math.hypot(*errors.values()) / count * math.sqrt(count / 2)
+        return Ratio(mean, kinds.pop() if kinds else "exact", count, spread)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -145,13 +145,6 @@ class Ratio:
         needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
         return math.ceil(min(needed)) if needed else None
 
-    def more_seeds(self, least: float = 1.0, *, among: int = 1) -> str:
-        """How many times as many seeds as there are would decide, in words."""
-        above = math.log(self.mean / least)
-        distance = abs(above) / (deviations() if above > 0 else deviations(among))
-        times = (self.error / distance) ** 2 if distance else math.inf
-        return f"about {times:.1f} times as many seeds" if times < _MANY else f"more than {_MANY} times as many seeds"
-
     def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
         """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
         low, high = self.interval[0], self._within(deviations(among))[1]
@@ -174,6 +167,11 @@ class Ratio:
             return "fails"
         within = low > 1 / EQUIVALENT and self.interval[1] < EQUIVALENT
         return "tie" if exact and least == 1 and within else "open"
+
+    @property
+    def times(self) -> str:
+        """With a sign where it is a number."""
+        return f"×{self}" if self.kind != "unknown" and 0 < self.mean < math.inf else str(self)
 
     def __str__(self) -> str:
         if self.kind == "unknown":
@@ -223,16 +221,12 @@ class Finding:
 
     parts: Sequence[Part]
     rule: str = ""
+    reading: Literal["every", "whole", ""] = ""  # in every environment, or on the whole
+    other: Outcome | None = None  # by the other reading
 
     @property
     def outcome(self) -> Outcome:
-        """A claim that is said to hold everywhere fails in one place; all ties are a tie."""
-        outcomes = {part.outcome for part in self.parts}
-        order: tuple[Outcome, ...] = ("fails", "open", "holds", "tie")
-        for outcome in order:
-            if outcome in outcomes:
-                return outcome
-        return "open"
+        return combined(part.outcome for part in self.parts)
 
     @property
     def sentence(self) -> str:
@@ -242,6 +236,13 @@ class Finding:
     def open(self) -> list[Comparison]:
         """What the other parts still need."""
         return [one for part in self.parts if part.outcome == "open" for one in part.compared if one.outcome == "open"]
+
+
+def combined(outcomes: Iterable[Outcome]) -> Outcome:
+    """What is said to hold everywhere fails in one place; all ties are a tie."""
+    found = set(outcomes)
+    order: tuple[Outcome, ...] = ("fails", "open", "holds", "tie")
+    return next((outcome for outcome in order if outcome in found), "open")
 
 
 def ours(evidence: Evidence) -> Source:
