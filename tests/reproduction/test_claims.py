@@ -326,7 +326,7 @@ def test_table_1_waits_for_a_policy_that_may_be_the_cheapest(supporting: Evidenc
     ends = [n for n, (_, item) in enumerate(run.events) if isinstance(item, Evaluated) and item.version == rounds]
     cut = Run(run.setting, run.events[: ends[0] + 1], Model.empty(), 1.0)
     table = characteristics(replace(supporting, runs={**supporting.runs, cell.name: cut}))
-    assert all((row["ours"]["parallel_time"]["level"] is not None) is known for row in table["rows"])
+    assert all((row["ours"]["parallel_time"]["relative"] is not None) is known for row in table["rows"])
 
 
 def test_table_1_is_computed(supporting: Evidence) -> None:
@@ -335,8 +335,8 @@ def test_table_1_is_computed(supporting: Evidence) -> None:
     rows = {row["protocol"]: row for row in table["rows"]}
 
     semi, sync, asynchronous = rows["Semi-Synchronous"], rows["Synchronous"], rows["Asynchronous"]
-    assert semi["ours"]["parallel_time"] == {"relative": 1.0, "level": "low", "environments": 3}
-    assert sync["ours"]["parallel_time"]["level"] == "high"
+    assert semi["ours"]["parallel_time"] == {"relative": 1.0, "environments": 3}
+    assert sync["ours"]["parallel_time"]["relative"] > 3
     assert (sync["idle_free"], sync["stale_free"]) == (False, True)
     assert (semi["idle_free"], semi["stale_free"]) == (True, True)
     assert (asynchronous["idle_free"], asynchronous["stale_free"]) == (True, False)

@@ -34,7 +34,6 @@ from metis.reproduction.tables import (
     Evidence,
     arithmetic,
     idle_share,
-    level,
     protocol_of,
     ratios,
     staleness,
@@ -321,18 +320,6 @@ def test_nominal_ratios_are_those_of_the_papers_own_rounds() -> None:
     assert nominal == pytest.approx([24 * 60 / (15 + 9 * 30), 11 * 60 / (15 + 4 * 30), 24 * 60 / (15 + 8 * 30)])
     assert rows[0]["parallel_time"]["published"] == pytest.approx(3225 / 631)
     assert rows[0]["parallel_time"]["ours"] is None
-
-
-def test_levels() -> None:
-    """Table 1's words."""
-    assert [level(value) for value in (1.0, 1.49, 1.5, 2.9, 3.0, None)] == [
-        "low",
-        "low",
-        "medium",
-        "medium",
-        "high",
-        None,
-    ]
 
 
 def test_mixing_is_measured_for_every_size() -> None:

@@ -101,6 +101,8 @@ def transmission(evidence: Evidence, source: Source) -> Finding:
         else:
             seconds = (row.parallel_time or math.nan) / ((row.communication_cost or math.nan) / 10)
         rounds[lookup.where(environment)] = seconds
+    if not rounds:
+        raise lookup.NoEvidence("the tables do not have its rows")
     mean = statistics.mean(rounds.values())
     share = 0.4 / mean
     outcome: Outcome = "tie" if share < 0.005 * TIE and share >= 0.005 / TIE else lookup.outcome(share < 0.005)

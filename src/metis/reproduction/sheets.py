@@ -143,9 +143,10 @@ def characteristics_sheet(table: Mapping[str, Any]) -> Sheet:
         cells = []
         for key in ("parallel_time", "communication_cost", "energy"):
             ours, published = row["ours"][key], row["from_published"][key]
-            value = "–" if ours["level"] is None else f"{ours['level']} (×{ours['relative']:.1f})"
-            by_rule = "–" if published["level"] is None else f"{published['level']} (×{published['relative']:.1f})"
-            cells.append(SheetCell(value, f"paper: {row['published'][key]}; by this rule from its Table 3: {by_rule}"))
+            value, by_rule = (
+                "–" if one["relative"] is None else f"×{one['relative']:.2f}" for one in (ours, published)
+            )
+            cells.append(SheetCell(value, f"paper: {row['published'][key]}; from its Table 3: {by_rule}"))
         idle = "–" if row["idle_share"] is None else f"{_yes(row['idle_free'])} (at most {row['idle_share']:.1%} idle)"
         stale = (
             "–" if row["staleness"] is None else f"{_yes(row['stale_free'])} ({row['staleness']:.1f} versions behind)"

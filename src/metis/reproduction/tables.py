@@ -39,16 +39,14 @@ PUBLISHED_CHARACTERISTICS: dict[str, tuple[str, str, str, bool, bool]] = {
     "Asynchronous": ("low", "high", "medium", True, False),
     "Semi-Synchronous": ("low", "low", "low", True, True),
 }
-LOW, MEDIUM = 1.5, 3.0  # times the cheapest of the three protocols
 IDLE_FREE = 0.01  # of all learners' time after the first round
 FREE_RULES = {
     "idle_free": f"less than {IDLE_FREE:.0%} of the time after the first round is idle",
     "stale_free": "no community model is published between a task and the arrival of its update",
 }
-LEVELS_RULE = (
+COSTS_RULE = (
     "In each environment the cost of a protocol is that of its cheapest policy that reached the target, divided by "
-    f"that of the cheapest protocol; the geometric mean over the environments is called low below {LOW:g}, medium "
-    f"below {MEDIUM:g}, otherwise high, which are our words: the paper does not say where they begin. "
+    "that of the cheapest protocol, in the geometric mean over the environments. "
     f"Idle-free: {FREE_RULES['idle_free']}. Stale-free: {FREE_RULES['stale_free']}."
 )
 
@@ -251,12 +249,12 @@ def nominal_schedule(cell: Cell) -> CellSchedule | None:
 def characteristics(evidence: Evidence) -> dict[str, Any]:
     """Table 1 from the runs of Table 3, and by the same rule from the paper's own numbers."""
     environments = evidence.of("table1")
-    ours = _levels(
+    ours = _relative_costs(
         environments,
         lambda cell, name: _measured(evidence, cell, name),
         lambda cell, least, name: _by_seed(evidence, cell, least, name),
     )
-    published = _levels(environments, _published_cost, lambda cell, least, name: None)
+    published = _relative_costs(environments, _published_cost, lambda cell, least, name: None)
     rows = []
     for protocol in PROTOCOLS:
         # Who waits and who is behind follows from the schedule, which needs no training.
@@ -287,7 +285,7 @@ def characteristics(evidence: Evidence) -> dict[str, Any]:
             }
         )
     return {
-        "rule": LEVELS_RULE,
+        "rule": COSTS_RULE,
         "rule_of": FREE_RULES,
         "environments": [environment.name for environment in environments],
         "rows": rows,
@@ -373,11 +371,11 @@ def cheapest_policies(evidence: Evidence, name: str, *, published: bool = False)
     return [{protocol: cell for protocol, (cell, _) in one.items()} for one in found if one is not None]
 
 
-def _levels(
+def _relative_costs(
     environments: Sequence[Environment], cost: CostOf, by_seed: Callable[[Cell, Cell, str], float | None]
 ) -> dict[str, dict[str, Any]]:
-    levels: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
-    for name in ("parallel_time", "communication_cost", "energy", *(f"energy_{kind}" for kind in ENERGIES)):
+    costs_of: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
+    for name in ("parallel_time", "communication_cost", "energy"):
         relative: dict[str, list[Spent]] = {protocol: [] for protocol in PROTOCOLS}
         cheapest = [_cheapest(environment, cost, name) for environment in environments]
         known = [lowest for lowest in cheapest if lowest is not None]
@@ -388,22 +386,9 @@ def _levels(
                 relative[protocol].append(Spent(paired or spent.value / least.value, spent.reached))
         for protocol, costs in relative.items():
             mean = math.exp(statistics.mean(math.log(spent.value) for spent in costs)) if costs else None
-            found = level(mean)
-            # Where the target was not reached it is at least this, and nothing is above high.
-            sure = all(spent.reached for spent in costs) or found == "high"
-            levels[protocol][name] = {
-                "relative": mean if sure else None,
-                "level": found if sure else None,
-                "environments": len(costs),
-            }
-    return levels
-
-
-def level(relative: float | None) -> str | None:
-    """Low, medium or high; None if no policy reached the target."""
-    if relative is None:
-        return None
-    return "low" if relative < LOW else "medium" if relative < MEDIUM else "high"
+            sure = all(spent.reached for spent in costs)
+            costs_of[protocol][name] = {"relative": mean if sure else None, "environments": len(costs)}
+    return costs_of
 
 
 def idle_share(run: Run, *, after_first_round: bool = True) -> float:
