@@ -93,8 +93,11 @@ def within(compared: Sequence[Comparison], low: float, high: float, rule: str) -
     """Whether a ratio lies between two on the whole; the other reading asks each environment."""
     whole, ratios = mean(compared)
     outcome = _between(whole, low, high)
-    edge = min((low, high), key=lambda edge: abs(math.log(whole.mean / edge))) if whole.kind != "unknown" else low
-    why, needs, further = _close(whole, edge, compared) if outcome == "open" else ("", "", [])
+    why, needs, further = "", "", list[Comparison]()
+    if outcome == "open":
+        # Which edge it is too close to; one that only one of two policies reaches is never open.
+        edge = low if whole.kind == "unknown" else min((low, high), key=lambda edge: abs(math.log(whole.mean / edge)))
+        why, needs, further = _close(whole, edge, compared)
     every = combined(_between(one.ratio, low, high, among=len(compared)) for one in compared)
     part = Part(outcome, spelled(whole, ratios), further, why, needs)
     return Finding([part], f"{rule}, in the geometric mean over the environments", "whole", every)
