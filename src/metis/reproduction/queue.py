@@ -39,7 +39,7 @@ def queue(environments: Iterable[Environment], results: Sequence[str], *, before
     for position, environment in enumerate(environments):
         for seed, seeded in enumerate(environment.seeded()):
             for cell in seeded.needed_for(results):
-                if not _wanted(cell, seed, before_targets):
+                if not _wanted(cell, before_targets):
                     continue
                 for stage, until in enumerate(_stages(cell)):
                     ranked.append((_rank(cell, seed, stage, position), Entry(cell, until)))
@@ -47,14 +47,9 @@ def queue(environments: Iterable[Environment], results: Sequence[str], *, before
     return [entry for _, entry in ranked]
 
 
-def _wanted(cell: Cell, seed: int, before_targets: bool) -> bool:
-    """Whether a cell is in the queue: no policy but Sync before there is a target to judge it by.
-
-    Vanilla SGD and FedProx are run with one seed.
-    """
+def _wanted(cell: Cell, before_targets: bool) -> bool:
+    """Whether a cell is in the queue: no policy but Sync before there is a target to judge it by."""
     plan = cell.environment.plan
-    if seed and cell.environment.paper.domain == "CIFAR-10" and not _headline(cell):
-        return False
     return before_targets or plan is None or plan.target_fixed or protocol_of(cell) == SYNC
 
 
