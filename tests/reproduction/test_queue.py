@@ -88,6 +88,15 @@ def test_what_decides_most_comes_first() -> None:
     assert 0 < hours < 24
 
 
+def test_further_seeds_of_vanilla_sgd_are_run_after_those_of_the_main_comparison() -> None:
+    """They decide little, but what they decide has to be possible to run."""
+    environments = load_environments("decisive")
+    entries = queue([environments["cifar10-heterogeneous-power-law-noniid3"]], ["table3"])
+    places = [(entry.cell.config.seed, entry.cell.label) for entry in entries]
+    assert places.index((1991, "SemiSync (λ=2) w/ Momentum")) < places.index((1991, "SemiSync (λ=2) w/ Vanilla"))
+    assert places.index((1990, "SemiSync (λ=2) w/ Vanilla")) < places.index((1991, "SemiSync (λ=2) w/ Momentum"))
+
+
 def test_no_policy_is_run_before_there_is_a_target(tmp_path: Path) -> None:
     """Only Sync, from which the target is taken."""
     file = tmp_path / "digits.toml"
