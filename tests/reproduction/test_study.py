@@ -169,6 +169,22 @@ def test_what_was_not_run_is_not_counted_as_not_reached() -> None:
     assert verdicts([table_of(row_of("X", [10.0, None, None], against_best_fixed={"mean": None}))]) != []
 
 
+def test_a_study_of_runs_to_the_end_shows_how_they_ended(tmp_path: Path) -> None:
+    """Without a fixed lambda there is nothing to be the best in hindsight; runs that end at a target end alike."""
+    digits = (*TINY, "data.train_examples=1000", "data.augment=[]", "network.name=mlp", "stop.seconds=200")
+    (condition,) = load_study("momentum", "paper", digits)
+    cells = condition.cells[:1]
+    run_cells(cells, tmp_path, 1, lambda board: None)
+    runs = load_finished(cells, tmp_path)
+    (run,) = runs.values()
+    sheet = study_sheet(condition_table(condition, runs))
+    assert "λ" not in sheet.foot and not any("λ" in heading for heading in sheet.headings)
+    column = sheet.headings.index("final accuracy") - 1
+    assert [row.cells[column].value for row in sheet.rows] == [f"{run.final_metric:.4g}", "–", "–"]
+    (_, sweep) = load_study("sweeps", "small")
+    assert "final accuracy" not in study_sheet(condition_table(sweep, {})).headings
+
+
 def test_the_best_in_hindsight_needs_the_whole_sweep(tmp_path: Path) -> None:
     """With one seed of one lambda missing, another could be the best: none is named."""
     whole = next(each for each in load_study("adaptive", "small", TINY) if each.name == "uniform-iid")

@@ -345,7 +345,8 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     for sheet in sheets:
         lines += [f"## {sheet.title}", "", *markdown_table(sheet), "", sheet.note, "", sheet.foot, ""]
     lines += [f"![{STUDIES[name]}]({path.name})\n" for path in pictures if path.suffix == ".png"]
-    lines += ["## Verdicts", "", *(f"- {sentence}" for sentence in sentences)]
+    if sentences:
+        lines += ["## Verdicts", "", *(f"- {sentence}" for sentence in sentences)]
     (folder / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for sheet in sheets:
         stdout.print(terminal_sheet(sheet))

@@ -176,8 +176,8 @@ def mixing_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("Time to compute a community model, with the cache and with a full pass", headings, made)
 
 
-def _bests(values: Sequence[float | None]) -> SheetCell:
-    """The median of what the runs had at best, and their range."""
+def _metrics(values: Sequence[float | None]) -> SheetCell:
+    """The median of what the runs had, and their range."""
     known = [value for value in values if value is not None]
     if not known:
         return SheetCell("–")
@@ -196,12 +196,14 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     }
     rows = table["rows"]
     capped = any(row["max_local_epochs"] is not None for row in rows)
+    fixed = any(row["fixed_lambda"] is not None for row in rows)
     wider = any(row["against_best_of_all"] is not None for row in rows)
     lowest = {key: min((r[key]["median"] for r in rows if r[key]["median"] is not None), default=None) for key in names}
     made = []
     for row in rows:
         seeds = f"{row['reached']} of {row['runs']}" if row["runs"] else "not run"
-        cells = [SheetCell(seeds, missed=row["reached"] < row["runs"]), _bests(row["best"])]
+        cells = [SheetCell(seeds, missed=row["reached"] < row["runs"]), _metrics(row["best"])]
+        cells += [] if table["at_target"] else [_metrics(row["final"])]
         for key in names:
             median, spread = row[key]["median"], ""
             if row[key]["range"] is not None:
@@ -213,7 +215,8 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
                 )
             )
         against = (row["against_best_fixed"] or {}).get("costs", {})
-        cells.append(SheetCell(factor(against.get("parallel_time")) or "–"))
+        if fixed:
+            cells.append(SheetCell(factor(against.get("parallel_time")) or "–"))
         if capped:
             cells.append(SheetCell(factor(against.get("energy_active")) or "–"))
         if wider:
@@ -222,17 +225,22 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     reference = "PT relative to\nno cap" if capped else "PT relative to\nthe best fixed λ"
     best = table["best_fixed"] or "unknown, because none reached the target with every seed or not all runs are done"
     foot = f"; the best λ of all, outside of the sweep: {table['best_of_all']}" if wider else ""
+    hindsight = f"Without a cap: {best}." if capped else f"Best fixed λ in hindsight, by its mean time: {best}{foot}."
     return Sheet(
         f"{table['title']}: costs until {table['metric']} {table['target']:g}",
         [
-            "policy", "reached", f"best {table['metric']}", *names.values(), reference,
+            "policy", "reached", f"best {table['metric']}",
+            *([] if table["at_target"] else [f"final {table['metric']}"]),
+            *names.values(),
+            *([reference] if fixed else []),
             *(["EC active relative\nto no cap"] if capped else []),
             *(["PT relative to\nthe best λ of all"] if wider else []),
         ],
         made,
         table["note"],
-        "Median over the seeds, and below it the range; ratios are geometric means over the seeds. "
-        + (f"Without a cap: {best}." if capped else f"Best fixed λ in hindsight, by its mean time: {best}{foot}."),
+        f"Median over the seeds, and below it the range; ratios are geometric means over the seeds. {hindsight}"
+        if fixed
+        else "Median over the seeds, and below it the range.",
     )  # fmt: skip
 
 

@@ -103,6 +103,7 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
                 "reached": sum(found is not None for found in costs),
                 **{key: spread([None if c is None else cost(c) for c in costs]) for key, cost in COSTS.items()},
                 "best": [None if run is None else run.best_metric for run in own],
+                "final": [None if run is None else run.final_metric for run in own],
             }
         )
     best = _fastest([row for row in rows if row["in_sweep"]], seeds)
@@ -119,6 +120,7 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
         "metric": first.config.evaluation.metric,
         "target": first.config.evaluation.target,
         "until": first.config.stop.seconds,
+        "at_target": first.config.stop.at_target,
         "best_fixed": None if best is None else best["label"],
         "best_of_all": None if of_all is None else of_all["label"],
         "rows": rows,
