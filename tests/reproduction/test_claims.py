@@ -249,6 +249,11 @@ def test_nobody_at_the_target_is_undecided() -> None:
         ([(Cost(10), Cost(50, reached=False))], "holds", "≥ 5.00"),
         ([(Cost(10), Cost(5, reached=False))], "open", "≥ 0.50"),
         ([(Cost(50, reached=False), Cost(10))], "fails", "≤ 0.20"),
+        # A run that has only begun says less than those that have ended; one that went on for longer says more.
+        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(1, reached=False))], "holds", "≥ 2.00"),
+        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(160, reached=False))], "holds", "≥ 4.00"),
+        ([(Cost(20), Cost(10))] * 2 + [(Cost(1, reached=False), Cost(10))], "fails", "≤ 0.50"),
+        ([(Cost(10), Cost(20)), (Cost(10), Cost(1, reached=False))], "open", "≥ 0.45"),
         ([(Cost(50, reached=False), Cost(70, reached=False))], "open", "not known"),
         ([(Cost(10), Cost(50, reached=False)), (Cost(50, reached=False), Cost(10))], "open", "not known"),
     ],

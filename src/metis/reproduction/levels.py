@@ -12,7 +12,7 @@ from itertools import combinations
 
 from metis.reproduction import lookup, readings
 from metis.reproduction.tables import PUBLISHED_CHARACTERISTICS, Evidence, characteristics, cheapest_policies
-from metis.reproduction.verdicts import COLUMN, Comparison, Finding, Outcome, Part, Ratio, Source
+from metis.reproduction.verdicts import COLUMN, Comparison, Finding, Outcome, Part, Ratio, Source, combined
 
 _RANKS = ("low", "medium", "high")
 _COLUMNS = ("parallel_time", "communication_cost", "energy")
@@ -42,10 +42,16 @@ def table_1(column: str) -> lookup.Check:
         found = readings.in_general(apart, _RULE)
         means = [readings.mean(compared)[0] for compared in apart.values()]
         parts = list(found.parts)
+        everywhere = [found.other or "open"]
         for words, compared in alike.items():
             whole, ratios = readings.mean(compared)
             parts.append(Part(_closer(whole, means), f"{words} {readings.spelled(whole, ratios)}"))
-        return Finding(parts, found.rule, found.reading, found.other)
+            others = zip(*apart.values(), strict=True)
+            everywhere += [
+                _closer(one.ratio, [other.ratio for other in those])
+                for one, those in zip(compared, others, strict=True)
+            ]
+        return Finding(parts, found.rule, found.reading, combined(everywhere))
 
     return check
 

@@ -139,6 +139,15 @@ def timed(cell: Cell, timings: Timings) -> Cell:
     return cell if found is None else _changed(cell, found)
 
 
+def training_share(cell: Cell) -> float:
+    """Of the time that a batch takes with the times of its row: the part that is training, in all groups alike."""
+    times = row_times(cell)
+    if times is None:
+        return 1.0
+    one = next(iter(times.values()))
+    return one.time_per_batch / (one.time_per_batch + one.beside_batch)
+
+
 def _changed(cell: Cell, times: Mapping[str, RowTimes]) -> Cell:
     """With these times of its learners.
 

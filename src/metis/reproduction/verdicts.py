@@ -23,7 +23,7 @@ import numpy as np
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.tables import COSTS, Evidence
-from metis.reproduction.timings import timed
+from metis.reproduction.timings import timed, training_share
 from metis.runs.run import Run
 
 Outcome = Literal["holds", "fails", "tie", "open"]
@@ -78,18 +78,24 @@ class Ratio:
     def of(pairs: Iterable[tuple[Cost, Cost]], spread: float) -> Ratio:
         """Of the second's cost over the first's; pairs in which neither reached the target say nothing.
 
-        Nor do the others, if most pairs are such.
+        Nor do the others, if most pairs are such. A bound that says less than the exact pairs do is left out of the
+        mean: a run that has only begun must not pull it towards nothing.
         """
-        values, lower, upper, silent = [], False, False, 0
+        exact, at_least, at_most, silent = list[float](), list[float](), list[float](), 0
         for own, rival in pairs:
-            if own.reached or rival.reached:
-                values.append(math.log(rival.value) - math.log(own.value))
-                lower, upper = lower or not rival.reached, upper or not own.reached
-            else:
+            if not own.reached and not rival.reached:
                 silent += 1
-        if len(values) <= silent or (lower and upper):
+                continue
+            found = at_most if not own.reached else at_least if not rival.reached else exact
+            found.append(math.log(rival.value) - math.log(own.value))
+        known = len(exact) + len(at_least) + len(at_most)
+        if known <= silent or (at_least and at_most):
             return Ratio()
-        kind: Literal["exact", "at least", "at most"] = "at least" if lower else "at most" if upper else "exact"
+        values = exact + at_least + at_most
+        if 2 * len(exact) > known:
+            mean = statistics.mean(exact)
+            values = exact + [one for one in at_least if one > mean] + [one for one in at_most if one < mean]
+        kind: Literal["exact", "at least", "at most"] = "at least" if at_least else "at most" if at_most else "exact"
         if spread and len(values) > _ENOUGH:
             # A seed has the same division of the data for both, so their quotient spreads less than their costs do.
             spread = max(_wider(len(values) - 1) * statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
@@ -340,4 +346,7 @@ def _published_costs(cell: Cell, name: str, column: bool = False) -> BySeed:
         return {} if value is None else {0: Cost(float(value))}
     if row.energy is None:
         return {}
-    return {0: Cost(row.energy if column else COSTS[name](schedule_cell(timed(cell, "published")).run.costs))}
+    if column:
+        return {0: Cost(row.energy)}
+    value = COSTS[name](schedule_cell(timed(cell, "published")).run.costs)
+    return {0: Cost(value * training_share(cell) if name == "energy_active" else value)}
