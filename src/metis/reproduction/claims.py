@@ -53,6 +53,8 @@ class Claim:
     quote: str = ""  # the paper's own words
     reading: Literal["every", "whole", ""] = ""  # asked of every environment, or of their mean
     other: Verdict | Literal[""] = ""  # by the other reading
+    environments: Sequence[str] = ()  # in which it is open
+    fewest_seeds: int = 0  # of the comparisons that decided it; 0 where it was not decided by seeds
 
 
 def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
@@ -84,6 +86,8 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 one.quote,
                 found.reading,
                 "" if found.other is None else VERDICTS[found.other],
+                list(dict.fromkeys(one.own.environment.name for one in found.open)) if undecided else [],
+                0 if undecided else found.fewest_seeds,
             )
         )
     return claims

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ _ASYNCHRONOUS = {
     "fedasync": (_GREY, "^"),
     "fedbuff": (INK, "D"),
 }
+
+_LONGEST = 3  # times the median run: where an axis of time ends
 
 Over = Literal["parallel_time", "update_requests", "rounds"]
 _OVER_WORDS: dict[Over, str] = {
@@ -180,6 +183,8 @@ def _draw_panel(axes: Axes, panel: Panel, over: Over, *, plain: bool) -> dict[st
         ]
         y = [value if math.isfinite(value) else math.nan for value in curve.run.metric_values]
         if sum(map(math.isfinite, y)) > SMOOTH_FROM:
+            # How much a model may differ from the one before it stays visible behind the median.
+            axes.plot(x, y, color=curve_style(curve)["color"], linewidth=0.5, alpha=0.35, zorder=1.2)
             y = running_median(y)
         (line,) = axes.plot(
             x,
@@ -206,6 +211,10 @@ def _draw_panel(axes: Axes, panel: Panel, over: Over, *, plain: bool) -> dict[st
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=over != "parallel_time"))
     axes.xaxis.set_major_formatter(thousands)
     axes.set_xlim(left=0)
+    if over == "parallel_time" and panel.curves:
+        # A run that takes many times longer would squeeze all others into a corner; by requests it is seen whole.
+        ends = [curve.run.history[-1].at for curve in panel.curves if curve.run.history]
+        axes.set_xlim(right=min(axes.get_xlim()[1], _LONGEST * statistics.median(ends)))
     return handles
 
 

@@ -84,7 +84,7 @@ def _part(words: str, compared: Sequence[Comparison], least: float, among: int) 
     outcome = whole.above(least, among=among)
     text = f"{words} {spelled(whole, ratios)}".strip()
     if outcome != "open":
-        return Part(outcome, text)
+        return Part(outcome, text, compared)
     why, needs, further = _close(whole, least, compared, among=among)
     return Part(outcome, text, further, f"{words}: {why}" if words else why, needs)
 
@@ -93,7 +93,7 @@ def within(compared: Sequence[Comparison], low: float, high: float, rule: str) -
     """Whether a ratio lies between two on the whole; the other reading asks each environment."""
     whole, ratios = mean(compared)
     outcome = _between(whole, low, high)
-    why, needs, further = "", "", list[Comparison]()
+    why, needs, further = "", "", list(compared)
     if outcome == "open":
         # Which edge it is too close to; one that only one of two policies reaches is never open.
         edge = low if whole.kind == "unknown" else min((low, high), key=lambda edge: abs(math.log(whole.mean / edge)))

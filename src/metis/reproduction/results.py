@@ -137,6 +137,11 @@ def _file_of(cell: Cell) -> str:
 def _check_names(option: str, chosen: Sequence[str], allowed: Collection[str]) -> None:
     for name in chosen:
         if name not in allowed:
+            if option == "seed" and allowed:
+                raise ConfigError(
+                    f"--seed {name} is not planned for these results; planned are {', '.join(allowed)}: "
+                    "to run another, add it to seeds in the file"
+                )
             raise ConfigError(
                 f"--{option} {name}: nothing of it is to be run for these results; {did_you_mean(name, allowed)}"
             )
@@ -277,7 +282,9 @@ _CAPTIONS = {
     "figure12": "Lowest error of each silo that trains alone (light), and of the federation (hatched).",
     **dict.fromkeys(
         ("figure7", "figure8", "figure9", "figure10"),
-        "Top: over parallel time; bottom: over update requests. Inset: examples by learner and class; dashed: target.",
+        "Top: over parallel time; bottom: over update requests. One seed, the first. Inset: examples by learner and "
+        "class; dashed: target. Where models are many, a line is their running median, and thin behind it what each "
+        "had. Time ends at three times the median run.",
     ),
 }
 

@@ -239,6 +239,12 @@ class Finding:
         return "; ".join(part.text for part in self.parts)
 
     @property
+    def fewest_seeds(self) -> int:
+        """Of the comparisons that decided it; 0 where there are none."""
+        decided = [one for part in self.parts for one in part.compared if one.outcome != "open"]
+        return min((one.ratio.seeds for one in decided), default=0)
+
+    @property
     def open(self) -> list[Comparison]:
         """What the other parts still need."""
         return [one for part in self.parts if part.outcome == "open" for one in part.compared if one.outcome == "open"]
