@@ -71,7 +71,7 @@ def claims_part(claims: list[Claim]) -> str:
     for claim in claims:
         instead = next((words for domain, words in SUBSTITUTES.items() if claim.text.startswith(domain)), "")
         where = claim.where + (f"; here: {instead}" if instead else "")
-        verdict = f"**{claim.verdict}**" + (", partly by one seed" if claim.fewest_seeds == 1 else "")
+        verdict = ", ".join([f"**{claim.verdict}**", *claim.marks])
         lines.append(f"| {claim.text} | {where} | {verdict} | {PAPER_WORDS[claim.paper]} |")
     return "\n".join(lines)
 

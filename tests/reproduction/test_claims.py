@@ -594,3 +594,22 @@ def test_lambda_4_needs_fewer_requests_where_it_reaches_the_target_in_fewer_roun
 def test_claims_have_the_papers_words(supporting: Evidence) -> None:
     """All but those of Table 1, which has words and marks instead of sentences."""
     assert {claim.where for claim in check_claims(supporting) if not claim.quote} == {"Table 1"}
+
+
+def test_a_verdict_is_marked_by_what_it_rests_on(supporting: Evidence) -> None:
+    """One seed, or a tie among wins; where one of many comparisons contradicts, the others do not matter."""
+    cell = next(iter(TABLE_3["cifar10-heterogeneous-uniform-iid"].cells))
+
+    def compared(mean: float, seeds: int) -> Comparison:
+        return Comparison(cell, cell, Ratio(mean, "exact", seeds, 0.1))
+
+    def marks(outcome: Outcome, *several: Comparison) -> list[str]:
+        return Finding([Part(outcome, "", several)], reading="every").marks
+
+    assert marks("holds", compared(3.0, 4), compared(2.0, 1)) == ["partly by one seed"]
+    assert marks("holds", compared(3.0, 4), compared(2.0, 2)) == marks("open", compared(2.0, 1)) == []
+    assert marks("fails", compared(0.3, 4), compared(0.5, 1), compared(2.0, 1)) == []
+    assert marks("fails", compared(0.3, 1), compared(2.0, 4)) == ["partly by one seed"]
+    assert Finding([Part("holds", ""), Part("tie", "")]).marks == ["with a tie"]
+    assert Finding([Part("tie", "")]).marks == []
+    assert any("one seed" in mark for claim in verdicts(supporting) for mark in claim.marks)

@@ -489,7 +489,10 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
         ({"results": ("sweeps",), "train": False}, "a study has no --report-only"),
         ({"results": ("sweeps",), "environments": ("uniform",)}, "--environment uniform: .* mean 'uniform-iid'"),
         ({"results": ("table3",), "scale": "decisive", "until": 0.0}, "--until is 0; it must be"),
-        ({"results": ("table3",), "scale": "decisive", "seeds": (1,)}, "--seed 1 is not planned .* planned are 1990, .*: to run another, add it to seeds"),
+        (
+            {"results": ("table3",), "scale": "decisive", "seeds": (1,)},
+            "--seed 1 is not planned .* planned are 1990, .*: to run another, add it to seeds",
+        ),
         (
             {"results": ("table3",), "scale": "decisive", "policies": ("Sync",)},
             "--policy Sync: nothing of it .* did you mean 'Sync w/",

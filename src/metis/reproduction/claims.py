@@ -54,7 +54,7 @@ class Claim:
     reading: Literal["every", "whole", ""] = ""  # asked of every environment, or of their mean
     other: Verdict | Literal[""] = ""  # by the other reading
     environments: Sequence[str] = ()  # in which it is open
-    fewest_seeds: int = 0  # of the comparisons that decided it; 0 where it was not decided by seeds
+    marks: Sequence[str] = ()  # what a reader of the verdict alone should know
 
 
 def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
@@ -87,7 +87,7 @@ def check_claims(evidence: Evidence, about: Sequence[str] = ()) -> list[Claim]:
                 found.reading,
                 "" if found.other is None else VERDICTS[found.other],
                 list(dict.fromkeys(one.own.environment.name for one in found.open)) if undecided else [],
-                0 if undecided else found.fewest_seeds,
+                found.marks,
             )
         )
     return claims

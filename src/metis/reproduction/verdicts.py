@@ -239,10 +239,16 @@ class Finding:
         return "; ".join(part.text for part in self.parts)
 
     @property
-    def fewest_seeds(self) -> int:
-        """Of the comparisons that decided it; 0 where there are none."""
-        decided = [one for part in self.parts for one in part.compared if one.outcome != "open"]
-        return min((one.ratio.seeds for one in decided), default=0)
+    def marks(self) -> list[str]:
+        """What a reader of the verdict alone should know."""
+        compared = [one for part in self.parts for one in part.compared]
+        if self.outcome == "fails" and self.reading == "every":  # one place is enough
+            seeds = max((one.ratio.seeds for one in compared if one.outcome == "fails"), default=0)
+        else:
+            seeds = min((one.ratio.seeds for one in compared if one.outcome != "open"), default=0)
+        found = ["partly by one seed"] if self.outcome != "open" and seeds == 1 else []
+        ties = self.outcome == "holds" and any(part.outcome == "tie" for part in self.parts)
+        return [*found, "with a tie"] if ties else found
 
     @property
     def open(self) -> list[Comparison]:
