@@ -161,9 +161,10 @@ def claims_table(claims: Sequence[Mapping[str, str]]) -> list[str]:
     return lines
 
 
-def _numbers(claim: Mapping[str, str]) -> str:
+def _numbers(claim: Mapping[str, Any]) -> str:
     """What was found, and if that does not decide, what would."""
-    return claim["sentence"] + (f". Needs: {claim['open']}" if claim["open"] else "")
+    marks = f" ({', '.join(claim['marks'])})" if claim["marks"] else ""
+    return claim["sentence"] + marks + (f". Needs: {claim['open']}" if claim["open"] else "")
 
 
 def markdown_table(sheet: Sheet) -> list[str]:
