@@ -187,9 +187,9 @@ def _when(cell: Cell, run: Run, value: float) -> str:
     return f"not by {run.costs.parallel_time:,.0f} s" if first is None else f"{first:,.0f} s"
 
 
-def _kept_study(name: str) -> list[dict[str, Any]]:
+def _kept_study(name: str, results: str = "results.json") -> list[dict[str, Any]]:
     """The tables of a study whose results.json is kept with its files."""
-    file = HERE.parent / "experiments" / name / "results.json"
+    file = HERE.parent / "experiments" / name / results
     tables: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["conditions"] if file.exists() else []
     return tables
 
@@ -207,6 +207,34 @@ def momentum_part() -> str:
                 shown = "not reached" if math.isinf(time) else f"{time:,.0f}"
                 lines.append(f"| {row['label']} | {shown} | {row['final'][0]:.3f} |")
     return "\n".join(lines) if len(lines) > 2 else "Not run yet."
+
+
+def tutorial_part() -> str:
+    """What SemiSync has after the paper's iterations, with one thing changed in training, at two widths."""
+    widths = {"16": "results.json", "64": "results-paper.json"}
+    final = {
+        width: {
+            row["label"]: row["final"][0]
+            for table in _kept_study("tutorial", results)
+            for row in table["rows"]
+            if row["runs"]
+        }
+        for width, results in widths.items()
+    }
+    labels = dict.fromkeys(label for found in final.values() for label in found)
+    plain = "as in the other experiments"
+    lines = [
+        "| training | " + " | ".join(f"accuracy, width {width} | difference" for width in widths) + " |",
+        "| --- |" + " ---: | ---: |" * len(widths),
+    ]
+    for label in sorted(labels, key=lambda label: label != plain):
+        cells = []
+        for found in final.values():
+            value, base = found.get(label), found.get(plain)
+            known = value is not None and base is not None and label != plain
+            cells += ["not run" if value is None else f"{value:.4f}", f"{value - base:+.3f}" if known else ""]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) if labels else "Not run yet."
 
 
 def sweeps_part() -> str:
@@ -301,6 +329,7 @@ def main() -> None:
         "rows": rows_part(),
         "sweeps": sweeps_part(),
         "momentum": momentum_part(),
+        "tutorial": tutorial_part(),
         "costs": costs_part(evidence),
         "targets": targets_part(evidence),
         "figures": figures_part(evidence),
