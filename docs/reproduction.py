@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from metis.reproduction.claims import PAPER_WORDS as IN_SENTENCES, Claim, check_claims
-from metis.reproduction.curves import Steady, load_runs, target_of
+from metis.reproduction.curves import Steady, at_other_targets, load_runs, target_of
 from metis.reproduction.environments import Cell, Environment, load_environments, results_folder
 from metis.reproduction.page import PAPER_WORDS, markdown_table
 from metis.reproduction.panels import draw_figures
@@ -165,7 +165,7 @@ def targets_part(evidence: Evidence) -> str:
     lines = ["| environment | policy | lower target | higher target |", "| --- | --- | --- | --- |"]
     for environment in evidence.environments.values():
         plan = environment.plan
-        other = None if plan is None else plan.low_target or plan.high_target
+        other = None if plan is None else plan.other_target
         own = environment.config.evaluation.target
         if other is None or own is None:
             continue
@@ -178,6 +178,19 @@ def targets_part(evidence: Evidence) -> str:
                 ]
                 lines.append(f"| {name} | {cell.label} | {' | '.join(columns)} |")
     return "\n".join(lines)
+
+
+def other_targets_part(claims: list[Claim]) -> str:
+    """What the same runs decide at the second targets."""
+    decided = [claim for claim in claims if claim.at_other_target not in ("", "undecided")]
+    open_ = sum(claim.at_other_target == "undecided" for claim in claims)
+    lines = ["| claim | verdict | at the second target | numbers there |", "| --- | --- | --- | --- |"]
+    for claim in decided:
+        numbers = claim.at_other_target_sentence.replace("; ", "<br>")
+        lines.append(f"| {claim.text} | {claim.verdict} | {claim.at_other_target} | {numbers} |")
+    return "\n".join(
+        [*lines, "", f"{open_} other claims are undecided there, as most runs ended at the target proper."]
+    )
 
 
 def _when(cell: Cell, run: Run, value: float) -> str:
@@ -319,7 +332,7 @@ def queue_part(evidence: Evidence) -> str:
 
 def main() -> None:
     evidence = gather()
-    claims = check_claims(evidence)
+    claims = check_claims(evidence, second=at_other_targets(evidence, RESULTS, results_folder()))
     parts = {
         "summary": summary(evidence, claims),
         "claims": claims_part(claims),
@@ -332,6 +345,7 @@ def main() -> None:
         "tutorial": tutorial_part(),
         "costs": costs_part(evidence),
         "targets": targets_part(evidence),
+        "other_targets": other_targets_part(claims),
         "figures": figures_part(evidence),
         "queue": queue_part(evidence),
     }

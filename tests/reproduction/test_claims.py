@@ -14,7 +14,7 @@ from metis.core.model import Model
 from metis.core.stop import StopRule, Target
 from metis.reproduction import readings
 from metis.reproduction.claims import Claim, check_claims
-from metis.reproduction.curves import Steady
+from metis.reproduction.curves import Steady, settings_digest
 from metis.reproduction.effort import effort, reason
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
@@ -174,7 +174,7 @@ def test_the_papers_tables_are_judged_by_the_same_rule(supporting: Evidence) -> 
 
 def test_what_was_not_run_is_undecided(supporting: Evidence) -> None:
     """It says what is missing, and which results decide it."""
-    (missing,) = verdicts(supporting, "CIFAR-100")
+    (missing,) = verdicts(supporting, "CIFAR-100", "fastest")
     assert (missing.verdict, missing.needs) == ("undecided", "figure9")
     partly = Evidence("paper", supporting.environments, dict(list(supporting.runs.items())[:-3]))
     assert verdicts(partly, "Heterogeneous", "first")[0].verdict == "undecided"
@@ -613,3 +613,70 @@ def test_a_verdict_is_marked_by_what_it_rests_on(supporting: Evidence) -> None:
     assert Finding([Part("holds", ""), Part("tie", "")]).marks == ["with a tie"]
     assert Finding([Part("tie", "")]).marks == []
     assert any("one seed" in mark for claim in verdicts(supporting) for mark in claim.marks)
+
+
+FIGURE_9 = load_environments("decisive", results=["figure9"])
+
+
+def at_the_end(**accuracy: float) -> Evidence:
+    """Runs of Figure 9 that go on for longer than the plan asks, at these accuracies; without one there is no run."""
+    runs = {}
+    for environment in FIGURE_9.values():
+        assert environment.plan is not None and environment.plan.final_seconds is not None
+        for cell in environment.cells:
+            if cell.policy.name in accuracy:
+                dry = dry_run(cell.config, StopRule(seconds=environment.plan.final_seconds + 100))
+                metrics = {"accuracy": accuracy[cell.policy.name]}
+                events: list[tuple[float, Event | Action]] = [(0.0, Evaluated(0, {"accuracy": 0.01}))]
+                for now, item in dry.events:
+                    events.append((now, item))
+                    if isinstance(item, CommunityPublished) and item.stamp.version > 0:
+                        events.append((now, Evaluated(item.stamp.version, metrics)))
+                runs[cell.name] = Run(dry.setting, events, Model.empty(), 1.0)
+    return Evidence("decisive", FIGURE_9, runs)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict", "words"),
+    [
+        ({"fedasync": 0.27}, "confirmed", "FedAsync 0.270 (1 seed)"),
+        ({"fedasync": 0.29}, "undecided", "FedAsync 0.290 (1 seed)"),  # closer than 0.02
+        ({"fedasync": 0.33}, "contradicted", "FedAsync 0.330 (1 seed)"),
+        ({}, "undecided", "not run as far: FedAsync"),
+    ],
+)
+def test_final_accuracy(accuracy: Mapping[str, float], verdict: str, words: str) -> None:
+    """Every policy at the same moment; one that was not run as far leaves it open."""
+    others = {"sync_fedavg": 0.1, "fedrec": 0.2, "async_fedavg": 0.2}
+    (claim,) = verdicts(at_the_end(semisync_fedavg=0.3, **others, **accuracy), "final accuracy")
+    assert claim.verdict == verdict, claim.sentence
+    assert all(words in part for part in claim.parts), claim.parts
+    assert claim.marks == ([] if verdict == "undecided" else ["partly by one seed"])
+    assert "nothing to compare" in verdicts(at_the_end(), "final accuracy")[0].sentence
+
+
+def test_a_second_target_is_judged_beside_the_first() -> None:
+    """The same runs; a claim that has nothing to do with targets says nothing of it."""
+    environments = load_environments("decisive", results=["table3"])
+    others = {name: one.at_other_target() or one for name, one in environments.items()}
+    reached = {**AS_THE_PAPER_SAYS, "Sync w/ Momentum": 9, "FedRec": 600, "AsyncFedAvg": 600, "FedAsync": 600}
+    first, second = evidence(environments, reached), evidence(others, {**reached, "FedAsync": 1})
+    (claim,) = check_claims(first, ("Heterogeneous", "first"), second=second)
+    assert claim.verdict != claim.at_other_target == "contradicted", claim.at_other_target_sentence
+    assert claim.at_other_target_sentence != claim.sentence
+    (claim,) = check_claims(first, ("no idle time",), second=second)
+    assert claim.at_other_target == claim.at_other_target_sentence == ""
+    assert check_claims(first, ("Heterogeneous", "first"))[0].at_other_target == ""
+
+
+def test_a_second_target_is_above_or_below_the_first() -> None:
+    """Which is the same environment in everything else."""
+    for environment in load_environments("decisive").values():
+        other = environment.at_other_target()
+        assert (other is None) == (environment.plan is None or environment.plan.other_target is None)
+        if other is not None and environment.plan is not None:
+            own, second = environment.config.evaluation.target, other.config.evaluation.target
+            assert own is not None and second is not None
+            assert (second > own) == (environment.plan.low_target is None), environment.name
+            assert other.cells[0].name == environment.cells[0].name
+            assert settings_digest(other.cells[0]) == settings_digest(environment.cells[0])

@@ -11,7 +11,7 @@ import json
 import platform
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from metis.files import write_text
 from metis.reproduction.environments import Cell
 from metis.reproduction.kept import decisive_settings
 from metis.reproduction.schedule import dry_run
+from metis.reproduction.tables import Evidence
 from metis.runs.folds import RunFold
 from metis.runs.run import Run
 
@@ -228,3 +229,12 @@ def load_runs(cells: Sequence[Cell], folder: Path) -> dict[str, Run]:
         if curve is not None and curve.settings == settings_digest(cell) and len(curve.measured) > 1:
             runs[cell.name] = run_of(cell, curve)
     return runs
+
+
+def at_other_targets(evidence: Evidence, results: Collection[str], folder: Path) -> Evidence:
+    """The same runs, judged by the second targets of the environments that have one."""
+    environments = {name: one.at_other_target() for name, one in evidence.environments.items()}
+    judged = [one for one in environments.values() if one is not None]
+    cells = [cell for one in judged for seeded in one.seeded() for cell in seeded.needed_for(results)]
+    changed = {name: one or evidence.environments[name] for name, one in environments.items()}
+    return Evidence(evidence.scale, changed, evidence.runs | load_runs(cells, folder), evidence.mixing_times)

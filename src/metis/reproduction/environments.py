@@ -68,9 +68,17 @@ class Plan(Table):
     sync_seconds: Annotated[float, Field(gt=0)] | None = None
     step_seconds: Annotated[float, Field(gt=0)] = 0.014  # of one core, measured: to say how long the rest will take
     target_fixed: bool = True  # false: Sync has yet to be run and the target to be written into the file
-    # Second ones, below and above the target proper: reported, not judged by.
+    # A second one, below or above the target proper: what it would say is reported beside the verdicts.
     low_target: float | None = None
     high_target: float | None = None
+
+    # Policies that were run as far, reached target or not, are compared by their accuracy then.
+    final_seconds: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def other_target(self) -> float | None:
+        """The second target, if there is one."""
+        return self.high_target if self.low_target is None else self.low_target
 
 
 class Reference(Table):
@@ -139,6 +147,14 @@ class Environment:
         changed = {role: varied(config, seed=seed) for role, config in self.references.items()}
         name = f"{self.name}/seed-{seed}"
         return replace(self, name=name, config=varied(self.config, seed=seed), references=changed)
+
+    def at_other_target(self) -> Environment | None:
+        """The same runs, judged by the second target; None if there is none."""
+        target = None if self.plan is None else self.plan.other_target
+        if target is None:
+            return None
+        judged = {**self.config.to_dict()["evaluation"], "target": target}
+        return replace(self, config=varied(self.config, evaluation=judged))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

@@ -13,6 +13,9 @@ from metis.reproduction.verdicts import Finding, Outcome, Part, Source
 from metis.runs.run import Run
 from metis.text import plural
 
+APART = 0.02  # accuracies that are closer do not decide
+LAST_SECONDS = 60.0  # of which the median is a final accuracy: asynchronous models jump
+
 
 def _metric_at(run: Run, moment: float) -> float:
     """The last value measured until then."""
@@ -132,9 +135,50 @@ def head_of_power_law(evidence: Evidence, source: Source) -> Finding:
             differences.append(first - second)
         if differences:
             mean = statistics.mean(differences)
-            outcome: Outcome = "open" if abs(mean) < 0.02 else lookup.outcome(mean > 0)
+            outcome: Outcome = "open" if abs(mean) < APART else lookup.outcome(mean > 0)
             seeds = plural(len(ends), "seed")
-            parts.append(Part(outcome, f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({seeds})"))
+            text = f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({seeds})"
+            parts.append(Part(outcome, text, seeds=len(ends)))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
-    return Finding(parts, "at least 0.02 apart, in the time that both were run")
+    return Finding(parts, f"at least {APART:g} apart, in the time that both were run")
+
+
+def final_accuracy(evidence: Evidence, source: Source) -> Finding:
+    """SemiSync's accuracy at the moment of the plan against that of every other policy, over the seeds of both."""
+    lookup.ours_only(source)
+    parts = []
+    for environment in lookup.environments(evidence, "figure9"):
+        moment = None if environment.plan is None else environment.plan.final_seconds
+        if moment is None:
+            raise lookup.NoEvidence("its plan does not say when an accuracy is final")
+        ahead, shown, missing, seeds = [], [], [], []
+        own_cell = lookup.one(environment, SEMISYNC)
+        own = _finals(evidence, own_cell, moment)
+        for cell in environment.cells:
+            theirs = _finals(evidence, cell, moment)
+            common = sorted(own.keys() & theirs.keys())
+            if not theirs or not common:
+                missing.append(cell.label)
+                continue
+            shown.append(f"{cell.label} {statistics.mean(theirs[seed] for seed in common):.3f}")
+            if cell is not own_cell:
+                ahead.append(statistics.mean(own[seed] - theirs[seed] for seed in common))
+                seeds.append(len(common))
+        outcome: Outcome = "holds" if not missing and min(ahead) >= APART else "open"
+        outcome = "fails" if min(ahead, default=0.0) <= -APART else outcome
+        text = f"{environment.paper.distribution} at {moment:.0f} s: {', '.join(shown) or 'nothing to compare'}"
+        text += f"; not run as far: {', '.join(missing)}" if missing else f" ({plural(min(seeds), 'seed')})"
+        parts.append(Part(outcome, text, seeds=min(seeds, default=0)))
+    rule = f"the median accuracy of the last {LAST_SECONDS:.0f} s, at least {APART:g} above that of every other policy"
+    return Finding(parts, rule)
+
+
+def _finals(evidence: Evidence, cell: Cell, moment: float) -> dict[int, float]:
+    """The median of what was measured in the last minute before a moment, by seed, of the runs that went as far."""
+    found = {}
+    for seed, run in evidence.seeds(cell).items():
+        points = [(p.at, v) for p, v in zip(run.history, run.metric_values, strict=True) if p.at <= moment]
+        if points and run.costs.parallel_time >= moment:
+            found[seed] = statistics.median(value for at, value in points if at > points[-1][0] - LAST_SECONDS)
+    return found

@@ -164,7 +164,7 @@ def claims_table(claims: Sequence[Mapping[str, str]]) -> list[str]:
 def _numbers(claim: Mapping[str, Any]) -> str:
     """What was found, and if that does not decide, what would."""
     marks = f" ({', '.join(claim['marks'])})" if claim["marks"] else ""
-    return claim["sentence"] + marks + (f". Needs: {claim['open']}" if claim["open"] else "")
+    return f"{claim['sentence']}{marks}" + (f". Needs: {claim['open']}" if claim["open"] else "")
 
 
 def markdown_table(sheet: Sheet) -> list[str]:

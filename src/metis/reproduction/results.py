@@ -17,7 +17,7 @@ from rich.markup import escape
 from metis.errors import ConfigError, DataError
 from metis.experiments.config.errors import did_you_mean
 from metis.reproduction.claims import check_claims
-from metis.reproduction.curves import load_runs
+from metis.reproduction.curves import at_other_targets, load_runs
 from metis.reproduction.environments import Cell, Environment, Scale, Timings, load_environments, results_folder
 from metis.reproduction.figures import Drawn
 from metis.reproduction.kept import kept, load_finished
@@ -192,7 +192,8 @@ def reproduce(
         stderr.print(f"{name} is left out: {escape(str(problem))}", soft_wrap=True)
 
     drawn = draw_figures(evidence, results, figures, left_out=None if request.train else left_out)
-    document = make_document(evidence, results, drawn, complete)
+    second = at_other_targets(evidence, results, request.curves_folder) if request.scale == "decisive" else None
+    document = make_document(evidence, results, drawn, complete, second)
     document["command_seconds"] = time.perf_counter() - started
     _write(document, request.folder)
     report = write_paper_report(document, drawn.svg, request.folder, request.command_line)
@@ -230,9 +231,11 @@ def _with_earlier_results(
     return [name for name in RESULTS if name in shown], environments, cells
 
 
-def make_document(evidence: Evidence, results: Sequence[str], drawn: Drawn, complete: bool) -> dict[str, Any]:
+def make_document(
+    evidence: Evidence, results: Sequence[str], drawn: Drawn, complete: bool, second: Evidence | None = None
+) -> dict[str, Any]:
     """Everything that a report shows, as plain values."""
-    claims = [asdict(claim) for claim in check_claims(evidence)]
+    claims = [asdict(claim) for claim in check_claims(evidence, second=second)]
     shown: dict[str, Any] = {}
     for name in results:
         with_runs = [environment for environment in evidence.of(name) if evidence.cells(environment)]

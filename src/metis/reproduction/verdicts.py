@@ -219,6 +219,12 @@ class Part:
     compared: Sequence[Comparison] = ()  # what it follows from
     why: str = ""  # it is open, and what would decide it, where that does not follow from the comparisons
     needs: str = ""
+    seeds: int = 0  # that it was decided by, where there are no comparisons
+
+    @property
+    def fewest_seeds(self) -> int:
+        """Of a comparison that is decided; 0 where that says nothing."""
+        return min((one.ratio.seeds for one in self.compared if one.outcome != "open"), default=self.seeds)
 
 
 @dataclass(frozen=True)
@@ -245,7 +251,7 @@ class Finding:
         if self.outcome == "fails" and self.reading == "every":  # one place is enough
             seeds = max((one.ratio.seeds for one in compared if one.outcome == "fails"), default=0)
         else:
-            seeds = min((one.ratio.seeds for one in compared if one.outcome != "open"), default=0)
+            seeds = min((part.fewest_seeds for part in self.parts if part.fewest_seeds), default=0)
         found = ["partly by one seed"] if self.outcome != "open" and seeds == 1 else []
         ties = self.outcome == "holds" and any(part.outcome == "tie" for part in self.parts)
         return [*found, "with a tie"] if ties else found
@@ -263,8 +269,8 @@ def combined(outcomes: Iterable[Outcome]) -> Outcome:
     return next((outcome for outcome in order if outcome in found), "open")
 
 
-def ours(evidence: Evidence) -> Source:
-    """Our runs, with every seed that there is."""
+def ours(evidence: Evidence, spread: Mapping[str, float] | None = None) -> Source:
+    """Our runs, with every seed that there is; their spread is measured, or given."""
 
     def costs(cell: Cell, name: str) -> BySeed:
         found = {}
@@ -275,6 +281,8 @@ def ours(evidence: Evidence) -> Source:
                 found[seed] = Cost(value, reached is not None)
         return found
 
+    if spread is not None:
+        return Source("ours", costs, spread)
     by_data: dict[str, list[Environment]] = {}
     for environment in evidence.environments.values():
         by_data.setdefault(kind_of_data(environment), []).append(environment)
