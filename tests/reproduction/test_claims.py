@@ -172,6 +172,13 @@ def test_the_papers_tables_are_judged_by_the_same_rule(supporting: Evidence) -> 
     assert "×2.01" in verdicts(supporting, "Heterogeneous", "first")[0].paper_sentence
 
 
+def test_a_table_that_does_not_decide_is_not_one_that_says_nothing(supporting: Evidence) -> None:
+    """Sync w/ Momentum never gets there on power law data, so that the paper's mean is open; an accuracy has no row."""
+    assert verdicts(supporting, "Momentum SGD needs less time")[0].paper == "open"
+    assert verdicts(supporting, "CIFAR-100", "final")[0].paper == ""
+    assert verdicts(supporting, "Transmission")[0].paper == "holds"
+
+
 def test_what_was_not_run_is_undecided(supporting: Evidence) -> None:
     """It says what is missing, and which results decide it."""
     (missing,) = verdicts(supporting, "CIFAR-100", "fastest")
@@ -589,6 +596,19 @@ def test_lambda_4_needs_fewer_requests_where_it_reaches_the_target_in_fewer_roun
                     runs[cell.name] = made_up(cell, made)
         found = verdicts(Evidence("paper", environments, runs), "λ=4 than with λ=2")[0]
         assert found.verdict == verdict, found.sentence
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(4, "undecided"), (6, "confirmed"), (2, "contradicted")])
+def test_lambda_4_takes_longer_where_its_rounds_are_not_half_as_many(rounds: int, verdict: str) -> None:
+    """Its rounds are twice as long; by time and by energy."""
+    environments = load_environments("paper", results=["table2"])
+    runs = {}
+    for environment in environments.values():
+        for cell in environment.cells:
+            if made := {"SemiSync (λ=2) w/ Momentum": 8, "SemiSync (λ=4) w/ Momentum": rounds}.get(cell.label):
+                runs[cell.name] = made_up(cell, made)
+    found = check_claims(Evidence("paper", environments, runs), ("λ=4 than with λ=2",))
+    assert [claim.verdict for claim in found if "longer" in claim.text or "energy" in claim.text] == [verdict] * 4
 
 
 def test_claims_have_the_papers_words(supporting: Evidence) -> None:

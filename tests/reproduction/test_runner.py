@@ -19,14 +19,14 @@ from metis.core.stop import StopRule
 from metis.errors import ConfigError, DataError
 from metis.experiments.config.load import ExperimentConfig
 from metis.experiments.data import dry_assignments
-from metis.reproduction import environments as cells_module, panels
+from metis.reproduction import command as commands, environments as cells_module, panels
 from metis.reproduction.command import command, scale_named
-from metis.reproduction.environments import SCALES, Environment, Scale, load_environment, load_environments
+from metis.reproduction.environments import SCALES, Cell, Environment, Scale, load_environment, load_environments
 from metis.reproduction.kept import cell_folder, kept, load_finished
 from metis.reproduction.mixing import measure_mixing
 from metis.reproduction.results import Request
 from metis.reproduction.runner import Board, run_cells
-from metis.reproduction.schedule import dry_run, rounds_of, schedule_cell, split_steps
+from metis.reproduction.schedule import CellSchedule, dry_run, rounds_of, schedule_cell, split_steps
 from metis.reproduction.study import STUDIES
 from metis.reproduction.tables import (
     PROTOCOLS,
@@ -474,6 +474,40 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     assert rows["FedRec"]["rounds"] is None and rows["FedRec"]["update_requests"] == 9
 
 
+def test_a_part_of_the_plan(folder: Path) -> None:
+    """--policy and --environment choose what is scheduled, at every scale."""
+    request = Request(results=("table3",), dry_run=True, rounds=3, policies=("FedRec",))
+    assert [row["policy"] for row in command(request, quiet(), quiet()).document] == ["FedRec"]
+
+
+def test_a_plan_without_the_data_leaves_out_what_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so; with nothing left it is an error."""
+
+    def without_uniform(cell: Cell, rounds: int | None = None) -> CellSchedule:
+        if "uniform" in cell.environment.name:
+            raise DataError("data set 'ages' is not there")
+        return schedule_cell(cell, 2)
+
+    monkeypatch.setattr(commands, "schedule_cell", without_uniform)
+    uniform, other = "cifar10-heterogeneous-uniform-iid", "cifar10-heterogeneous-skewed-noniid5"
+    stderr = io.StringIO()
+    request = Request(("table3",), "paper", dry_run=True, environments=(uniform, other), policies=("FedRec",))
+    done = command(request, quiet(), Console(file=stderr, width=200))
+    assert stderr.getvalue() == f"{uniform} is left out: data set 'ages' is not there\n"
+    assert [row["policy"] for row in done.document] == ["FedRec"]
+    with pytest.raises(DataError, match="'ages' is not there"):
+        command(replace(request, environments=(uniform,)), quiet(), quiet())
+
+
+def test_a_report_has_the_claims_that_its_results_decide(tmp_path: Path) -> None:
+    """Of a figure that nothing is claimed about there is none."""
+    request = Request(("figure2",), "decisive", tmp_path, train=False)
+    document = command(request, quiet(), quiet()).document
+    assert document["claims"] == []
+    assert "claims" not in document["lead"]
+    assert 'id="claims"' not in (tmp_path / "decisive" / "report.html").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -481,6 +515,14 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
         ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
         ({"results": ("table3",), "policies": ("FedRec",)}, "--policy needs --scale decisive"),
         ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
+        ({"results": ("table3",), "dry_run": True, "seeds": (1,)}, "--seed says how runs are made; with --dry-run"),
+        ({"results": ("table3",), "dry_run": True, "train": False}, "--report-only says how runs are made"),
+        ({"results": ("table3",), "dry_run": True, "policies": ("Sync",)}, "--policy Sync: nothing of it"),
+        ({"results": ("sweeps",), "dry_run": True, "environments": ("uniform",)}, "did you mean 'uniform-iid'"),
+        (
+            {"results": ("table3",), "scale": "decisive", "train": False, "curves": Path("nowhere")},
+            "--curves nowhere: there is no such folder, and --report-only runs nothing",
+        ),
         ({"results": ("table3",), "seeds": (1,)}, "--seed needs --scale decisive"),
         ({"results": ("table3",), "until": 5.0}, "--until needs --scale decisive"),
         ({"results": ("table3",), "train": False}, "--report-only needs --scale decisive"),

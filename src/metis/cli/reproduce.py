@@ -48,13 +48,17 @@ def reproduce(
     policy: Annotated[
         list[str],
         typer.Option(
-            "--policy", metavar="LABEL", help="With --scale decisive, or a study: only these. May be repeated."
+            "--policy",
+            metavar="LABEL",
+            help="With --scale decisive, --dry-run or a study: only these. May be repeated.",
         ),
     ] = [],  # noqa: B006  # typer wants a list
     environment: Annotated[
         list[str],
         typer.Option(
-            "--environment", metavar="FILE", help="With --scale decisive, or a study: only these. May be repeated."
+            "--environment",
+            metavar="FILE",
+            help="With --scale decisive, --dry-run or a study: only these. May be repeated.",
         ),
     ] = [],  # noqa: B006  # typer wants a list
     seed: Annotated[

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from metis.errors import ConfigError
+from metis.errors import ConfigError, DataError
 from metis.experiments.config.load import did_you_mean
 from metis.reporting.console import plain_table
 from metis.reproduction.environments import SCALES, TIMINGS, Environment, Scale, Timings, load_environments
-from metis.reproduction.results import Reproduced, Request, reproduce, run_study
+from metis.reproduction.results import Reproduced, Request, chosen_cells, reproduce, run_study
 from metis.reproduction.schedule import CellSchedule, schedule_cell
 from metis.reproduction.study import STUDIES, load_study
 from metis.reproduction.tables import RESULTS, slowest_learner_epochs
@@ -62,31 +63,35 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         conditions = load_study(request.results[0], request.scale, request.overrides)
         if request.dry_run:
             first = [condition.environments[0] for condition in conditions]  # its seeds have the same schedule
-            return show_schedules(first, request.rounds, stdout, tasks=False)
+            return show_schedules(request, first, stdout, stderr, tasks=False)
         return run_study(request, conditions, stdout, stderr)
     results = chosen_results(request.results)
     environments = load_environments(request.scale, request.overrides, results=results, timings=request.timings)
     if request.dry_run:
-        return show_schedules(list(environments.values()), request.rounds, stdout)
+        return show_schedules(request, list(environments.values()), stdout, stderr)
     return reproduce(request, results, environments, stdout, stderr)
 
 
 def _check_options(request: Request, *, study: bool) -> None:
-    """Refuse options that the scale, or a study, does not have."""
-    options = {
-        "--policy": request.policies,
-        "--environment": request.environments,
+    """Refuse options that the scale, a study or a dry run does not have."""
+    for_runs = {
         "--seed": request.seeds,
         "--until": request.until is not None,
         "--report-only": not request.train,
     }
-    if study:
+    options = {"--policy": request.policies, "--environment": request.environments, **for_runs}
+    if request.dry_run:
+        if given := next((name for name, value in for_runs.items() if value), None):
+            raise ConfigError(f"{given} says how runs are made; with --dry-run there are none")
+    elif study:
         if request.until is not None:
             raise ConfigError("a study has no --until; to end its runs sooner, use --set stop.seconds=...")
         if not request.train:
             raise ConfigError("a study has no --report-only; its last report is in OUT/SCALE/STUDY/results.md")
     elif request.scale != "decisive" and (given := next((name for name, value in options.items() if value), None)):
         raise ConfigError(f"{given} needs --scale decisive; the other scales run everything that a result needs")
+    if request.curves is not None and not request.train and not request.curves.is_dir():
+        raise ConfigError(f"--curves {request.curves}: there is no such folder, and --report-only runs nothing")
 
 
 def listing(scale: Scale, stdout: Console) -> Reproduced:
@@ -112,16 +117,26 @@ def listing(scale: Scale, stdout: Console) -> Reproduced:
 
 
 def show_schedules(
-    environments: Sequence[Environment], rounds: int | None, stdout: Console, *, tasks: bool = True
+    request: Request, environments: Sequence[Environment], stdout: Console, stderr: Console, *, tasks: bool = True
 ) -> Reproduced:
-    """What every cell schedules, without training."""
+    """What every cell schedules, without training; what cannot be scheduled without its data is named."""
     document = []
+    wanted = chosen_cells(request, [cell for environment in environments for cell in environment.cells])
+    missing: list[DataError] = []
     for environment in environments:
-        schedules = [schedule_cell(cell, rounds) for cell in environment.cells]
-        stdout.print(schedule_table(environment, schedules))
-        if tasks:
-            stdout.print(task_table(schedules))
+        try:
+            schedules = [schedule_cell(cell, request.rounds) for cell in environment.cells if cell in wanted]
+        except DataError as problem:  # who holds how much comes with the data, which is not here
+            missing.append(problem)
+            stderr.print(f"{environment.name} is left out: {escape(str(problem))}", soft_wrap=True)
+            continue
+        if schedules:
+            stdout.print(schedule_table(environment, schedules))
+            if tasks:
+                stdout.print(task_table(schedules))
         document += [schedule.to_json() for schedule in schedules]
+    if missing and not document:
+        raise missing[0]
     return Reproduced(document)
 
 

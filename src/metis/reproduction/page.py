@@ -143,13 +143,14 @@ def write_markdown(document: Mapping[str, Any], folder: Path) -> Path:
         for sheet in section.tables:
             lines += [f"**{sheet.title}**", "", *markdown_table(sheet), ""]
             lines += [line for note in (sheet.note, sheet.foot) if note for line in (note, "")]
-    lines += ["## Claims", "", *claims_table(document["claims"])]
+    if document["claims"]:
+        lines += ["## Claims", "", *claims_table(document["claims"])]
     path = folder / "results.md"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-PAPER_WORDS = {"holds": "holds", "fails": "does not hold", "tie": "tie", "": "–"}
+PAPER_WORDS = {"holds": "holds", "fails": "does not hold", "tie": "tie", "open": "open", "": "–"}
 
 
 def claims_table(claims: Sequence[Mapping[str, str]]) -> list[str]:

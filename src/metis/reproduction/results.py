@@ -100,7 +100,7 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
     """Go on with the queue of scale `decisive`; whether it is empty now."""
     folder = request.curves_folder
     entries = queue(environments.values(), results)
-    wanted = {cell.name for cell in _chosen(request, [entry.cell for entry in entries])}
+    wanted = {cell.name for cell in chosen_cells(request, [entry.cell for entry in entries])}
     entries = [entry for entry in entries if entry.cell.name in wanted]
     if request.until is not None:
         entries = [replace(entry, until=min(entry.until or request.until, request.until)) for entry in entries]
@@ -114,7 +114,7 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
     return not left
 
 
-def _chosen(request: Request, cells: Sequence[Cell]) -> list[Cell]:
+def chosen_cells(request: Request, cells: Sequence[Cell]) -> list[Cell]:
     """Those that --policy, --environment and --seed name."""
     filters: tuple[tuple[str, Sequence[str], Callable[[Cell], str]], ...] = (
         ("policy", request.policies, lambda cell: cell.key[1]),
@@ -235,7 +235,7 @@ def make_document(
     evidence: Evidence, results: Sequence[str], drawn: Drawn, complete: bool, second: Evidence | None = None
 ) -> dict[str, Any]:
     """Everything that a report shows, as plain values."""
-    claims = [asdict(claim) for claim in check_claims(evidence, second=second)]
+    claims = [asdict(claim) for claim in check_claims(evidence, second=second, results=results)]
     shown: dict[str, Any] = {}
     for name in results:
         with_runs = [environment for environment in evidence.of(name) if evidence.cells(environment)]
@@ -257,7 +257,8 @@ def make_document(
         "complete": complete,
         "runs": len(evidence.runs),
         "wall_seconds": sum(run.wall_seconds for run in evidence.runs.values()),
-        "lead": f"{len(evidence.runs)} runs at {evidence.scale} scale. Of the paper's claims: {verdict_count(claims)}."
+        "lead": f"{len(evidence.runs)} runs at {evidence.scale} scale."
+        + (f" Of the paper's claims about them: {verdict_count(claims)}." if claims else "")
         + ("" if complete else " Not all runs are done yet."),
         "results": shown,
         "claims": claims,
@@ -303,7 +304,8 @@ def show(document: dict[str, Any], stdout: Console) -> None:
             stdout.print(terminal_sheet(characteristics_sheet(result["characteristics"])))
         if "mixing_times" in result:
             stdout.print(terminal_sheet(mixing_sheet(result["mixing_times"])))
-    stdout.print(terminal_claims(document["claims"]))
+    if document["claims"]:
+        stdout.print(terminal_claims(document["claims"]))
 
 
 def _mixing_times(folder: Path, stderr: Console) -> list[MixingTime]:
@@ -334,7 +336,7 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     """Run what is missing of a study, then report it; its folder is OUT/SCALE/STUDY."""
     (name,) = request.results
     cells = [cell for condition in conditions for cell in condition.cells]
-    complete = _run(request, _chosen(request, cells), stderr)
+    complete = _run(request, chosen_cells(request, cells), stderr)
     runs = load_finished(cells, request.out)
     tables = [condition_table(condition, runs) for condition in conditions]
     sheets, sentences = [study_sheet(table) for table in tables], verdicts(tables)
