@@ -59,7 +59,8 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
         f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
         f"{counts['contradicted']}; {ties} are ties and {open_} are undecided. The paper's own tables say "
         f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not and "
-        f"{own['open']} {'is' if own['open'] == 1 else 'are'} open there, by the same rule. {len(evidence.runs)} runs are kept."
+        f"{own['open']} {'is' if own['open'] == 1 else 'are'} open there, by the same rule. "
+        f"{len(evidence.runs)} runs are kept."
     )
 
 
@@ -173,9 +174,8 @@ def published_times_part(evidence: Evidence) -> str:
             costs = run.costs_at_target
             iterations = "–" if costs is None else f"{costs.steps:,}"
             theirs = "not reached" if row.parallel_time is None else f"{row.parallel_time:,.0f} s"
-            lines.append(
-                f"| {own.paper.distribution} | {cell.label} | {first} | {_until_target(run)} | {iterations} | {theirs} |"
-            )
+            cells = (own.paper.distribution, cell.label, first, _until_target(run), iterations, theirs)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) if len(lines) > 2 else "Not run yet."
 
 
