@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## eight hospitals in virtual time: waiting for everybody, SemiSync, and SemiSync without parameters
-	$(BIN)/metis compare examples/consortium/federation.toml --set stop.rounds=1000 --set stop.seconds=60 --out runs/demo --force $(ARGS)
+	$(BIN)/metis compare examples/consortium/federation.toml --set stop.rounds=1000 --set stop.seconds=60 --out runs/hospitals --force $(ARGS)
 
 demo-deploy: $(STAMP)  ## a controller and four learners as processes with certificates; two of them are killed
 	$(BIN)/python examples/deploy_demo.py runs/deploy

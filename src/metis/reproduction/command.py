@@ -120,6 +120,8 @@ def show_schedules(
     request: Request, environments: Sequence[Environment], stdout: Console, stderr: Console, *, tasks: bool = True
 ) -> Reproduced:
     """What every cell schedules, without training; what cannot be scheduled without its data is named."""
+    if not environments:
+        raise ConfigError(f"{', '.join(request.results)} is measured, not simulated; --dry-run has nothing to show")
     document = []
     wanted = chosen_cells(request, [cell for environment in environments for cell in environment.cells])
     missing: list[DataError] = []
