@@ -61,6 +61,8 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Figure, "savefig", savefig)
 
 
+# What `make venv` does not install.
+_LIBRARIES = "jax|flax|optax|nvflare|onnx|onnxscript|onnxruntime|pytorch_lightning|monai"
 # What a reason to skip says -> what is missing, and how to have it.
 _MISSING = {
     "Chromium|playwright": "of the page in a browser (install chromium)",
@@ -69,6 +71,7 @@ _MISSING = {
     "could not import 'flwr'": "with Flower (make test-flower)",
     "faketime": "with another clock (install faketime)",
     "mounted": "with a small disk (run as root)",
+    f"could not import '({_LIBRARIES})'": r"without \1 (make test-libraries)",
     "could not import '(.+?)'": r"without \1 (make venv)",
 }
 

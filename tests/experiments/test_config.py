@@ -140,6 +140,28 @@ def test_labels_make_folder_names() -> None:
     assert slug("SemiSync (λ=2) w/ Momentum") == "semisync-lambda-2-w-momentum"
 
 
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("日本", "日本"),
+        ("Größe_1", "größe-1"),
+        ("cafe\u0301", "caf\u00e9"),
+        ("हिन्दी", "हिन्दी"),
+        ("../a", "a"),
+        ("?!", "policy"),
+    ],
+)
+def test_folder_names_keep_the_letters_of_every_alphabet(label: str, name: str) -> None:
+    """With their marks, an accent in one way only; nothing that means something in a path is left."""
+    assert slug(label) == name
+
+
+def test_labels_in_other_alphabets_are_labels_of_their_own() -> None:
+    labels = ["日本", "中文"]
+    policies = [{"name": "fedrec", "label": label} for label in labels]
+    assert [policy.label for policy in resolved(policy=policies).policy] == labels
+
+
 # --- what is wrong with it --------------------------------------------------------------------
 
 
@@ -157,6 +179,8 @@ def test_labels_make_folder_names() -> None:
         ("policy.timings=once", "policy.timings: is 'once', must be one of every_round, cold_start, smoothed"),
         ("policy.name=semisink", "policy.name: there is no policy 'semisink'; did you mean 'semisync'?"),
         ("sede=1", "sede: unknown key; did you mean 'seed'?"),
+        ("trainign.learning_rate=0.1", "trainign: unknown key; did you mean 'training'?"),
+        ("learners.0.netwrk.latency=1", "learners.0.netwrk: unknown key; did you mean 'network'?"),
         ("seed=1.5", "seed: is 1.5, must be a whole number"),
         ("seed=99999999999999999999999999", "seed: is 99999999999999999999999999, must be at most 9,223,372,036,854,775,807"),
         ("policy=fedrec", "policy: is a table; write policy.name=fedrec"),
@@ -195,6 +219,12 @@ def test_an_override_is_refused_by_its_path(override: str, message: str) -> None
     assert fault(override) == f"--set {message}"
 
 
+def test_what_the_file_itself_has_wrong_is_not_blamed_on_an_override() -> None:
+    """Also if the override changes something in the same table."""
+    assert fault("trainign.b=2", trainign={"a": 1}) == "demo.toml: trainign: unknown key; did you mean 'training'?"
+    assert fault("stop.at_target=false", stop={"secs": 1}).startswith("demo.toml: stop.secs: unknown key")
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
@@ -210,7 +240,9 @@ def test_an_override_is_refused_by_its_path(override: str, message: str) -> None
         ({"data": {"train_examples": 3}}, "learners: are 4, but there are 3 examples: each needs at least one"),
         ({"data": {"train_examples": 5000}}, "data.train_examples: is 5000, but digits has 1,437"),
         ({"policy": []}, "policy: is empty; choose one of sync_fedavg, semisync_fedavg, semisync, async_fedavg, fedrec, fedasync, fedbuff, centralized, alone in a table [policy]"),
-        ({"policy": [{"name": "sync_fedavg", "label": "a"}, {"name": "fedrec", "label": "A"}]}, "policy.1.label: would be 'A', as that of policy.0; give each a label of its own"),
+        ({"policy": [{"name": "sync_fedavg", "label": "a"}, {"name": "fedrec", "label": "A"}]}, "policy.1.label: is 'A', so its folder would have the same name as that of policy.0, 'a': a; give each a label of its own"),
+        ({"policy": [{"name": "fedrec", "label": "Mine!"}, {"name": "fedrec", "label": "Mine?"}]}, "policy.1.label: is 'Mine?', so its folder would have the same name as that of policy.0, 'Mine!': mine; give each a label of its own"),
+        ({"policy": [{"name": "fedrec", "label": "a"}, {"name": "fedasync", "label": "a"}]}, "policy.1.label: would be 'a', as that of policy.0; give each a label of its own"),
         ({"policy": [{"name": "fedrec"}, {"name": "fedasync", "mixing": 2.0}]}, "policy.1.mixing: is 2.0, must be at most 1"),
     ],
 )  # fmt: skip

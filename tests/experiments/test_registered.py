@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -20,7 +21,7 @@ from metis.core.solvers import SOLVERS, Array, LearningRate, Solver
 from metis.errors import ConfigError
 from metis.experiments.build import build_federation, build_stop
 from metis.experiments.compose import policy_and_solver
-from metis.experiments.config.load import ExperimentConfig, config_schema, resolve_config
+from metis.experiments.config.load import ExperimentConfig, config_schema, load_config, resolve_config
 from metis.experiments.example import definitions, example
 from metis.registry import Setting, check_settings
 
@@ -139,3 +140,21 @@ def test_schema_list_and_example_have_them() -> None:
     text = example("own.toml", "patient", "sign_sgd")
     assert "# passes = 3.0                  # local epochs of everybody; greater than 0 and at most 50\n" in text
     assert "# threshold = 0.0 " in text
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS.elsewhere(), "vanilla"])
+def test_the_example_runs_with_a_solver_or_refuses_it(solver: str, tmp_path: Path) -> None:
+    """Each one that a file can name is tried; those that need something else are refused in one sentence."""
+    try:
+        text = example("own.toml", solver=solver)
+    except ConfigError as refusal:
+        assert str(refusal).startswith(f"the example cannot be trained with the solver '{solver}': it ")
+        assert solver in ("own", "optax", "LBFGS", "Muon", "SparseAdam")
+        return
+    (tmp_path / "own.toml").write_text(text, "utf-8")
+    config = load_config(tmp_path / "own.toml", ["stop.update_requests=2", "data.train_examples=240"])
+    (tmp_path / "written.toml").write_text(config.to_toml(), "utf-8")
+    assert load_config(tmp_path / "written.toml") == config
+    policy, local_solver = policy_and_solver(config.policy[0])
+    run = build_federation(config).simulate(policy, build_stop(config), solver=local_solver, progress=False)
+    assert run.costs.update_requests >= 2

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -373,6 +374,31 @@ class TestEvaluation:
         examples = ArrayExamples(np.zeros((4, 5), np.float32), np.zeros(4, np.float32))
         with pytest.raises(ConfigError, match=r"outputs have shape \(4, 2\), the targets \(4,\)"):
             engine.evaluate(engine.initial_model(0), examples)
+
+    @pytest.mark.parametrize("loss", [None, nn.functional.cross_entropy, nn.CrossEntropyLoss()])
+    @pytest.mark.parametrize(
+        ("targets", "sentence"),
+        [
+            (np.zeros((4, 1), np.float32), 'floating-point numbers: write task = "regression", or give a loss such as'),
+            (np.zeros(4, np.float32), 'floating-point numbers: write task = "regression", or give a loss such as'),
+            (np.zeros(4, np.int64), "cross-entropy is always 0: give it one for each class, or give a loss such as"),
+        ],
+    )
+    def test_a_cross_entropy_of_one_output_is_refused(self, targets: Any, sentence: str, loss: Any) -> None:
+        """It is 0 whatever the weights are, so a regression that is taken for a classification would learn nothing."""
+        engine = TorchEngine(partial(nn.Linear, 5, 1), loss=loss)
+        examples, model = ArrayExamples(np.ones((4, 5), np.float32), targets), engine.initial_model(0)
+        with pytest.raises(ConfigError, match=f"the network has one output.*{re.escape(sentence)}"):
+            engine.train(model, [examples.batch(np.arange(4))], VanillaSGD(0.1))
+        with pytest.raises(ConfigError, match=f"the network has one output.*{re.escape(sentence)}"):
+            engine.evaluate(model, examples)
+
+    def test_a_binary_cross_entropy_of_one_output_is_not(self) -> None:
+        engine = TorchEngine(partial(nn.Linear, 5, 1), loss=nn.BCEWithLogitsLoss(), metrics={})
+        examples = ArrayExamples(np.ones((4, 5), np.float32), np.ones((4, 1), np.float32))
+        model = engine.initial_model(0)
+        trained = engine.train(model, [examples.batch(np.arange(4))], VanillaSGD(0.1)).model
+        assert engine.evaluate(trained, examples)["loss"] < engine.evaluate(model, examples)["loss"]
 
     def test_a_user_brings_a_loss_and_metrics(self) -> None:
         """Both are functions of outputs and targets."""

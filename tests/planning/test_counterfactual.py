@@ -34,6 +34,7 @@ from metis.planning.counterfactual import (
     trace_costs,
 )
 from metis.planning.timings import read_timings
+from metis.runs.trace import to_line
 from metis.simulation.loop import Trace
 
 POLICIES = {"semi-synchronous": metis.semisync_fedavg(2), "asynchronous": metis.fedrec(1)}
@@ -119,3 +120,13 @@ def test_events_that_cannot_follow_each_other_are_no_recording() -> None:
     for events in ([joined, sent, early], [joined, early, sent], [joined, sent, wrong]):
         with pytest.raises(DataError, match=r"events.jsonl is damaged: its events contradict each other"):
             compare_policies(recording(list(events)), [metis.sync_fedavg(1)])
+
+
+def test_a_summary_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+    """The reason is not the name of a Python exception."""
+    sent = SendTask("a", LocalTask(1, CommunityStamp(), Budget(1)), Model.empty())
+    (tmp_path / "events.jsonl").write_text(to_line(5.0, sent) + "\n", "utf-8")
+    (tmp_path / "summary.json").write_text("{}", "utf-8")
+    with pytest.raises(DataError) as caught:
+        load_recording(tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'summary.json'} is not the summary of a run: it has no 'setting'"

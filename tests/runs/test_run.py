@@ -154,13 +154,25 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
             Run.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": {}}', "\x00", '{"setting": 5, "policy": "x"}'])
-def test_a_summary_that_is_none_is_refused(copy: Path, text: str) -> None:
-    """With its name."""
-    (copy / "summary.json").write_text(text)
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is not valid JSON"),
+        (b"\x00", "it is not valid JSON"),
+        (b"\xff", "it is not a text in UTF-8"),
+        (b"{}", "it has no 'setting'"),
+        (b'{"setting": {}}', "it has no 'metric'"),
+        (b"[]", "a value in it is missing or of the wrong type"),
+        (b'{"setting": 5, "policy": "x"}', "a value in it is missing or of the wrong type"),
+    ],
+)
+def test_a_summary_that_is_none_is_refused(copy: Path, content: bytes, why: str) -> None:
+    """With its name, and the reason without the words of Python."""
+    (copy / "summary.json").write_bytes(content)
 
-    with pytest.raises(DataError, match=r"summary.json is not the summary of a run"):
+    with pytest.raises(DataError) as caught:
         Run.load(copy)
+    assert str(caught.value) == f"{copy / 'summary.json'} is not the summary of a run: {why}"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -151,8 +152,27 @@ def test_a_line_that_is_no_event_is_named(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(to_line(0.0, LearnerLeft("a")).encode() + b"\n" + line + b"\n")
 
-    with pytest.raises(DataError, match=r"events.jsonl, line 2 is not an event of a run"):
+    with pytest.raises(DataError, match=r"events.jsonl, line 2 is not an event of a run") as caught:
         list(read_trace(path))
+    assert not re.search(r"Error|NoneType|__init__|object", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("not JSON", "it is not valid JSON"),
+        ('{"at": 1.0, "event": "left"}', "there is no event 'left'"),
+        ('{"at": 1.0}', "it has no 'action'"),
+        ('{"at": -1, "event": "learner_left"}', "'at' is -1, which is not a valid time of a run"),
+        ('{"at": 1.0, "event": "learner_left"}', "a value in it is missing or of the wrong type"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_in_words(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(line + "\n", "utf-8")
+    with pytest.raises(DataError) as caught:
+        list(read_trace(path))
+    assert str(caught.value) == f"{path}, line 1 is not an event of a run: {why}"
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:

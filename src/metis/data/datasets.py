@@ -273,7 +273,12 @@ def _read(source: DatasetSource, path: Path) -> Dataset:
     except KeyError as error:
         raise DataError(f"{path} is not a data set: it needs the arrays {', '.join(_ARRAYS)}") from error
     except (*_DAMAGE, TypeError) as error:  # TypeError: a single array, which is not an archive
-        raise DataError(f"{path} cannot be read as an npz file ({error}); delete it to download it again") from error
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{path} is damaged or not an npz file with the arrays {', '.join(_ARRAYS)}; "
+            "put the right file there, or move this one away to have it downloaded"
+        ) from error
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.dtype != np.uint8 or x.shape[1:] != source.shape:

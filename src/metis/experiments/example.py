@@ -13,16 +13,27 @@ import tomlkit
 
 from metis.core.layers import LAYERS
 from metis.core.policies import POLICIES
+from metis.errors import ConfigError
 from metis.learning.engine import SOLVERS
 from metis.registry import Parameter, parameters_of
 
 _EXAMPLE = Path(__file__).with_name("example.toml")
 _LEARNING_RATE = 0.02  # suits the example's network and data
 _COMMENTS_AT, _WIDTH = 32, 120
+# Solvers that the example's network cannot be trained with, and what they are for.
+_UNSUITABLE = {
+    "own": "is for sites that train by a rule of their own, as those with engine = 'sklearn'",
+    "optax": "needs engine = 'jax'",
+    "LBFGS": "measures the loss several times in a step, which a solver cannot",
+    "Muon": "is for networks whose parameters are all matrices, and this one has biases",
+    "SparseAdam": "is for sparse gradients, and those of this network are dense",
+}
 
 
 def example(file_name: str, policy: str | None = None, solver: str | None = None) -> str:
     """A commented file that runs as it is; a policy or a solver by name comes with all its settings."""
+    if solver in _UNSUITABLE and solver in SOLVERS:
+        raise ConfigError(f"the example cannot be trained with the solver '{solver}': it {_UNSUITABLE[solver]}")
     text = _EXAMPLE.read_text("utf-8").replace("THIS_FILE", file_name)
     if policy is None and solver is None:
         return text
@@ -59,6 +70,8 @@ def _setting(parameter: Parameter, given: float | None = None) -> Iterator[str]:
     """The key with a value, commented out unless it is given; what has no default shows a value that is allowed."""
     setting, default = parameter.setting, parameter.default
     value = given if given is not None else default
+    if isinstance(value, (list, tuple)) and None in value:
+        return  # TOML cannot write such a default
     note = ""
     if value is None or value is MISSING:
         value = parameter.choices[0] if parameter.choices else 1 if setting.permits(1) else 0.5

@@ -33,7 +33,7 @@ from metis.planning.advice import names
 from metis.planning.forecast import HOUR
 from metis.runs.run import CONFIG, SUMMARY
 from metis.runs.setting import Setting, exchanged
-from metis.runs.trace import EVENTS, measures_of, read_trace, to_record
+from metis.runs.trace import EVENTS, measures_of, read_trace, to_record, what_is_wrong
 from metis.simulation.loop import Trace
 from metis.simulation.recording import recorded_tasks, replay_otherwise
 
@@ -114,7 +114,7 @@ def _setting(folder: Path) -> Setting | None:
     try:
         return Setting.from_summary(json.loads((folder / SUMMARY).read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DataError(f"{folder / SUMMARY} is not the summary of a run: {problem!r}") from problem
+        raise DataError(f"{folder / SUMMARY} is not the summary of a run: {what_is_wrong(problem)}") from problem
 
 
 def policies_named(recording: Recording, wanted: str | None, changes: Sequence[str]) -> list[Policy]:

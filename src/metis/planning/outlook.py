@@ -207,8 +207,10 @@ def _policies(
     if wanted and not given:
         raise ConfigError(f"{wanted[0]} is a baseline, whose costs are not those of a federation")
     if not wanted:
-        kinds = {_kind(policy) for policy in given}
-        given += [PolicyConfig(name=name) for name in _DEFAULTS if _kind(PolicyConfig(name=name)) not in kinds]
+        kinds = {(_kind(policy), _has_lambda(policy)) for policy in given}
+        defaults = [PolicyConfig(name=name) for name in _DEFAULTS]
+        # Beside a semi-synchronous policy without a lambda, those with one are still worth comparing.
+        given += [policy for policy in defaults if (_kind(policy), _has_lambda(policy)) not in kinds]
     chosen: list[PolicyConfig] = []
     for policy in sorted(given, key=_kind):
         own = _parameters(policy).get("slowest_learner_epochs")
@@ -216,7 +218,7 @@ def _policies(
             chosen.append(policy)
         else:
             chosen += [_with_lambda(policy, value) for value in sorted({own, *(lambdas or LAMBDAS)})]
-    if lambdas is not None and not any("slowest_learner_epochs" in _parameters(policy) for policy in chosen):
+    if lambdas is not None and not any(map(_has_lambda, chosen)):
         raise ConfigError("--lambda needs a semi-synchronous policy, and none is asked for")
     return chosen
 
@@ -273,9 +275,15 @@ def _parameters(policy: PolicyConfig) -> dict[str, Any]:
 
 def _kind(policy: PolicyConfig) -> int:
     """Synchronous, semi-synchronous and asynchronous policies in this order."""
-    if "slowest_learner_epochs" in _parameters(policy):
+    protocol = compose(policy).protocol
+    if protocol.has_period:
         return 1
-    return 0 if compose(policy).protocol.has_rounds else 2
+    return 0 if protocol.has_rounds else 2
+
+
+def _has_lambda(policy: PolicyConfig) -> bool:
+    """Whether it has one; `semisync` chooses its periods without."""
+    return "slowest_learner_epochs" in _parameters(policy)
 
 
 def _with_lambda(policy: PolicyConfig, value: float) -> PolicyConfig:

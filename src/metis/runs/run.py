@@ -19,7 +19,7 @@ from metis.runs.folds import HistoryPoint, RunFold, Span, timeline
 from metis.runs.setting import Setting
 from metis.runs.spending import SpendingFold
 from metis.runs.storage import load_model, save_model
-from metis.runs.trace import EVENTS, read_trace, write_json
+from metis.runs.trace import EVENTS, read_trace, what_is_wrong, write_json
 from metis.text import plural
 
 SUMMARY, COMMUNITY, CONFIG = "summary.json", "community.safetensors", "config.toml"
@@ -308,7 +308,7 @@ class Run:
         except FileNotFoundError:
             raise DataError(f"{folder} has no {SUMMARY}: it is not the directory of a finished run") from None
         except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise DataError(f"{folder / SUMMARY} is not the summary of a run: {problem!r}") from problem
+            raise DataError(f"{folder / SUMMARY} is not the summary of a run: {what_is_wrong(problem)}") from problem
         events = list(read_trace(folder / EVENTS))
         model = load_model(folder / COMMUNITY)
         try:

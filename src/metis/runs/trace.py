@@ -52,7 +52,7 @@ from metis.core.events import (
 )
 from metis.core.model import Model
 from metis.core.stop import Patience, StopRule, Target
-from metis.errors import DataError
+from metis.errors import ArgumentError, DataError
 from metis.files import write_text
 
 EVENTS = "events.jsonl"
@@ -154,22 +154,48 @@ def to_record(now: float, item: Event | Action) -> dict[str, Any]:
     return record
 
 
+class RecordError(ValueError):
+    """What is wrong with a record, in a sentence for the owner of the file."""
+
+
+def what_is_wrong(problem: Exception) -> str:
+    """Why a file of a run or a line of it could not be read, without the words of Python."""
+    match problem:
+        case RecordError() | ArgumentError():
+            return str(problem)
+        case UnicodeDecodeError():
+            return "it is not a text in UTF-8"
+        case json.JSONDecodeError():
+            return "it is not valid JSON"
+        case OSError():
+            return f"it cannot be read ({problem.strerror})"
+        case KeyError():
+            return f"it has no '{problem.args[0]}'"
+    return "a value in it is missing or of the wrong type"
+
+
+def _kind(known: dict[str, type[Any]], group: str, name: Any) -> type[Any]:
+    if not isinstance(name, str) or name not in known:
+        raise RecordError(f"there is no {group} {name!r}")
+    return known[name]
+
+
 def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
     """What `to_record` wrote, with empty models."""
     rest = dict(record)
     at = rest.pop("at")
     if not isinstance(at, (int, float)) or not 0 <= at < _END_OF_TIME:
-        raise ValueError(f"'at' is {at!r}, which is not a valid time of a run")
+        raise RecordError(f"'at' is {at!r}, which is not a valid time of a run")
     if not all(isinstance(rest.get(name, ""), str) for name in ("learner", "reason")):
-        raise ValueError("'learner' and 'reason' must be text")
+        raise RecordError("'learner' and 'reason' must be text")
     kind: Callable[..., Event | Action]
     if "event" in rest:
         name = rest.pop("event")
-        kind = _EVENTS[name]
+        kind = _kind(_EVENTS, "event", name)
         if name == "update_request":
             notes = {key: rest.pop(key) for key in rest.keys() - _FIELDS[UpdateRequest]}
             if not all(isinstance(number, (int, float)) for number in notes.values()):
-                raise ValueError(f"unknown keys: {', '.join(sorted(notes))}")
+                raise RecordError(f"unknown keys: {', '.join(sorted(notes))}")
             rest["notes"], rest["local_model"] = notes, Model.empty()
             rest["lengths"] = tuple(rest.get("lengths", ()))
             rest["loss"] = math.nan if rest["loss"] is None else rest["loss"]
@@ -186,7 +212,7 @@ def from_record(record: dict[str, Any]) -> tuple[float, Event | Action]:
             rest["rule"] = stop_rule(rest["rule"])
     else:
         name = rest.pop("action")
-        kind = _ACTIONS[name]
+        kind = _kind(_ACTIONS, "action", name)
         if name == "send_task":
             seconds = math.inf if rest["seconds"] is None else rest["seconds"]
             budget, rate = Budget(rest["steps"], seconds, rest.get("batches_per_step", 1)), rest.get("rate", 1.0)
@@ -260,7 +286,7 @@ def from_line(line: str) -> tuple[float, Event | Action]:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not a valid number in JSON")
+    raise RecordError(f"{constant} is not a valid number in JSON")
 
 
 _LINES = json.JSONDecoder(parse_constant=_refuse)  # NaN and infinity, which Python would take
@@ -292,7 +318,9 @@ def read_trace(path: Path) -> Iterator[tuple[float, Event | Action]]:
                 try:
                     yield from_line(line)
                 except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                    raise DataError(f"{path}, line {number} is not an event of a run: {problem!r}") from problem
+                    raise DataError(
+                        f"{path}, line {number} is not an event of a run: {what_is_wrong(problem)}"
+                    ) from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import MISSING
 from pathlib import Path
 from typing import cast
@@ -116,10 +117,13 @@ def labelled(config: ExperimentConfig, errors: ConfigErrors) -> ExperimentConfig
     for index, label in enumerate(labels):
         first = seen.setdefault(slug(label), index)
         if first != index:
-            errors.add(
-                ["policy", index, "label"],
-                f"would be '{label}', as that of policy.{first}; give each a label of its own",
-            )
+            same = f"would be '{label}', as that of policy.{first}"
+            if label != labels[first]:
+                same = (
+                    f"is '{label}', so its folder would have the same name as that of policy.{first}, "
+                    f"'{labels[first]}': {slug(label)}"
+                )
+            errors.add(["policy", index, "label"], f"{same}; give each a label of its own")
     chosen = [policy.model_copy(update={"label": label}) for label, policy in zip(labels, config.policy, strict=True)]
     return config.model_copy(update={"policy": chosen})
 
@@ -131,8 +135,10 @@ def _solver_title(policy: PolicyConfig) -> str:
 
 def slug(label: str) -> str:
     """A label as the name of a folder: SemiSync (λ=2) is semisync-lambda-2."""
-    plain = label.replace("λ", "lambda ").lower()
-    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "policy"
+    plain = unicodedata.normalize("NFC", label.replace("λ", "lambda ").lower())
+    # Letters of every alphabet, the marks that belong to them, and digits.
+    kept = (char if char == "." or unicodedata.category(char)[0] in "LMN" else "-" for char in plain)
+    return re.sub("-+", "-", "".join(kept)).strip("-.") or "policy"
 
 
 def _absolute_app(app: str | None, folder: Path | None) -> str | None:

@@ -82,7 +82,7 @@ class ConfigErrors:
     def __init__(self, source: str) -> None:
         self.source = source
         self.single_policy = False  # [policy] instead of [[policy]]: paths have no number then
-        self.overridden: list[str] = []  # paths that --set changed
+        self.overridden: list[str] = []  # paths that --set changed or made
         self._found: dict[tuple[tuple[str | int, ...], str], None] = {}
 
     def add(self, path: Sequence[str | int], message: str) -> None:

@@ -160,13 +160,14 @@ def _count_names(raw: dict[str, Any]) -> None:
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> str:
-    """Change one value; return its path."""
+    """Change one value; return its path, or that of the first table that was made for it."""
     path, equals, text = override.partition("=")
     path = path.strip()
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {override}: write key.path=value, as in learners.0.count=3")
     target: Any = raw
+    made: str | None = None
     for depth, name in enumerate(names):
         last = depth == len(names) - 1
         here = ".".join(names[:depth])
@@ -187,8 +188,11 @@ def _apply_override(raw: dict[str, Any], override: str) -> str:
             if path in ("policy", "network") and isinstance(target[key], str):
                 raise ConfigError(f"--set {path}: is a table; write {path}.name={text.strip()}")
         else:
-            target = target.setdefault(key, {}) if isinstance(target, dict) else target[key]
-    return path
+            if isinstance(target, dict) and key not in target:
+                made = made or ".".join(names[: depth + 1])
+                target[key] = {}
+            target = target[key]
+    return made or path
 
 
 def _toml_value(text: str) -> Any:

@@ -468,6 +468,10 @@ def task_of(config: ExperimentConfig) -> Literal["classification", "regression"]
 
 
 def without_nones(value: Any) -> Any:
+    """What TOML can write of it; a list with a None in it is left out, because only a default can be one."""
     if isinstance(value, dict):
-        return {key: without_nones(item) for key, item in value.items() if item is not None}
+        left_open = {
+            key for key, item in value.items() if item is None or (isinstance(item, (list, tuple)) and None in item)
+        }
+        return {key: without_nones(item) for key, item in value.items() if key not in left_open}
     return [without_nones(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -125,7 +125,11 @@ class Objective:
 
     def _fitted(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """For a regression, both of one shape and dtype; torch would broadcast unequal ones."""
-        if not self._regression or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+            return outputs, targets
+        if self._loss is F.cross_entropy or isinstance(self._loss, nn.CrossEntropyLoss):
+            _check_classes(outputs, targets)
+        if not self._regression:
             return outputs, targets
         targets = targets.to(self._dtype)
         if outputs.shape == targets.shape:
@@ -136,3 +140,18 @@ class Objective:
             f"the network's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
             "a regression needs one output for each target"
         )
+
+
+def _check_classes(outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a network of one output: its cross-entropy is always 0, so it would train without learning anything."""
+    if outputs.ndim > 1 and outputs.shape[1] != 1:
+        return
+    if targets.is_floating_point():
+        raise ConfigError(
+            'the network has one output and the targets are floating-point numbers: write task = "regression", '
+            "or give a loss such as nn.BCEWithLogitsLoss()"
+        )
+    raise ConfigError(
+        "the network has one output, whose cross-entropy is always 0: give it one for each class, "
+        "or give a loss such as nn.BCEWithLogitsLoss()"
+    )
