@@ -20,6 +20,7 @@ from metis.cli.app import app
 from metis.core.policies import POLICIES
 from metis.core.solvers import SOLVERS
 from metis.experiments.config.load import load_config
+from metis.files import locked
 from metis.runs.run import Run
 
 FILE = """
@@ -146,6 +147,70 @@ def test_a_folder_of_something_else_is_not_written_to(workplace: Path) -> None:
     assert refused("simulate", "one.toml", "--out", "thesis") == (
         "error: thesis is not empty and contains no run; choose another --out, or write there with --force"
     )
+
+
+def test_force_removes_the_report_of_the_earlier_run_and_nothing_else(workplace: Path) -> None:
+    """An old report would be taken for one of the new run; notes of the user stay."""
+    assert metis("simulate", "one.toml", "--out", "a").exit_code == 0
+    fresh = {path.name for path in (workplace / "a").iterdir()}
+    assert metis("report", "a", "--format", "html,md,csv,latex,pdf,svg,png").exit_code == 0
+    for name in ("report.html", "report.md", "costs.csv", "table.tex", "curves-time.pdf", "timeline.svg"):
+        assert (workplace / "a" / name).is_file()
+    (workplace / "a" / "notes.txt").write_text("mine", encoding="utf-8")
+    assert metis("simulate", "one.toml", "--out", "a", "--force").exit_code == 0
+    assert {path.name for path in (workplace / "a").iterdir()} == {*fresh, "notes.txt"}
+
+
+def test_force_leaves_what_only_has_the_name_of_a_report(workplace: Path) -> None:
+    """In a folder without a run nothing is from Metis."""
+    (workplace / "thesis").mkdir()
+    (workplace / "thesis" / "data.png").write_bytes(b"mine")
+    assert metis("simulate", "one.toml", "--out", "thesis", "--force").exit_code == 0
+    assert (workplace / "thesis" / "data.png").read_bytes() == b"mine"
+
+
+def test_force_over_a_comparison_leaves_only_the_new_run(workplace: Path) -> None:
+    """The folder is not a comparison and a run at once."""
+    assert metis("compare", "two.toml", "--out", "a").exit_code == 0
+    assert refused("simulate", "one.toml", "--out", "a") == (
+        "error: a contains a comparison; choose another --out, or overwrite it with --force"
+    )
+    assert metis("simulate", "one.toml", "--out", "a", "--force").exit_code == 0
+    assert not {"comparison.json", "report.html", "sync", "fedrec"} & {path.name for path in Path("a").iterdir()}
+
+
+BEING_WRITTEN = "is being written by another process; wait for it, or "
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_one_process_writes_a_run(workplace: Path) -> None:
+    """A second one is refused while the first goes on, and changes nothing."""
+    assert metis("simulate", "one.toml", "--out", "par").exit_code == 0
+    summary = json.loads((workplace / "par" / "summary.json").read_text("utf-8"))
+    cut = {**summary, "finish_reason": "interrupted"}  # as in a run that is going on again
+    (workplace / "par" / "summary.json").write_text(json.dumps(cut), encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in (workplace / "par").iterdir()}
+    with locked(workplace / "par" / "lock", note=False):
+        for command in (["simulate", "one.toml", "--out", "par"], ["compare", "two.toml", "--out", "par"]):
+            for more in ([], ["--force"]):
+                assert refused(*command, *more) == f"error: par {BEING_WRITTEN}choose another --out"
+        assert refused("resume", "par") == f"error: par {BEING_WRITTEN}stop it"
+    assert {path.name: path.read_bytes() for path in (workplace / "par").iterdir()} == before
+    assert "contains an interrupted run" in refused("simulate", "one.toml", "--out", "par")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_one_process_writes_a_comparison(workplace: Path) -> None:
+    """Neither the comparison nor one of its runs is written by a second one."""
+    assert metis("compare", "two.toml", "--out", "both").exit_code == 0
+    with locked(workplace / "both" / "lock", note=False):
+        for command in (["compare", "two.toml", "--out", "both"], ["resume", "both"]):
+            assert refused(*command).startswith(f"error: both {BEING_WRITTEN}")
+    with locked(workplace / "both" / "fedrec" / "lock", note=False):
+        held = {path: path.read_bytes() for path in (workplace / "both").rglob("*") if path.is_file()}
+        message = refused("compare", "two.toml", "--out", "both", "--force")
+        assert message == f"error: both/fedrec {BEING_WRITTEN}choose another --out"
+        assert {path: path.read_bytes() for path in (workplace / "both").rglob("*") if path.is_file()} == held
 
 
 def test_one_of_several_policies_is_chosen_by_name() -> None:
@@ -336,6 +401,19 @@ def test_ctrl_c_keeps_the_run_and_resume_ends_in_the_same_bits(command: str) -> 
     assert Run.load(run).community_model.sha256() == Run.load("whole").community_model.sha256()
     if command == "simulate":
         assert refused("resume", "cut") == "error: cut contains a finished run; there is nothing to resume"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_a_killed_process_leaves_no_lock() -> None:
+    """While it lives its run is its own; killed, also with workers, it blocks nobody."""
+    process = start("simulate", "one.toml", "--set", "stop.rounds=3000", "--workers", "2", "--out", "par")
+    wait_for_updates(Path("par/events.jsonl"), 5)
+    assert refused("simulate", "one.toml", "--out", "par") == f"error: par {BEING_WRITTEN}choose another --out"
+    assert refused("resume", "par") == f"error: par {BEING_WRITTEN}stop it"
+    process.kill()
+    process.communicate(timeout=60)
+    assert "contains an interrupted run" in refused("simulate", "one.toml", "--out", "par")
+    assert metis("simulate", "one.toml", "--out", "par", "--force").exit_code == 0
 
 
 # --- data, init, report, help -----------------------------------------------------------------

@@ -103,6 +103,42 @@ def test_a_finished_study_and_another_one_are_not_touched(workplace: Path) -> No
     assert shas("c") == before
 
 
+def test_a_folder_of_something_else_is_not_written_to(workplace: Path, blank_figures: None) -> None:
+    """By the rule of `simulate`: neither the user's files nor a single run become part of a comparison."""
+    (workplace / "thesis").mkdir()
+    (workplace / "thesis" / "report.html").write_text("mine", encoding="utf-8")
+    assert refused("compare", "two.toml", "--out", "thesis") == (
+        "error: thesis is not empty and contains no run; choose another --out, or write there with --force"
+    )
+    assert [path.name for path in (workplace / "thesis").iterdir()] == ["report.html"]
+    assert metis("simulate", "one.toml", "--out", "alone", "--report").exit_code == 0
+    before = {path.name: path.read_bytes() for path in (workplace / "alone").iterdir()}
+    assert refused("compare", "two.toml", "--out", "alone") == (
+        "error: alone contains a finished run; choose another --out, or overwrite it with --force"
+    )
+    assert {path.name: path.read_bytes() for path in (workplace / "alone").iterdir()} == before
+    assert metis("compare", "two.toml", "--out", "alone", "--force").exit_code == 0
+    assert "summary.json" not in {path.name for path in (workplace / "alone").iterdir()}
+
+
+def test_force_removes_the_earlier_comparison_and_nothing_else(workplace: Path, blank_figures: None) -> None:
+    """Its tables, figures and the runs of policies that are not compared any more; notes of the user stay."""
+    assert metis(*SEEDED, "--format", "latex,md,csv,pdf", "--out", "c").exit_code == 0
+    (workplace / "c" / "notes.txt").write_text("mine", encoding="utf-8")
+    (workplace / "c" / "fedrec" / "notes.txt").write_text("mine", encoding="utf-8")
+    (workplace / "other").mkdir()
+    (workplace / "other" / "events.jsonl").write_text("mine", encoding="utf-8")
+    document = json.loads((workplace / "c" / "comparison.json").read_text("utf-8"))
+    document["runs"] += ["../other", ".", str(workplace / "other")]  # not in the folder, so not its own
+    (workplace / "c" / "comparison.json").write_text(json.dumps(document), encoding="utf-8")
+    assert metis("compare", "one.toml", "--out", "fresh").exit_code == 0
+    assert metis("compare", "one.toml", "--out", "c", "--force").exit_code == 0
+    fresh = {path.relative_to("fresh") for path in Path("fresh").rglob("*")}
+    mine = {Path("notes.txt"), Path("fedrec"), Path("fedrec/notes.txt")}
+    assert {path.relative_to("c") for path in Path("c").rglob("*")} == fresh | mine
+    assert (workplace / "other" / "events.jsonl").read_text("utf-8") == "mine"
+
+
 def test_a_sweep_runs_every_combination(workplace: Path) -> None:
     """The axes after --sweep may follow each other; with seeds each combination has all of them."""
     sweep = ["--sweep", "policy.slowest_learner_epochs=1,2", "training.learning_rate=0.05,0.1"]

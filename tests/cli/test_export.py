@@ -175,6 +175,67 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path, options: list[
     assert "Traceback" not in done.output
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_force_replaces_an_earlier_export_only(run: Path, tmp_path: Path) -> None:
+    """Not a run, its folder or one around it, not a folder of the user's; nothing of them is lost."""
+    whole = files(run.parent)
+    for out, words in (
+        (run, "has a run in it"),
+        (run.parent, "has a run in it"),
+        (run / "models", "is inside"),
+        (run / "models" / "onnx", "is inside"),
+    ):
+        done = exported(run, out, "huggingface", "--force")
+        assert done.exit_code == 2 and words in done.output, done.output
+        assert files(run.parent) == whole
+    (tmp_path / "mine").mkdir()
+    for name, text in (("README.md", "my own model"), ("thesis.tex", "mine")):
+        (tmp_path / "mine" / name).write_text(text, "utf-8")
+        done = exported(run, tmp_path / "mine", "huggingface", "--force")
+        assert done.exit_code == 2 and f"contains {name}, which no export of Metis wrote" in done.output.replace(
+            "\n", " "
+        )
+        assert (tmp_path / "mine" / name).read_text("utf-8") == text
+    (tmp_path / "file").write_text("mine", "utf-8")
+    done = exported(run, tmp_path / "file", "huggingface", "--force")
+    assert done.exit_code == 2 and "is a file" in done.output and "Traceback" not in done.output
+
+
+def no_room_for_the_new(path: Path, target: Path) -> Path:
+    """`Path.rename`, which fails where the new export should take the place of the earlier one."""
+    if path.name == "model":
+        raise OSError("no room")
+    return path.replace(target)
+
+
+def test_an_export_replaces_the_earlier_one_and_a_failing_one_does_not(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the folder of the run, where it is written by default."""
+    for place in (["--out", str(tmp_path / "hub")], []):
+        made = tmp_path / "hub" if place else run / "huggingface"
+        command = ["export", str(run), "--to", "huggingface", *place]
+        for more in ([], ["--force", "--name", "second"]):
+            done = CliRunner().invoke(app, [*command, *more])
+            assert done.exit_code == 0, done.output
+        assert "second" in (made / "README.md").read_text("utf-8")
+        (made / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
+        before = files(made)
+        with monkeypatch.context() as patch:
+            patch.setattr("metis.reporting.card.model_card", lambda *arguments: 1 / 0)
+            assert CliRunner().invoke(app, [*command, "--force"]).exit_code != 0
+        assert files(made) == before
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", no_room_for_the_new)
+            assert CliRunner().invoke(app, [*command, "--force"]).exit_code != 0
+        assert files(made) == before and not list(made.parent.glob(".export-*"))
+        assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+        assert set(files(made)) == {"README.md", "config.json", "model.safetensors"}
+
+
 def test_the_card_says_what_protected_the_sites() -> None:
     """From the run's own configuration, in sentences."""
     private = {"noise": 1.1, "clip": 1.0, "budget": 8.0, "delta": 1e-5}

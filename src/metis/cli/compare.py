@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from metis.experiments.federation import Federation
     from metis.experiments.sweep import Axis
     from metis.runs.run import Run
+
+_STOP_IT = "stop it"  # the other process
 
 
 def register(app: typer.Typer) -> None:
@@ -130,28 +133,34 @@ def compare(
         **({"sweep": {axis.path: list(axis.values) for axis in axes}} if axes else {}),
         **({"formats": formats} if formats else {}),
     }
-    if (folder / report.COMPARISON).exists() and not force and not _continues(folder, jobs):
-        raise ConfigError(
-            f"{folder} contains a comparison; choose another --out, overwrite it with --force, or continue an "
-            f"interrupted one with: metis resume {shlex.quote(str(folder))}"
-        )
     continued = (folder / report.COMPARISON).exists() and not force
-    # Also where each run builds its own: what does not fit the network or the data is said before anything is written.
-    federations = {
-        name: running.federation_of(config, name, as_json, changes)
-        for name, config in zip(names, configs, strict=True)
-        if not continued or not _is_study(plan)
-    }
-    for name, config in zip(names, configs, strict=True) if not continued else ():
-        for job in running.jobs_of(config, name, lambda label: folder / label):
-            running.check(federations[name], job)
-    for job in jobs:
+    with contextlib.ExitStack() as held:
+        if continued:
+            held.enter_context(running.writing(folder))
+            if not _continues(folder, jobs):
+                raise ConfigError(
+                    f"{folder} contains a comparison; choose another --out, overwrite it with --force, or continue an "
+                    f"interrupted one with: metis resume {shlex.quote(str(folder))}"
+                )
+        # Also where each run builds its own: what does not fit the network or the data is said before anything is
+        # written.
+        federations = {
+            name: running.federation_of(config, name, as_json, changes)
+            for name, config in zip(names, configs, strict=True)
+            if not continued or not _is_study(plan)
+        }
         if not continued:
-            running.prepare(job, force)
-    _write(folder, plan)
-    if len(jobs) == 1 and not as_json:
-        note(f"{jobs[0].source} has one policy; add a second [[policy]] table to have something to compare it with")
-    with in_background(folder, dashboard, stderr()):
+            for name, config in zip(names, configs, strict=True):
+                for job in running.jobs_of(config, name, lambda label: folder / label):
+                    running.check(federations[name], job)
+            held.enter_context(running.new_folder(folder, force))
+            for job in jobs:
+                with running.new_folder(job.out, force):
+                    running.prepare(job)
+        _write(folder, plan)
+        if len(jobs) == 1 and not as_json:
+            note(f"{jobs[0].source} has one policy; add a second [[policy]] table to have something to compare it with")
+        held.enter_context(in_background(folder, dashboard, stderr()))
         if _is_study(plan):
             _run_study(jobs, folder, plan, workers, as_json)
         else:
@@ -235,27 +244,39 @@ def resume(
     changes = overrides([], workers, pool, ray_address)
     report.check_folder(folder)
     if (folder / report.COMPARISON).is_file():
-        plan = report.plan_of(folder)
-        jobs, federations = [], {}
-        for name in report.planned(folder):
-            config = _configuration(folder / name, changes)
-            job = Job(config, _shared(config), folder / name, folder.resolve().name)
-            jobs.append(job)
-            if not _is_study(plan) and job.source not in federations and not is_finished(job.out):
-                federations[job.source] = running.federation_of(config, str(job.out / CONFIG), as_json)
-        if _is_study(plan):
-            kept = {key: value for key, value in plan.items() if key in ("name", "runs", "seeds", "sweep", "formats")}
-            _run_study(jobs, folder, kept, workers, as_json)
-        else:
-            _run_all(jobs, federations, folder, as_json, plan.get("formats", []))
+        with running.writing(folder, _STOP_IT):
+            _resume_comparison(folder, changes, workers, as_json)
         return
     if is_finished(folder):
         raise ConfigError(f"{folder} contains a finished run; there is nothing to resume")
     job = Job(_configuration(folder, changes), str(folder / CONFIG), folder)
-    federation = running.federation_of(job.config, job.source, as_json)
-    # Interrupted before the first checkpoint: starting again brings everything back.
-    started = (folder / CHECKPOINT).exists()
-    running.finish(running.execute(federation, job, resume=started, quiet=as_json), folder, as_json, with_report=False)
+    with running.writing(folder, _STOP_IT):
+        if is_finished(folder):
+            raise ConfigError(f"{folder} contains a finished run; there is nothing to resume")
+        federation = running.federation_of(job.config, job.source, as_json)
+        # Interrupted before the first checkpoint: starting again brings everything back.
+        started = (folder / CHECKPOINT).exists()
+        run = running.execute(federation, job, resume=started, quiet=as_json)
+        running.finish(run, folder, as_json, with_report=False)
+
+
+def _resume_comparison(folder: Path, changes: Sequence[str], workers: int | None, as_json: bool) -> None:
+    from metis.runs.run import is_finished
+
+    plan = report.plan_of(folder)
+    jobs: list[Job] = []
+    federations: dict[str, Federation] = {}
+    for name in report.planned(folder):
+        config = _configuration(folder / name, changes)
+        job = Job(config, _shared(config), folder / name, folder.resolve().name)
+        jobs.append(job)
+        if not _is_study(plan) and job.source not in federations and not is_finished(job.out):
+            federations[job.source] = running.federation_of(config, str(job.out / CONFIG), as_json)
+    if _is_study(plan):
+        kept = {key: value for key, value in plan.items() if key in ("name", "runs", "seeds", "sweep", "formats")}
+        _run_study(jobs, folder, kept, workers, as_json)
+    else:
+        _run_all(jobs, federations, folder, as_json, plan.get("formats", []))
 
 
 def _configuration(folder: Path, changes: Sequence[str]) -> ExperimentConfig:
@@ -316,8 +337,9 @@ def _run_all(
         if is_finished(job.out):
             runs.append(_loaded(job))
         else:
-            resume = (job.out / CHECKPOINT).exists()
-            runs.append(running.execute(federations[job.source], job, resume=resume, quiet=as_json))
+            with running.writing(job.out, _STOP_IT):
+                resume = (job.out / CHECKPOINT).exists()
+                runs.append(running.execute(federations[job.source], job, resume=resume, quiet=as_json))
         if runs[-1].finish_reason == "interrupted":
             break
     interrupted = runs[-1].finish_reason == "interrupted"
@@ -386,10 +408,11 @@ def _work(job: Job, alive: Callable[[], None], workers: int | None = 0) -> None:
     if workers is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"workers": workers})})
     federation = running.federation_of(config, job.source, quiet=True)
-    resume = (job.out / CHECKPOINT).exists()
-    run = running.execute(
-        federation, Job(config, job.source, job.out, job.group), resume=resume, quiet=True, alive=alive
-    )
+    with running.writing(job.out, _STOP_IT):
+        resume = (job.out / CHECKPOINT).exists()
+        run = running.execute(
+            federation, Job(config, job.source, job.out, job.group), resume=resume, quiet=True, alive=alive
+        )
     if run.finish_reason == "interrupted":
         raise KeyboardInterrupt
 

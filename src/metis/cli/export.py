@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import tempfile
+from collections.abc import Iterator
 from enum import Enum
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
     from metis.runs.run import Run
 
 CARD = "README.md"
+_TAG = "\n- metis\n"  # in the head of every card that an export writes
+_WRITTEN = (
+    CARD,
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model*.safetensors"),  # of peft
+    "model.onnx", "model.onnx.data",
+    *("MLmodel", "conda.yaml", "python_env.yaml", "requirements.txt"),
+    "????????-????-????-????-????????????*",  # MLflow calls a large model's tensors like this
+)  # fmt: skip
 
 
 class Format(str, Enum):
@@ -74,7 +85,7 @@ def export(
                      "run found it."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the model in its card.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:  # fmt: skip
     """Write the community model for other tools, with a model card.
 
@@ -95,14 +106,12 @@ def export(
     if model is None:
         raise ConfigError(f"{runs[0]} has no best model, because nothing was measured; leave --best out")
     target = out or folder / to.value
-    if target.exists():
-        if not force:
-            raise ConfigError(f"{target} exists already; give --force to replace it, or another --out")
-        shutil.rmtree(target)
+    _check_target(target, runs[0], folder / to.value, force)
     config = run_config(runs[0])
     title = name or f"{run.setting.facts.get('network', 'network')}, {run.setting.label}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as text:
+    place = target.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-") as text:
         made = Path(text) / "model"
         note, inputs = _written(to, made, config, model, run, site)
         from metis.reporting.card import model_card
@@ -110,8 +119,61 @@ def export(
         use = _USES[to].replace("{inputs}", inputs)
         document = None if config is None else config.model_dump(exclude_none=True)
         (made / CARD).write_text(model_card(run, title, document, "best" if best else "final", use), "utf-8")
-        made.rename(target)
+        with _aside(place, Path(text) / "earlier"):
+            made.rename(place)
     say(f"written to {target}: {note}")
+
+
+def _check_target(target: Path, run: Path, default: Path, force: bool) -> None:
+    """Refuse a folder that has anything but an earlier export, or that an export would mix with a run."""
+    from metis.cli.running import holds_run
+
+    place = target.resolve()
+    if run.resolve().is_relative_to(place) or (place.is_dir() and holds_run(place)):
+        raise ConfigError(f"{target} has a run in it; choose another --out")
+    above = next((path for path in place.parents if holds_run(path)), None)
+    if above is not None and place != default.resolve():
+        raise ConfigError(f"{target} is inside {above}, which has a run; choose an --out elsewhere")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ConfigError(f"{target} is a file; choose another --out")
+    if not force:
+        raise ConfigError(f"{target} exists already; give --force to replace an earlier export, or another --out")
+    names = sorted(path.name for path in target.iterdir())
+    foreign = [name for name in names if not _is_written(target / name)]
+    if not foreign and names and not _has_card(target):
+        foreign = names
+    if foreign:
+        raise ConfigError(
+            f"{target} contains {foreign[0]}, which no export of Metis wrote; remove it, or choose another --out"
+        )
+
+
+def _is_written(path: Path) -> bool:
+    """Whether an export may have written this, by its name; an export has no folders, and no links."""
+    return path.is_file() and not path.is_symlink() and any(fnmatch(path.name, name) for name in _WRITTEN)
+
+
+def _has_card(folder: Path) -> bool:
+    try:
+        return _TAG in (folder / CARD).read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _aside(folder: Path, earlier: Path) -> Iterator[None]:
+    """Move a folder out of the way during the block; if the block fails, it is put back."""
+    there = folder.exists()
+    if there:
+        folder.rename(earlier)
+    try:
+        yield
+    except BaseException:
+        if there:
+            earlier.rename(folder)
+        raise
 
 
 def _written(

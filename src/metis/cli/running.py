@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +20,7 @@ from rich.markup import escape
 from metis import __version__
 from metis.cli import report, track
 from metis.cli.output import INTERRUPTED, note, print_json, stderr, stdout
-from metis.errors import ConfigError
+from metis.errors import ConfigError, LockHeld
 from metis.text import json_text
 
 if TYPE_CHECKING:
@@ -28,9 +31,18 @@ if TYPE_CHECKING:
     from metis.runs.run import Run
 
 EVENTS, CHECKPOINT, CONFIG = "events.jsonl", "checkpoint.safetensors", "config.toml"
+LOCK = "lock"  # locked while a run or a comparison is written; `metis reproduce` locks the same file
 _RUN_FILES = (
     EVENTS, "summary.json", "community.safetensors", "best.safetensors", CHECKPOINT, CONFIG, "setting.json",
     "trackers.json",
+)  # fmt: skip
+_locks: set[int] = set()  # file descriptors of the locks that this process holds
+_REPORT_FILES = (
+    report.COMPARISON, "report.html", "report.md", "table.tex", "table.md", "summary.csv", "metrics.csv",
+    *(f"{name}.{kind}" for name in ("history", "learners", "costs") for kind in ("csv", "parquet")),
+    *(f"{name}.{kind}" for name in ("curves", "active_idle", "timeline", "timelines", "data", "tradeoff")
+      for kind in ("png", "svg")),
+    *(f"{name}.{kind}" for name in ("curves-time", "curves-requests") for kind in ("png", "svg", "pdf")),
 )  # fmt: skip
 
 
@@ -123,36 +135,120 @@ def federation_of(config: ExperimentConfig, source: str, quiet: bool, changes: S
 # --- the directory --------------------------------------------------------------------------------
 
 
-def prepare(job: Job, force: bool) -> None:
-    """Make the directory of a run and write its configuration there; refuses a directory in use without --force."""
-    _clear(job.out, force)
-    job.out.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def writing(folder: Path, instead: str = "choose another --out") -> Iterator[None]:
+    """Keep other processes from writing to a run or a comparison during the block; makes its folder."""
+    from metis.files import take_lock  # which takes longer to import than the help to show
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = take_lock(folder / LOCK, note=False)
+    except LockHeld:
+        raise ConfigError(f"{folder} is being written by another process; wait for it, or {instead}") from None
+    _locks.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _locks:  # not in a process that was forked meanwhile
+            _locks.remove(descriptor)
+            os.close(descriptor)
+
+
+def _leave_locks() -> None:
+    """Close the locks of the parent in a process that was forked: one that outlives a killed parent holds none."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, force: bool) -> Iterator[None]:
+    """An empty folder for a run or a comparison, which no other process writes to; with force what was there goes.
+
+    Only what Metis wrote is removed.
+    """
+    _refuse_used(folder, force)  # where nothing may be written, there is no lock either
+    with writing(folder):
+        _refuse_used(folder, force)
+        if not force:
+            _refuse_interrupted(folder)
+        _remove(folder)
+        yield
+
+
+def prepare(job: Job) -> None:
+    """Write the configuration of a run to its folder."""
     head = f"# Resolved by metis {__version__} from {job.source}; every default is written out.\n\n"
     (job.out / CONFIG).write_text(head + job.config.to_toml(), encoding="utf-8")
 
 
-def _clear(folder: Path, force: bool) -> None:
-    """Remove what an earlier run left, if that is allowed."""
+def holds_run(folder: Path) -> bool:
+    """Whether a directory is that of a run, finished or not, or the state of a controller."""
+    return any((folder / name).is_file() for name in (EVENTS, "community.safetensors", "controller.db"))
+
+
+def _refuse_used(folder: Path, force: bool) -> None:
+    """Refuse a directory that has a finished run, a comparison or something else."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out")
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if not found or force:
+        return
     from metis.runs.run import is_finished
     from metis.runs.trace import has_events
 
-    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if found and not force:
-        if is_finished(folder):
-            raise ConfigError(f"{folder} contains a finished run; choose another --out, or overwrite it with --force")
-        if has_events(folder):
-            raise ConfigError(
-                f"{folder} contains an interrupted run; continue it with: metis resume {shlex.quote(str(folder))} "
-                "(or start again with --force)"
-            )
-        if set(found) - {CONFIG, EVENTS, "setting.json"}:
-            raise ConfigError(
-                f"{folder} is not empty and contains no run; choose another --out, or write there with --force"
-            )
+    for what, there in (("finished run", is_finished(folder)), ("comparison", report.COMPARISON in found)):
+        if there:
+            raise ConfigError(f"{folder} contains a {what}; choose another --out, or overwrite it with --force")
+    if not has_events(folder) and found - {CONFIG, EVENTS, LOCK, "setting.json"}:
+        raise ConfigError(
+            f"{folder} is not empty and contains no run; choose another --out, or write there with --force"
+        )
+
+
+def _refuse_interrupted(folder: Path) -> None:
+    from metis.runs.trace import has_events
+
+    if has_events(folder):
+        raise ConfigError(
+            f"{folder} contains an interrupted run; continue it with: metis resume {shlex.quote(str(folder))} "
+            "(or start again with --force)"
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Remove what earlier runs, comparisons and reports left in a locked folder, and nothing else."""
+    runs = _runs_of(folder)
+    for name in runs:
+        with writing(folder / name):  # all are asked before anything is removed
+            pass
+    for name in runs:
+        with writing(folder / name):
+            _remove(folder / name)
+            (folder / name / LOCK).unlink()
+        for path in (folder / name, *(folder / above for above in Path(name).parents if above.name)):
+            with contextlib.suppress(OSError):  # it has files of somebody else
+                path.rmdir()
+    if (folder / EVENTS).is_file() or (folder / report.COMPARISON).is_file():  # else files of these names are not ours
+        for name in _REPORT_FILES:
+            (folder / name).unlink(missing_ok=True)
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _runs_of(folder: Path) -> list[str]:
+    """The runs of a comparison that are there; what its file lists outside of its folder is not one of them."""
+    try:
+        names = [str(name) for name in json.loads((folder / report.COMPARISON).read_text("utf-8"))["runs"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    found = [name for name in dict.fromkeys(names) if folder.resolve() in (folder / name).resolve().parents]
+    return [name for name in found if (folder / name).is_dir()]
 
 
 def check(federation: Federation, job: Job) -> None:

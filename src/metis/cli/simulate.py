@@ -60,7 +60,8 @@ def simulate(
     config = track.tracked(running.with_policy(running.load(file, changes), file.name, policy), tracking)
     (job,) = running.jobs_of(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
     federation = running.federation_of(config, file.name, as_json, changes)
-    running.prepare(job, force)
-    with in_background(job.out, dashboard, stderr()):
-        run = running.execute(federation, job, resume=False, quiet=as_json)
-    running.finish(run, job.out, as_json, with_report=with_report)
+    with running.new_folder(job.out, force):
+        running.prepare(job)
+        with in_background(job.out, dashboard, stderr()):
+            run = running.execute(federation, job, resume=False, quiet=as_json)
+        running.finish(run, job.out, as_json, with_report=with_report)
