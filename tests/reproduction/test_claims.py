@@ -699,4 +699,5 @@ def test_a_second_target_is_above_or_below_the_first() -> None:
             assert own is not None and second is not None
             assert (second > own) == (environment.plan.low_target is None), environment.name
             assert other.cells[0].name == environment.cells[0].name
-            assert settings_digest(other.cells[0]) == settings_digest(environment.cells[0])
+            for one, same in zip(environment.seeded(), other.seeded(), strict=True):
+                assert [settings_digest(cell) for cell in one.cells] == [settings_digest(cell) for cell in same.cells]

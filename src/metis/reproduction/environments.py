@@ -153,8 +153,9 @@ class Environment:
         target = None if self.plan is None else self.plan.other_target
         if target is None:
             return None
-        judged = {**self.config.to_dict()["evaluation"], "target": target}
-        return replace(self, config=varied(self.config, evaluation=judged))
+        # Copied, not read again: a default that comes back as another type would make them other runs.
+        judged = self.config.evaluation.model_copy(update={"target": target})
+        return replace(self, config=self.config.model_copy(update={"evaluation": judged}))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
