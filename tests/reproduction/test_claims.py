@@ -256,10 +256,27 @@ def test_nobody_at_the_target_is_undecided() -> None:
         ([(Cost(10), Cost(50, reached=False))], "holds", "≥ 5.00"),
         ([(Cost(10), Cost(5, reached=False))], "open", "≥ 0.50"),
         ([(Cost(50, reached=False), Cost(10))], "fails", "≤ 0.20"),
-        # A run that has only begun says less than those that have ended; one that went on for longer says more.
-        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(1, reached=False))], "holds", "≥ 2.00"),
-        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(160, reached=False))], "holds", "≥ 4.00"),
-        ([(Cost(20), Cost(10))] * 2 + [(Cost(1, reached=False), Cost(10))], "fails", "≤ 0.50"),
+        # A run that has only begun says nothing beside others that have ended; one that went on for longer says more.
+        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(1, reached=False))], "holds", "2.00 [1.64, 2.43]"),
+        ([(Cost(10), Cost(20))] * 2 + [(Cost(10), Cost(25, reached=False))], "holds", "2.21 [1.87, 2.61]"),
+        ([(Cost(20), Cost(10))] * 2 + [(Cost(99, reached=False), Cost(10))], "fails", "0.29 [0.25, 0.34]"),
+        ([(Cost(10), Cost(20))] * 3 + [(Cost(40, reached=False), Cost(10))], "holds", "1.19 [1.03, 1.36]"),
+        (
+            [(Cost(10), Cost(20))] * 3 + [(Cost(40, reached=False), Cost(10)), (Cost(10), Cost(50, reached=False))],
+            "holds",
+            "1.59 [1.40, 1.80]",
+        ),
+        # More than six seeds have a spread of their own, which those that never reach the target make larger.
+        (
+            [(Cost(10), Cost(16 + seed)) for seed in range(9)] + [(Cost(25, reached=False), Cost(20))],
+            "holds",
+            "1.79 [1.40, 2.30]",
+        ),
+        (
+            [(Cost(10), Cost(16 + seed)) for seed in range(6)] + [(Cost(500, reached=False), Cost(20))] * 4,
+            "open",
+            "0.19 [0.02, 1.98]",
+        ),
         ([(Cost(10), Cost(20)), (Cost(10), Cost(1, reached=False))], "open", "≥ 0.45"),
         ([(Cost(50, reached=False), Cost(70, reached=False))], "open", "not known"),
         ([(Cost(10), Cost(50, reached=False)), (Cost(50, reached=False), Cost(10))], "open", "not known"),

@@ -156,6 +156,23 @@ def test_a_run_ends_at_its_target_but_not_at_a_lucky_model(tmp_path: Path) -> No
     assert run_of(cell, lucky).costs_at_target is None
 
 
+def test_the_first_seed_goes_on_as_far_as_final_accuracies_are_compared(tmp_path: Path) -> None:
+    """Whatever it reaches before; other seeds end at the target."""
+    file, results = tmp_path / "digits.toml", tmp_path / "results"
+    target = "stop.at_target = true\nevaluation.target = 0.3\n"
+    for plan, least in ((TINY, 0.0), (TINY.replace("stages", "final_seconds = 30\nstages"), 30.0)):
+        file.write_text(plan + target, encoding="utf-8")
+        entries = queue([load_environment(file, "decisive")], ["table3"])
+        assert all(entry.done(results) for entry in entries if entry.cell.config.seed == 4) == (least > 0)
+        run_queue(entries, tmp_path / "runs", results, 1, watch_nothing)
+        for entry in entries:
+            curve = read_curve(curve_file(results, entry.cell))
+            assert curve is not None and curve.covers(entry.cell) and entry.done(results)
+            run = run_of(entry.cell, curve)
+            assert run.costs_at_target is not None and run.costs_at_target.parallel_time < 30
+            assert (curve.at >= 30) is (entry.cell.config.seed == 3 and least > 0)
+
+
 def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environment, tmp_path: Path) -> None:
     """And one with other settings does not count; a damaged file is named."""
     cell = environment.cells[0]

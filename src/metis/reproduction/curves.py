@@ -89,7 +89,7 @@ class Curve:
         if (self.ended and not at_a_target) or (until is not None and self.at >= until):
             return True
         reached = cell.config.stop.at_target and target is not None and self.reached(target)
-        return reached and run_of(cell, self).costs_at_target is not None
+        return reached and self.at >= cell.least_seconds and run_of(cell, self).costs_at_target is not None
 
 
 def curve_file(folder: Path, cell: Cell) -> Path:

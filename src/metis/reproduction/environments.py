@@ -71,8 +71,7 @@ class Plan(Table):
     # A second one, below or above the target proper: what it would say is reported beside the verdicts.
     low_target: float | None = None
     high_target: float | None = None
-
-    # Policies that were run as far, reached target or not, are compared by their accuracy then.
+    # With the first seed every policy is run as far, even if it is at its target before: accuracies are compared there.
     final_seconds: Annotated[float, Field(gt=0)] | None = None
 
     @property
@@ -107,6 +106,13 @@ class Cell:
     @property
     def label(self) -> str:
         return self.policy.label or self.policy.name
+
+    @property
+    def least_seconds(self) -> float:
+        """How far it is run, even if it reaches its target before."""
+        plan = self.environment.plan
+        first = plan is not None and self.role == "policy" and self.config.seed == plan.seeds[0]
+        return (plan.final_seconds or 0.0) if plan is not None and first else 0.0
 
     @property
     def key(self) -> tuple[str, str]:

@@ -293,45 +293,50 @@ def characteristics(evidence: Evidence) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a policy has cost until the target, or has cost so far without reaching it."""
+class Cost:
+    """Of one run: until the target, or if that was not reached until its end, and then it is a lower bound."""
 
     value: float
     reached: bool = True
 
 
-def _measured(evidence: Evidence, cell: Cell, name: str) -> Spent | None:
-    """The geometric mean over seeds; None if it was not run.
+def costs_by_seed(evidence: Evidence, cell: Cell, name: str) -> dict[int, Cost]:
+    found = {}
+    for seed, run in evidence.seeds(cell).items():
+        reached = run.costs_at_target
+        value = COSTS[name](run.costs if reached is None else reached)
+        if value > 0:
+            found[seed] = Cost(value, reached is not None)
+    return found
+
+
+def _measured(evidence: Evidence, cell: Cell, name: str) -> Cost | None:
+    """The geometric mean over seeds; None if it was not run. It has reached the target if most seeds have.
 
     A seed that has not reached the target yet counts if it has already cost more than those that have.
     """
-    cost = COSTS["energy_active" if name == "energy" else name]
-    runs = evidence.seeds(cell).values()
-    reached = [cost(run.costs_at_target) for run in runs if run.costs_at_target is not None]
-    values = [cost(run.costs) for run in runs if run.costs_at_target is None]
+    costs = costs_by_seed(evidence, cell, "energy_active" if name == "energy" else name).values()
+    reached = [cost.value for cost in costs if cost.reached]
+    values = [cost.value for cost in costs if not cost.reached]
     if reached:
         values = [value for value in values if value > statistics.geometric_mean(reached)]
-    if not reached + values or min(reached + values) <= 0:
+    if not reached + values:
         return None
-    return Spent(statistics.geometric_mean(reached + values), reached=not values)
+    return Cost(statistics.geometric_mean(reached + values), reached=len(reached) > len(values))
 
 
 def _by_seed(evidence: Evidence, cell: Cell, other: Cell, name: str) -> float | None:
     """A policy's cost over another's, as the geometric mean over the seeds with which both reached the target."""
-    cost = COSTS["energy_active" if name == "energy" else name]
+    name = "energy_active" if name == "energy" else name
     mine, theirs = (
-        {
-            seed: cost(run.costs_at_target)
-            for seed, run in evidence.seeds(each).items()
-            if run.costs_at_target is not None
-        }
+        {seed: cost.value for seed, cost in costs_by_seed(evidence, each, name).items() if cost.reached}
         for each in (cell, other)
     )
     ratios = [mine[seed] / theirs[seed] for seed in mine if seed in theirs]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def _published_cost(cell: Cell, name: str) -> Spent | None:
+def _published_cost(cell: Cell, name: str) -> Cost | None:
     """As published, energy by the column EC; energies by each definition from the times of the row."""
     if not name.startswith("energy_"):
         value = published_value(cell, name)
@@ -341,15 +346,15 @@ def _published_cost(cell: Cell, name: str) -> Spent | None:
         from metis.reproduction.timings import timed
 
         value = COSTS[name](schedule_cell(timed(cell, "published")).run.costs)
-    return Spent(math.inf, reached=False) if value is None else Spent(value)
+    return Cost(math.inf, reached=False) if value is None else Cost(value)
 
 
-CostOf: TypeAlias = Callable[[Cell, str], Spent | None]
+CostOf: TypeAlias = Callable[[Cell, str], Cost | None]
 
 
-def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, tuple[Cell, Spent]] | None:
+def _cheapest(environment: Environment, cost_of: CostOf, name: str) -> dict[str, tuple[Cell, Cost]] | None:
     """Each protocol's cheapest policy, with what it costs or costs at least; None while it is open which that is."""
-    found: dict[str, tuple[Cell, Spent]] = {}
+    found: dict[str, tuple[Cell, Cost]] = {}
     for protocol in PROTOCOLS:
         costs = [(cell, cost_of(cell, name)) for cell in environment.cells if protocol_of(cell) == protocol]
         known = [(cell, cost) for cell, cost in costs if cost is not None]
@@ -376,14 +381,14 @@ def _relative_costs(
 ) -> dict[str, dict[str, Any]]:
     costs_of: dict[str, dict[str, Any]] = {protocol: {} for protocol in PROTOCOLS}
     for name in ("parallel_time", "communication_cost", "energy"):
-        relative: dict[str, list[Spent]] = {protocol: [] for protocol in PROTOCOLS}
+        relative: dict[str, list[Cost]] = {protocol: [] for protocol in PROTOCOLS}
         cheapest = [_cheapest(environment, cost, name) for environment in environments]
         known = [lowest for lowest in cheapest if lowest is not None]
         for lowest in known if len(known) == len(cheapest) else ():
             cheapest_cell, least = min(lowest.values(), key=lambda pair: pair[1].value)
             for protocol, (cell, spent) in lowest.items():
                 paired = by_seed(cell, cheapest_cell, name) if spent.reached else None
-                relative[protocol].append(Spent(paired or spent.value / least.value, spent.reached))
+                relative[protocol].append(Cost(paired or spent.value / least.value, spent.reached))
         for protocol, costs in relative.items():
             mean = math.exp(statistics.mean(math.log(spent.value) for spent in costs)) if costs else None
             sure = all(spent.reached for spent in costs)

@@ -1,8 +1,8 @@
 """Comparing costs over seeds: how many times cheaper, with which interval, and what follows from it.
 
 A policy that did not reach the target within its run costs at least what it had cost at the end. So a comparison with
-it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A tie is shown,
-too: the interval lies within a factor of 1.25.
+it has a bound, which may decide as well as a number; where nothing reached the target, nothing follows. A bound among
+numbers is a censored observation. A tie is shown, too: the interval lies within a factor of 1.25.
 
 Seeds are blocks: a seed divides the data alike for all policies, so that some seeds are slow for all of them. What is
 left of ln(time) without the mean of its policy and that of its seed is the spread of a comparison, measured over all
@@ -20,9 +20,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from metis.reproduction.censored import censored_normal
 from metis.reproduction.environments import Cell, Environment
 from metis.reproduction.schedule import schedule_cell
-from metis.reproduction.tables import COSTS, Evidence
+from metis.reproduction.tables import COSTS, Cost, Evidence, costs_by_seed
 from metis.reproduction.timings import timed, training_share
 from metis.runs.run import Run
 
@@ -33,14 +34,6 @@ EQUIVALENT = 1.25  # of intervals
 PRIOR_SPREAD = 0.25
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
 _LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one run: until the target, or if that was not reached until its end, and then it is a lower bound."""
-
-    value: float
-    reached: bool = True
 
 
 BySeed: TypeAlias = Mapping[int, Cost]
@@ -78,8 +71,9 @@ class Ratio:
     def of(pairs: Iterable[tuple[Cost, Cost]], spread: float) -> Ratio:
         """Of the second's cost over the first's; pairs in which neither reached the target say nothing.
 
-        Nor do the others, if most pairs are such. A bound that says less than the exact pairs do is left out of the
-        mean: a run that has only begun must not pull it towards nothing.
+        Nor do the others, if most pairs are such. Where most are exact, the mean is the likeliest one of a normal
+        distribution of which the others are known only on one side: a run that has only begun says nothing, one that
+        went on for much longer than the others pulls the mean. Where fewer are, there is a bound of the mean.
         """
         exact, at_least, at_most, silent = list[float](), list[float](), list[float](), 0
         for own, rival in pairs:
@@ -88,18 +82,30 @@ class Ratio:
                 continue
             found = at_most if not own.reached else at_least if not rival.reached else exact
             found.append(math.log(rival.value) - math.log(own.value))
-        known = len(exact) + len(at_least) + len(at_most)
-        if known <= silent or (at_least and at_most):
-            return Ratio()
         values = exact + at_least + at_most
-        if 2 * len(exact) > known:
-            mean = statistics.mean(exact)
-            values = exact + [one for one in at_least if one > mean] + [one for one in at_most if one < mean]
+        if len(values) <= silent:
+            return Ratio()
+        if spread and len(exact) < len(values) < 2 * len(exact):
+            return Ratio._of_censored(exact, at_least, at_most, spread)
+        if at_least and at_most:
+            return Ratio()
         kind: Literal["exact", "at least", "at most"] = "at least" if at_least else "at most" if at_most else "exact"
         if spread and len(values) > _ENOUGH:
             # A seed has the same division of the data for both, so their quotient spreads less than their costs do.
             spread = max(_wider(len(values) - 1) * statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
         return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
+
+    @staticmethod
+    def _of_censored(
+        exact: Sequence[float], at_least: Sequence[float], at_most: Sequence[float], spread: float
+    ) -> Ratio:
+        """Of values of ln(quotient), some of which are only known on one side."""
+        count = len(exact) + len(at_least) + len(at_most)
+        own = count > _ENOUGH  # a spread of their own, as with values that are all exact
+        mean, found, certain = censored_normal(exact, at_least, at_most, None if own else spread * math.sqrt(2))
+        if own:
+            found = max(_wider(count - 1) * found * math.sqrt(count / (count - 1)), _LEAST_SPREAD * math.sqrt(2))
+        return Ratio(math.exp(mean), "exact", count, found / math.sqrt(2) * math.sqrt(count / certain))
 
     @staticmethod
     def on_the_whole(ratios: Iterable[Ratio], groups: Sequence[str] | None = None) -> Ratio:
@@ -272,15 +278,7 @@ def combined(outcomes: Iterable[Outcome]) -> Outcome:
 def ours(evidence: Evidence, spread: Mapping[str, float] | None = None) -> Source:
     """Our runs, with every seed that there is; their spread is measured, or given."""
 
-    def costs(cell: Cell, name: str) -> BySeed:
-        found = {}
-        for seed, run in evidence.seeds(cell).items():
-            reached = run.costs_at_target
-            value = COSTS[name](run.costs if reached is None else reached)
-            if value > 0:
-                found[seed] = Cost(value, reached is not None)
-        return found
-
+    costs = functools.partial(costs_by_seed, evidence)
     if spread is not None:
         return Source("ours", costs, spread)
     by_data: dict[str, list[Environment]] = {}

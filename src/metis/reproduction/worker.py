@@ -108,10 +108,13 @@ class _AtTarget:
         stop = cell.config.to_dict().get("stop", {})
         self.config = varied(cell.config, stop={**stop, "at_target": False}) if ends else cell.config
         self._steady, self._seen = Steady(target_of(cell) if ends else None), 0
+        self._reached, self._least_seconds = False, cell.least_seconds
 
     def reached(self, fold: RunFold) -> bool:
         new, self._seen = fold.history[self._seen :], len(fold.history)
-        return any(self._steady.note(point.at, point.metrics) for point in new)
+        for point in new:
+            self._reached = self._steady.note(point.at, point.metrics) or self._reached
+        return self._reached and fold.history[-1].at >= self._least_seconds
 
 
 class _Curves:
