@@ -226,12 +226,16 @@ def test_one_of_several_policies_is_chosen_by_name() -> None:
     assert json.loads(result.stdout)["policy"] == "fedrec"
 
 
-def test_a_diverged_learner_is_named_and_the_run_goes_on() -> None:
-    """NaN losses are refused by name; the run ends with its costs all the same."""
-    result = metis("simulate", "one.toml", "--set", "training.learning_rate=1e38", "--set", "stop.seconds=20")
-    assert result.exit_code == 0, result.output
+def test_a_run_in_which_every_learner_diverges_is_a_failure() -> None:
+    """Each is named, and the run is written with its costs, but a script that asks for the exit code stops there."""
+    result = metis(
+        "simulate", "one.toml", "--set", "training.learning_rate=1e38", "--set", "stop.seconds=20", "--out", "a"
+    )
+    assert result.exit_code == 2, result.output
     assert "note: refused an update from learner 'fast-1'" in result.stderr
     assert "was set aside" in result.stderr
+    assert "no learner is left that could go on" in result.stderr and "a smaller learning rate" in result.stderr
+    assert Run.load(Path("a")).rounds == 0
 
 
 @pytest.mark.parametrize(

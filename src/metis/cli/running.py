@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from metis import __version__
 from metis.cli import report, track
-from metis.cli.output import INTERRUPTED, note, print_json, stderr, stdout
+from metis.cli.output import INTERRUPTED, USER_ERROR, note, print_json, stderr, stdout
 from metis.errors import ConfigError, LockHeld
 from metis.text import json_text
 
@@ -332,6 +332,8 @@ def finish(run: Run, folder: Path, as_json: bool, *, with_report: bool, one_line
         console.print(f"written to {folder}{shown}", soft_wrap=True, markup=False)
     if run.finish_reason == "interrupted":
         interrupted(folder)
+    if run.rounds == 0 and run.finish_reason.startswith("no learner"):
+        raise typer.Exit(USER_ERROR)  # why is said already, learner by learner
 
 
 def interrupted(folder: Path, more: str = "") -> None:
