@@ -181,7 +181,7 @@ def test_a_study_of_runs_to_the_end_shows_how_they_ended(tmp_path: Path) -> None
     assert "λ" not in sheet.foot and not any("λ" in heading for heading in sheet.headings)
     column = sheet.headings.index("final accuracy") - 1
     assert [row.cells[column].value for row in sheet.rows] == [f"{run.final_metric:.4g}", "–", "–"]
-    (_, sweep) = load_study("sweeps", "small")
+    *_, sweep = load_study("sweeps", "small")
     assert "final accuracy" not in study_sheet(condition_table(sweep, {})).headings
 
 
