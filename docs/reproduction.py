@@ -65,8 +65,14 @@ def summary(evidence: Evidence, claims: list[Claim]) -> str:
 
 
 def spread(evidence: Evidence) -> str:
-    found = ", ".join(f"{value:.2f} for {kind}" for kind, value in ours(evidence).spread.items())
-    return f"The spread behind the intervals, a standard deviation of ln(time), is {found}."
+    found = ", ".join(
+        f"{one.deviation:.2f} for {kind} ({'assumed' if math.isinf(one.freedom) else f'{one.freedom:.0f}'})"
+        for kind, one in ours(evidence).spread.items()
+    )
+    return (
+        f"The spread behind the intervals, a standard deviation of ln(time), is {found}; "
+        "in brackets its degrees of freedom."
+    )
 
 
 def claims_part(claims: list[Claim]) -> str:

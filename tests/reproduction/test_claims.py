@@ -19,7 +19,18 @@ from metis.reproduction.effort import effort, reason
 from metis.reproduction.environments import Cell, Environment, load_environments
 from metis.reproduction.schedule import dry_run
 from metis.reproduction.tables import Evidence, MixingTime, characteristics, cost_table
-from metis.reproduction.verdicts import Comparison, Cost, Finding, Outcome, Part, Ratio, _unexplained, ours
+from metis.reproduction.verdicts import (
+    Comparison,
+    Cost,
+    Finding,
+    Outcome,
+    Part,
+    Ratio,
+    Spread,
+    _unexplained,
+    deviations,
+    ours,
+)
 from metis.runs.run import Run
 
 TABLE_3 = {environment.name: environment for environment in load_environments("paper", results=["table3"]).values()}
@@ -270,12 +281,12 @@ def test_nobody_at_the_target_is_undecided() -> None:
         (
             [(Cost(10), Cost(16 + seed)) for seed in range(9)] + [(Cost(25, reached=False), Cost(20))],
             "holds",
-            "1.79 [1.40, 2.30]",
+            "1.79 [1.39, 2.30]",
         ),
         (
             [(Cost(10), Cost(16 + seed)) for seed in range(6)] + [(Cost(500, reached=False), Cost(20))] * 4,
             "open",
-            "0.19 [0.02, 1.98]",
+            "0.19 [0.02, 2.12]",
         ),
         ([(Cost(10), Cost(20)), (Cost(10), Cost(1, reached=False))], "open", "≥ 0.45"),
         ([(Cost(50, reached=False), Cost(70, reached=False))], "open", "not known"),
@@ -284,8 +295,35 @@ def test_nobody_at_the_target_is_undecided() -> None:
 )
 def test_a_comparison_over_seeds(pairs: list[tuple[Cost, Cost]], outcome: str, shown: str) -> None:
     """A run that did not reach the target gives a bound; what overlaps 1 is open, or a tie if there are seeds."""
-    ratio = Ratio.of(pairs, SPREAD)
+    ratio = Ratio.of(pairs, Spread(SPREAD))
     assert (ratio.above(), str(ratio)) == (outcome, shown)
+
+
+def test_a_run_that_has_only_begun_changes_no_interval() -> None:
+    """With six others it must not count as the seventh, from which on a comparison has a spread of its own."""
+    six = [(Cost(10), Cost(12 + seed)) for seed in range(6)]
+    begun = [(Cost(10), Cost(0.5, reached=False))]
+    assert str(Ratio.of(six + begun, Spread(SPREAD))) == str(Ratio.of(six, Spread(SPREAD)))
+    assert Ratio.of([*six, (Cost(10), Cost(11))], Spread(SPREAD)).freedom == 6
+
+
+@pytest.mark.parametrize(
+    ("among", "freedom", "quantile"),
+    [(1, math.inf, 1.96), (24, math.inf, 3.08), (1, 6, 2.447), (24, 6, 5.166), (24, 9, 4.269), (24, 15, 3.713)],
+)
+def test_few_values_make_an_interval_wider(among: int, freedom: float, quantile: float) -> None:
+    """By the quantiles of Student's distribution, at the level that one of many comparisons asks for."""
+    assert deviations(among, freedom) == pytest.approx(quantile, rel=0.01)
+    ratio = Ratio(2.0, "exact", 2, 0.3, freedom)
+    assert ratio.above(math.exp(math.log(2) - 0.3 * deviations(1, freedom)) + 0.001) == "open"
+
+
+def test_the_freedom_of_a_mean_over_environments() -> None:
+    """Half of the variance is known from six degrees of freedom, the other from as many: twice as many in all."""
+    few, many = Ratio(2.0, "exact", 2, 0.1, 6), Ratio(2.0, "exact", 2, 0.1)
+    assert Ratio.on_the_whole([few, few]).freedom == pytest.approx(12)
+    assert Ratio.on_the_whole([few, few], ["a", "a"]).freedom == pytest.approx(6)
+    assert Ratio.on_the_whole([many, many]).freedom == math.inf
 
 
 def test_a_claim_fails_in_one_place_and_ties_everywhere_are_a_tie() -> None:
@@ -394,7 +432,7 @@ def test_each_kind_of_data_has_its_own_spread() -> None:
     """A seed that is slow for every policy is none; one that is slow for some is, and says nothing about images."""
     brain = load_environments("decisive", results=["figure11"])
 
-    def spread(versions: Callable[[int, int], int]) -> Mapping[str, float]:
+    def spread(versions: Callable[[int, int], int]) -> Mapping[str, Spread]:
         runs = {}
         for environment in brain.values():
             for seed, seeded in enumerate(environment.seeded()[:4]):
@@ -403,9 +441,9 @@ def test_each_kind_of_data_has_its_own_spread() -> None:
 
     alike, apart = spread(lambda policy, seed: 4 * 2**seed), spread(lambda policy, seed: 4 * 2 ** ((seed + policy) % 4))
     for found in (alike, apart):
-        assert found["CIFAR-10 IID"] == found["CIFAR-10 Non-IID"] == SPREAD
+        assert found["CIFAR-10 IID"] == found["CIFAR-10 Non-IID"] == Spread(SPREAD)
     for kind in ("BrainAge IID", "BrainAge Non-IID"):
-        assert alike[kind] < 0.2 < math.log(2) < apart[kind]
+        assert alike[kind].deviation < 0.2 < math.log(2) * 0.8 < apart[kind].deviation
 
 
 def test_what_neither_policy_nor_seed_explains() -> None:
@@ -437,7 +475,7 @@ def test_seeds_that_agree_to_the_round_do_not_mean_that_there_is_no_spread() -> 
         if cell.policy.name.endswith("sync_fedavg")
     }
     spread = ours(Evidence("decisive", {decisive.name: decisive}, runs)).spread["CIFAR-10 IID"]
-    assert spread > math.log(4 / 3) / math.sqrt(12)
+    assert spread.deviation >= math.log(4 / 3) / math.sqrt(12)
 
 
 def test_no_levels_before_every_policy_has_run(supporting: Evidence) -> None:
@@ -646,7 +684,8 @@ def test_a_verdict_is_marked_by_what_it_rests_on(supporting: Evidence) -> None:
     assert marks("holds", compared(3.0, 4), compared(2.0, 1)) == ["partly by one seed"]
     assert marks("holds", compared(3.0, 4), compared(2.0, 2)) == marks("open", compared(2.0, 1)) == []
     assert marks("fails", compared(0.3, 4), compared(0.5, 1), compared(2.0, 1)) == []
-    assert marks("fails", compared(0.3, 1), compared(2.0, 4)) == ["partly by one seed"]
+    assert marks("fails", compared(0.3, 1), compared(2.0, 4)) == ["by one seed"]
+    assert Finding([Part("holds", "")], note="by construction").marks == ["by construction"]
     assert Finding([Part("holds", ""), Part("tie", "")]).marks == ["with a tie"]
     assert Finding([Part("tie", "")]).marks == []
     assert any("one seed" in mark for claim in verdicts(supporting) for mark in claim.marks)
@@ -688,7 +727,7 @@ def test_final_accuracy(accuracy: Mapping[str, float], verdict: str, words: str)
     (claim,) = verdicts(at_the_end(semisync_fedavg=0.3, **others, **accuracy), "final accuracy")
     assert claim.verdict == verdict, claim.sentence
     assert all(words in part for part in claim.parts), claim.parts
-    assert claim.marks == ([] if verdict == "undecided" else ["partly by one seed"])
+    assert claim.marks == ([] if verdict == "undecided" else ["by one seed"])
     assert "nothing to compare" in verdicts(at_the_end(), "final accuracy")[0].sentence
 
 

@@ -131,7 +131,8 @@ _TIME, _REQUESTS = "parallel_time", "communication_cost"
 
 _BEST = (
     "In both homogeneous and heterogeneous domains, SemiSync with Momentum (λ=2) performs best in terms of the "
-    "(parallel/wall-clock) time to reach the desired target accuracy and in terms of the energy cost"
+    "(parallel/wall-clock) time to reach the desired target accuracy and in terms of the energy cost (with depends on "
+    "the cumulative processing time across all learners needed to reach that accuracy)."
 )
 _LAMBDA_4 = (
     "In homogeneous domains SemiSync with Momentum (λ=4) is more communication efficient, but with slightly slower "

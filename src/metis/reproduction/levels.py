@@ -65,10 +65,11 @@ def _closer(same: Ratio, others: list[Ratio]) -> Outcome:
 
 
 def _distances(ratio: Ratio) -> tuple[float, float]:
-    """The least and the largest distance from 1 in an interval, in ln."""
+    """The least and the largest distance from 1 in an interval, in ln; of a bound that is open to one side."""
     if not 0 < ratio.mean < math.inf:
         return math.nan, math.nan
     low, high = (math.log(edge) for edge in ratio.interval)
+    low, high = -math.inf if ratio.kind == "at most" else low, math.inf if ratio.kind == "at least" else high
     return (0.0 if low < 0 < high else min(abs(low), abs(high))), max(abs(low), abs(high))
 
 
@@ -83,7 +84,7 @@ def without(column: str) -> lookup.Check:
             found, said = row[column], row["published"][column]
             outcome = "open" if found is None else lookup.outcome(found == said)
             parts.append(Part(outcome, f"{row['protocol']} {_word(found)} (Table 1: {_word(said)})"))
-        return Finding(parts, document["rule_of"][column])
+        return Finding(parts, document["rule_of"][column], note=lookup.BY_CONSTRUCTION)
 
     return check
 

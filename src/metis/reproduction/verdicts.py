@@ -40,18 +40,29 @@ BySeed: TypeAlias = Mapping[int, Cost]
 
 
 @dataclass(frozen=True)
+class Spread:
+    """A standard deviation of ln(cost) from seed to seed, and from how many degrees of freedom it is known."""
+
+    deviation: float = 0.0
+    freedom: float = math.inf
+
+
+NO_SPREAD = Spread()
+
+
+@dataclass(frozen=True)
 class Source:
     """Where costs come from: our runs, or the paper's tables."""
 
     name: str
     costs: Callable[[Cell, str], BySeed]
-    spread: Mapping[str, float] = field(default_factory=dict)  # of ln(cost) within a seed, by kind of data
+    spread: Mapping[str, Spread] = field(default_factory=dict)  # within a seed, by kind of data
 
     def ratio(self, own: Cell, rival: Cell, name: str) -> Ratio:
         """How many times the cost of the first the second has."""
         mine, theirs = self.costs(own, name), self.costs(rival, name)
         pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-        return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), 0.0))
+        return Ratio.of(pairs, self.spread.get(kind_of_data(own.environment), NO_SPREAD))
 
     def compare(self, own: Cell, rival: Cell, name: str, *, among: int = 1) -> Comparison:
         """Whether the second's cost is more than the first's, which is one `among` so many questions."""
@@ -65,10 +76,11 @@ class Ratio:
     mean: float = math.nan
     kind: Literal["exact", "at least", "at most", "unknown"] = "unknown"
     seeds: int = 0
-    spread: float = 0.0
+    spread: float = 0.0  # of each of the two, so that of the quotient is √2 times as much
+    freedom: float = math.inf
 
     @staticmethod
-    def of(pairs: Iterable[tuple[Cost, Cost]], spread: float) -> Ratio:
+    def of(pairs: Iterable[tuple[Cost, Cost]], spread: Spread) -> Ratio:
         """Of the second's cost over the first's; pairs in which neither reached the target say nothing.
 
         Nor do the others, if most pairs are such. Where most are exact, the mean is the likeliest one of a normal
@@ -85,27 +97,36 @@ class Ratio:
         values = exact + at_least + at_most
         if len(values) <= silent:
             return Ratio()
-        if spread and len(exact) < len(values) < 2 * len(exact):
+        deviation, freedom = spread.deviation, spread.freedom
+        if deviation and len(exact) < len(values) < 2 * len(exact):
             return Ratio._of_censored(exact, at_least, at_most, spread)
         if at_least and at_most:
             return Ratio()
         kind: Literal["exact", "at least", "at most"] = "at least" if at_least else "at most" if at_most else "exact"
-        if spread and len(values) > _ENOUGH:
+        if deviation and len(values) > _ENOUGH:
             # A seed has the same division of the data for both, so their quotient spreads less than their costs do.
-            spread = max(_wider(len(values) - 1) * statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
-        return Ratio(math.exp(statistics.mean(values)), kind, len(values), spread)
+            deviation = max(statistics.stdev(values) / math.sqrt(2), _LEAST_SPREAD)
+            freedom = len(values) - 1
+        return Ratio(math.exp(statistics.mean(values)), kind, len(values), deviation, freedom)
 
     @staticmethod
     def _of_censored(
-        exact: Sequence[float], at_least: Sequence[float], at_most: Sequence[float], spread: float
+        exact: Sequence[float], at_least: Sequence[float], at_most: Sequence[float], spread: Spread
     ) -> Ratio:
-        """Of values of ln(quotient), some of which are only known on one side."""
+        """Of values of ln(quotient), some of which are only known on one side.
+
+        They have a spread of their own, as values that are all exact, if they say as much as enough of those: a run
+        that has only begun adds nothing.
+        """
+        mean, own, certain = censored_normal(exact, at_least, at_most)
+        freedom = certain - 1
+        if freedom < _ENOUGH - 1e-3:
+            mean, own, certain = censored_normal(exact, at_least, at_most, spread.deviation * math.sqrt(2))
+            freedom = spread.freedom
+        else:
+            own = max(own * math.sqrt(certain / freedom), _LEAST_SPREAD * math.sqrt(2))
         count = len(exact) + len(at_least) + len(at_most)
-        own = count > _ENOUGH  # a spread of their own, as with values that are all exact
-        mean, found, certain = censored_normal(exact, at_least, at_most, None if own else spread * math.sqrt(2))
-        if own:
-            found = max(_wider(count - 1) * found * math.sqrt(count / (count - 1)), _LEAST_SPREAD * math.sqrt(2))
-        return Ratio(math.exp(mean), "exact", count, found / math.sqrt(2) * math.sqrt(count / certain))
+        return Ratio(math.exp(mean), "exact", count, own / math.sqrt(2) * math.sqrt(count / certain), freedom)
 
     @staticmethod
     def on_the_whole(ratios: Iterable[Ratio], groups: Sequence[str] | None = None) -> Ratio:
@@ -124,26 +145,31 @@ class Ratio:
         if not finite:
             return known[0]
         errors: dict[str, float] = {}
+        freedoms: dict[str, float] = {}
         for ratio, group in zip(ratios, groups, strict=True):
             if ratio in finite:
                 errors[group] = errors.get(group, 0.0) + ratio.error
+                freedoms[group] = min(freedoms.get(group, math.inf), ratio.freedom)
         count = len(finite)
         mean = math.exp(statistics.mean(math.log(ratio.mean) for ratio in finite))
-        spread = math.hypot(*errors.values()) / count * math.sqrt(count / 2)
-        return Ratio(mean, kinds.pop() if kinds else "exact", count, spread)
+        whole = math.hypot(*errors.values())
+        # Of a sum of variances that are known from few values each (Satterthwaite).
+        few = sum(error**4 / freedoms[group] for group, error in errors.items())
+        spread, freedom = whole / count * math.sqrt(count / 2), whole**4 / few if few else math.inf
+        return Ratio(mean, kinds.pop() if kinds else "exact", count, spread, freedom)
 
     @property
     def interval(self) -> tuple[float, float]:
         """In which the mean lies with 95 %, by the spread from seed to seed."""
-        return self._within(deviations())
+        return self._within()
 
     @property
     def error(self) -> float:
         """The standard error of ln(mean)."""
         return self.spread * math.sqrt(2 / self.seeds) if self.seeds else math.inf
 
-    def _within(self, errors: float) -> tuple[float, float]:
-        half = errors * self.error
+    def _within(self, among: int = 1) -> tuple[float, float]:
+        half = deviations(among, self.freedom) * self.error
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     def seeds_to_decide(self, least: float = 1.0, *, among: int = 1) -> int | None:
@@ -151,15 +177,15 @@ class Ratio:
         if self.kind != "exact" or not self.spread:
             return None
         above = math.log(self.mean / least)
-        distances = [above / deviations() if above > 0 else -above / deviations(among)]
+        distances = [abs(above) / deviations(1 if above > 0 else among, self.freedom)]
         if least == 1:
-            distances.append((math.log(EQUIVALENT) - abs(above)) / deviations())
+            distances.append((math.log(EQUIVALENT) - abs(above)) / deviations(1, self.freedom))
         needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
         return math.ceil(min(needed)) if needed else None
 
     def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
         """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
-        low, high = self.interval[0], self._within(deviations(among))[1]
+        low, high = self.interval[0], self._within(among)[1]
         return least / low if self.kind == "at least" else high / least
 
     def above(self, least: float = 1.0, *, among: int = 1) -> Outcome:
@@ -169,7 +195,7 @@ class Ratio:
         its own 5 %. All of them are needed to confirm it, which chance does not make easier.
         """
         low = self.interval[0]
-        high = self._within(deviations(among))[1]
+        high = self._within(among)[1]
         exact = self.kind == "exact"
         if exact and least == 1 and self.spread == 0 and abs(math.log(self.mean)) <= math.log(TIE):
             return "tie"
@@ -196,9 +222,15 @@ class Ratio:
         return f"{sign}{self.mean:.2f}{span}"
 
 
-def deviations(among: int = 1) -> float:
-    """Those of an interval of 95 % for so many numbers together."""
-    return statistics.NormalDist().inv_cdf(1 - 0.025 / among)
+def deviations(among: int = 1, freedom: float = math.inf) -> float:
+    """Those of an interval of 95 % for so many numbers together; more if the deviation is known from few values.
+
+    Student's distribution, by its expansion in 1 / freedom.
+    """
+    z = statistics.NormalDist().inv_cdf(1 - 0.025 / among)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 @dataclass(frozen=True)
@@ -228,9 +260,10 @@ class Part:
     seeds: int = 0  # that it was decided by, where there are no comparisons
 
     @property
-    def fewest_seeds(self) -> int:
-        """Of a comparison that is decided; 0 where that says nothing."""
-        return min((one.ratio.seeds for one in self.compared if one.outcome != "open"), default=self.seeds)
+    def decided_by(self) -> list[int]:
+        """The seeds of each comparison that is decided."""
+        found = [one.ratio.seeds for one in self.compared if one.outcome != "open"]
+        return found or ([self.seeds] if self.seeds else [])
 
 
 @dataclass(frozen=True)
@@ -241,6 +274,7 @@ class Finding:
     rule: str = ""
     reading: Literal["every", "whole", ""] = ""  # in every environment, or on the whole
     other: Outcome | None = None  # by the other reading
+    note: str = ""  # that a reader of the verdict alone should know
 
     @property
     def outcome(self) -> Outcome:
@@ -253,14 +287,15 @@ class Finding:
     @property
     def marks(self) -> list[str]:
         """What a reader of the verdict alone should know."""
-        compared = [one for part in self.parts for one in part.compared]
+        seeds = [seeds for part in self.parts for seeds in part.decided_by]
         if self.outcome == "fails" and self.reading == "every":  # one place is enough
-            seeds = max((one.ratio.seeds for one in compared if one.outcome == "fails"), default=0)
-        else:
-            seeds = min((part.fewest_seeds for part in self.parts if part.fewest_seeds), default=0)
-        found = ["partly by one seed"] if self.outcome != "open" and seeds == 1 else []
+            compared = [one for part in self.parts for one in part.compared]
+            seeds = [max((one.ratio.seeds for one in compared if one.outcome == "fails"), default=0)]
+        found = []
+        if self.outcome != "open" and 1 in seeds:
+            found.append("by one seed" if set(seeds) == {1} else "partly by one seed")
         ties = self.outcome == "holds" and any(part.outcome == "tie" for part in self.parts)
-        return [*found, "with a tie"] if ties else found
+        return [*found, *(["with a tie"] if ties else []), *([self.note] if self.note else [])]
 
     @property
     def open(self) -> list[Comparison]:
@@ -275,7 +310,7 @@ def combined(outcomes: Iterable[Outcome]) -> Outcome:
     return next((outcome for outcome in order if outcome in found), "open")
 
 
-def ours(evidence: Evidence, spread: Mapping[str, float] | None = None) -> Source:
+def ours(evidence: Evidence, spread: Mapping[str, Spread] | None = None) -> Source:
     """Our runs, with every seed that there is; their spread is measured, or given."""
 
     costs = functools.partial(costs_by_seed, evidence)
@@ -284,7 +319,7 @@ def ours(evidence: Evidence, spread: Mapping[str, float] | None = None) -> Sourc
     by_data: dict[str, list[Environment]] = {}
     for environment in evidence.environments.values():
         by_data.setdefault(kind_of_data(environment), []).append(environment)
-    spread = {data: _spread(evidence, found) or PRIOR_SPREAD for data, found in by_data.items()}
+    spread = {data: _spread(evidence, found) or Spread(PRIOR_SPREAD) for data, found in by_data.items()}
     return Source("ours", costs, spread)
 
 
@@ -294,11 +329,11 @@ def kind_of_data(environment: Environment) -> str:
     return f"{environment.paper.domain} {'IID' if iid else 'Non-IID'}"
 
 
-def _spread(evidence: Evidence, environments: Iterable[Environment]) -> float | None:
-    """The standard deviation of ln(parallel time) that neither policy nor seed explains; None if few runs say it.
+def _spread(evidence: Evidence, environments: Iterable[Environment]) -> Spread | None:
+    """That of ln(parallel time) which neither policy nor seed explains; None if few runs say it.
 
     A time is known only up to the evaluation before it: with long rounds all seeds may reach the target in the same
-    one. It is enlarged for how few runs it was measured with, as Student's distribution is wider than the normal one.
+    one.
     """
     squares, freedom = 0.0, 0
     for environment in environments:
@@ -312,7 +347,7 @@ def _spread(evidence: Evidence, environments: Iterable[Environment]) -> float | 
         if free:
             squares += left + free * statistics.mean(width**2 / 12 for _, width in times.values())
             freedom += free
-    return _wider(freedom) * math.sqrt(squares / freedom) if freedom >= _ENOUGH else None
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom >= _ENOUGH else None
 
 
 def _unexplained(values: Mapping[tuple[str, int], float]) -> tuple[float, int]:
@@ -324,12 +359,6 @@ def _unexplained(values: Mapping[tuple[str, int], float]) -> tuple[float, int]:
     found = np.fromiter(values.values(), np.float64)
     effects, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
     return float(np.sum((found - design @ effects) ** 2)), len(values) - int(rank)
-
-
-def _wider(freedom: int) -> float:
-    """How much wider than the normal one Student's distribution is, at 95 %: its expansion in 1 / freedom."""
-    normal = deviations()
-    return 1 + (normal**2 + 1) / (4 * freedom) + (5 * normal**4 + 16 * normal**2 + 3) / (96 * freedom**2)
 
 
 def _when(run: Run) -> tuple[float, float]:
