@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/reproduction.md, and its figures, from the curves in experiments/results.
+"""Writes the generated parts of the reproduction report and of its evidence, and the figures, from experiments/results.
 
     python docs/reproduction.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from metis.reproduction.verdicts import ours
 from metis.runs.run import Run
 
 HERE = Path(__file__).parent
-PAGE, FIGURES = HERE / "reproduction.md", HERE / "images" / "reproduction"
+PAGES = (HERE / "reproduction.md", HERE / "reproduction-evidence.md")
+FIGURES = HERE / "images" / "reproduction"
 MIXING = results_folder() / "mixing-times.json"
 # What stands in for data and networks that cannot be had here, or would take too long.
 SUBSTITUTES = {
@@ -35,6 +37,8 @@ SUBSTITUTES = {
     "ExtendedMNIST": "MNIST",
     "BrainAge": "public images, one hidden layer",
 }
+VERDICT_WORDS = ("confirmed", "contradicted", "tie", "undecided")
+ENERGIES = ("(by the paper's equation).", "(active time only).", "(idle time charged).")
 MANY_POLICIES = 6  # more are nearly all of an environment
 OTHER = {"every": "Asked of the mean over the environments", "whole": "Asked of every environment"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -51,17 +55,25 @@ def gather() -> Evidence:
 
 
 def summary(evidence: Evidence, claims: list[Claim]) -> str:
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in ("confirmed", "contradicted")}
-    open_ = sum(claim.verdict == "undecided" for claim in claims)
-    ties = len(claims) - sum(counts.values()) - open_
+    def counted(found: list[Claim]) -> str:
+        counts = {word: sum(claim.verdict == word for claim in found) for word in VERDICT_WORDS}
+        return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+
+    energies = [claim for claim in claims if claim.text.endswith(ENERGIES)]
+    others = [claim for claim in claims if claim not in energies]
     own = {word: sum(claim.paper == word for claim in claims) for word in ("holds", "fails", "open")}
-    return (
-        f"Of {len(claims)} claims, our evidence confirms {counts['confirmed']} and contradicts "
-        f"{counts['contradicted']}; {ties} are ties and {open_} are undecided. The paper's own tables say "
-        f"something about {sum(own.values())} of them: {own['holds']} hold there, {own['fails']} do not and "
-        f"{own['open']} {'is' if own['open'] == 1 else 'are'} open there, by the same rule. "
-        f"{len(evidence.runs)} runs are kept."
+    contradicted = [claim for claim in claims if claim.verdict == "contradicted"]
+    shared = sum(claim.paper == "fails" for claim in contradicted)
+    sentences = (
+        f"{len(claims)} verdicts: **{counted(claims)}**.",
+        f"{len(energies)} of them are about energy, each sentence asked by three definitions ({counted(energies)});",
+        f"the other {len(others)}: {counted(others)}.",
+        f"The paper's own tables say something about {sum(own.values())} of the {len(claims)}:",
+        f"{own['holds']} hold there, {own['fails']} do not, {own['open']} {'is' if own['open'] == 1 else 'are'} open.",
+        f"Of the {len(contradicted)} that we contradict, {shared} do not hold in the paper's own tables either.",
+        f"{len(evidence.runs)} runs are kept.",
     )
+    return " ".join(sentences)
 
 
 def spread(evidence: Evidence) -> str:
@@ -77,11 +89,14 @@ def spread(evidence: Evidence) -> str:
 
 def claims_part(claims: list[Claim]) -> str:
     """One line a claim: what our runs say of it, and what the paper's own tables do."""
-    lines = ["| claim | where | here | in the paper's own tables |", "| --- | --- | --- | --- |"]
+    lines = ["| claim | where | here | in the paper's own tables, recomputed |", "| --- | --- | --- | --- |"]
     for claim in claims:
         instead = next((words for domain, words in SUBSTITUTES.items() if claim.text.startswith(domain)), "")
         where = claim.where + (f"; here: {instead}" if instead else "")
-        verdict = ", ".join([f"**{claim.verdict}**", *claim.marks])
+        marks = list(claim.marks)
+        if instead and claim.at_other_target not in ("", claim.verdict):
+            marks.append(f"{claim.at_other_target} at the second target")
+        verdict = ", ".join([f"**{claim.verdict}**", *marks])
         lines.append(f"| {claim.text} | {where} | {verdict} | {PAPER_WORDS[claim.paper]} |")
     return "\n".join(lines)
 
@@ -165,29 +180,87 @@ def rows_part() -> str:
 def published_times_part(evidence: Evidence) -> str:
     """When policies reach the target if every row takes the times that it took in the paper."""
     timed = load_environments("decisive", results=["table3"], timings="published")
-    runs = load_runs([cell for one in timed.values() for cell in one.cells], results_folder())
+    kept = Evidence(
+        "decisive",
+        timed,
+        load_runs(
+            [cell for one in timed.values() for seeded in one.seeded() for cell in seeded.cells], results_folder()
+        ),
+    )
     lines = [
-        "| environment | policy | at the stated times | at the row's own times | iterations | the paper's |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| environment | policy | stated times (s) | the row's own times | the paper's | iterations | the paper's |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for own, plain in zip(timed.values(), evidence.of("table3"), strict=True):
         for cell, as_stated in zip(own.cells, plain.cells, strict=True):
-            run, row = runs.get(cell.name), cell.published
-            if run is None or row is None:
+            runs, row = kept.seeds(cell), cell.published
+            if not runs or row is None or row.parallel_time is None:
                 continue
-            nominal = evidence.seeds(as_stated).get(cell.config.seed)
-            first = "not run" if nominal is None else _until_target(nominal)
-            costs = run.costs_at_target
-            iterations = "–" if costs is None else f"{costs.steps:,}"
-            theirs = "not reached" if row.parallel_time is None else f"{row.parallel_time:,.0f} s"
-            cells = (own.paper.distribution, cell.label, first, _until_target(run), iterations, theirs)
-            lines.append(f"| {' | '.join(cells)} |")
+            costs = runs[min(runs)].costs_at_target
+            shown = (
+                own.paper.distribution,
+                cell.label,
+                _times(list(evidence.seeds(as_stated).values())),
+                _times(list(runs.values())),
+                f"{row.parallel_time:,.0f}",
+                "–" if costs is None else f"{costs.steps:,}",
+                f"{row.iterations:,}",
+            )
+            lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines) if len(lines) > 2 else "Not run yet."
 
 
-def _until_target(run: Run) -> str:
-    costs = run.costs_at_target
-    return f"not by {run.costs.parallel_time:,.0f} s" if costs is None else f"{costs.parallel_time:,.0f} s"
+def times_part(evidence: Evidence) -> str:
+    """When each policy is at the target: the median over seeds, from when to when, and how many got there."""
+    environments = evidence.of("table3", "table2")
+    labels = list(dict.fromkeys(cell.label for one in environments for cell in one.cells))
+    heads = [f"{one.paper.cluster} {one.paper.distribution}, {one.config.evaluation.target:g}" for one in environments]
+    lines = [f"| policy | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(environments)]
+    for label in labels:
+        cells = [next((cell for cell in one.cells if cell.label == label), None) for one in environments]
+        shown = ["–" if cell is None else _times(list(evidence.seeds(cell).values())) for cell in cells]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _times(runs: list[Run]) -> str:
+    found = sorted(run.costs_at_target.parallel_time for run in runs if run.costs_at_target is not None)
+    if not runs:
+        return "not run"
+    if not found:
+        return f"not by {max(run.costs.parallel_time for run in runs):,.0f} (0 of {len(runs)})"
+    span = "" if found[0] == found[-1] else f", {found[0]:,.0f} to {found[-1]:,.0f}"
+    # A seed that is not there is later than all that are, as far as a median goes.
+    middle = statistics.median([*found, *[math.inf] * (len(runs) - len(found))])
+    return f"**{'–' if math.isinf(middle) else f'{middle:,.0f}'}**{span} ({len(found)} of {len(runs)})"
+
+
+def chosen_targets_part(evidence: Evidence) -> str:
+    """The targets, and what asynchronous policies have before they hear of the largest slow learner."""
+    lines = [
+        "| environment | target | second target | the largest slow learner first hands in after | "
+        "best of an asynchronous policy until then |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for environment in evidence.environments.values():
+        plan, target = environment.plan, environment.config.evaluation.target
+        asynchronous = [cell for cell in environment.cells if protocol_of(cell) == "Asynchronous"]
+        runs = [run for cell in asynchronous for run in evidence.seeds(cell).values()]
+        if plan is None or target is None or not plan.target_fixed or not runs:
+            continue
+        slowest = max(group.time_per_batch for group in environment.config.learners)
+        epochs = float(asynchronous[0].policy.parameters["local_epochs"])
+        at = max(
+            epochs * -(-learner.examples // learner.batch_size) * slowest
+            for learner in runs[0].setting.learners
+            if learner.time_per_batch == slowest
+        )
+        best = max(v for run in runs for p, v in zip(run.history, run.metric_values, strict=True) if p.at < at)
+        other = "–" if plan.other_target is None else f"{plan.other_target:g}"
+        name = f"{environment.paper.domain}, {environment.paper.cluster} {environment.paper.distribution}"
+        mark = "" if best < target else ", **not below the target**"
+        lines.append(f"| {name} | {target:g} | {other} | {at:,.0f} s | {best:.3f}{mark} |")
+    return "\n".join(lines)
 
 
 def costs_part(evidence: Evidence) -> str:
@@ -370,14 +443,17 @@ def main() -> None:
         "momentum": momentum_part(),
         "tutorial": tutorial_part(),
         "published_times": published_times_part(evidence),
+        "times": times_part(evidence),
+        "chosen_targets": chosen_targets_part(evidence),
         "costs": costs_part(evidence),
         "targets": targets_part(evidence),
         "other_targets": other_targets_part(claims),
         "figures": figures_part(evidence),
         "queue": queue_part(evidence),
     }
-    page = PAGE.read_text("utf-8")
-    PAGE.write_text(PART.sub(lambda found: f"{found[1]}{parts[found[2]]}\n{found[3]}", page), encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        page.write_text(PART.sub(lambda found: f"{found[1]}{parts[found[2]]}\n{found[3]}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":
