@@ -327,7 +327,8 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
             part = lookup.against(source, fedavg, rivals, "parallel_time", " s", words, environments=1)
         else:
             outcome = _comparable(ratio)
-            part = Part(outcome, f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}", [one])
+            text = f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}"
+            part = Part(outcome, text, [one], seeds=ratio.seeds)
             if outcome == "open" and ratio.kind == "exact":
                 distance = max(abs(math.log(1.5) - abs(math.log(ratio.mean))), 0.01)  # rounds may meet it exactly
                 seeds = math.ceil(2 * (deviations(1, ratio.freedom) * ratio.spread / distance) ** 2)
