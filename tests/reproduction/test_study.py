@@ -128,16 +128,19 @@ def test_a_small_study_is_run_reported_and_kept(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("blank_figures")
 def test_a_part_of_a_study_is_run(tmp_path: Path) -> None:
-    """By file, seed and policy; the tables have a row for what was not run."""
+    """By file, seed and policy; the tables have what was asked for, and what was run before."""
     (whole,) = (condition for condition in load_study("caps", "small") if condition.name == "uniform-iid")
     seed, policy = whole.study.seeds[-1], whole.cells[0].label
     part = Request(("caps",), "small", tmp_path, 1, overrides=TINY, environments=("uniform-iid",), policies=(policy,))
     done = command(replace(part, seeds=(seed,)), quiet(), quiet())
 
     assert done.complete and done.document["runs"] == 1 and not done.document["complete"]
-    ran = [(table["condition"], row["label"]) for table in done.document["conditions"] for row in table["rows"]
-           if row["runs"]]  # fmt: skip
-    assert ran == [("uniform-iid", policy)]
+    shown = [(table["condition"], row["label"]) for table in done.document["conditions"] for row in table["rows"]]
+    assert shown == [("uniform-iid", policy)]
+    other = whole.cells[1].label
+    after = command(replace(part, seeds=(seed,), policies=(other,)), quiet(), quiet())
+    (table,) = after.document["conditions"]
+    assert [(row["label"], row["runs"]) for row in table["rows"]] == [(policy, 1), (other, 1)]
 
 
 def row_of(label: str, times: Sequence[float | None], *, runs: int = 3, **more: Any) -> dict[str, Any]:

@@ -336,9 +336,13 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     """Run what is missing of a study, then report it; its folder is OUT/SCALE/STUDY."""
     (name,) = request.results
     cells = [cell for condition in conditions for cell in condition.cells]
-    complete = _run(request, chosen_cells(request, cells), stderr)
+    chosen = chosen_cells(request, cells)
+    complete = _run(request, chosen, stderr)
     runs = load_finished(cells, request.out)
-    tables = [condition_table(condition, runs) for condition in conditions]
+    shown = {(_file_of(cell), cell.label) for cell in cells if cell in chosen or cell.name in runs}
+    tables = [
+        table for table in (_shown(one, condition_table(one, runs), shown) for one in conditions) if table["rows"]
+    ]
     sheets, sentences = [study_sheet(table) for table in tables], verdicts(tables)
     document = {
         "study": name,
@@ -367,3 +371,9 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     figure = f", figure in {pictures[0]}" if pictures else ""
     stdout.print(f"results in {folder / 'results.md'}{figure}", soft_wrap=True)
     return Reproduced(document, complete)
+
+
+def _shown(condition: Condition, table: dict[str, Any], shown: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Without policies that were neither asked for nor run before."""
+    keys = [(_file_of(cell), cell.label) for cell in condition.environments[0].cells]
+    return {**table, "rows": [row for row, key in zip(table["rows"], keys, strict=True) if key in shown]}
