@@ -22,7 +22,7 @@ from metis.reproduction.panels import draw_figures
 from metis.reproduction.queue import hours_left, queue
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.sheets import cost_sheet
-from metis.reproduction.tables import RESULTS, Evidence, MixingTime, cost_table, protocol_of
+from metis.reproduction.tables import ASYNC, RESULTS, Evidence, MixingTime, cost_table, protocol_of
 from metis.reproduction.timings import row_times
 from metis.reproduction.verdicts import ours
 from metis.runs.run import Run
@@ -161,7 +161,7 @@ def rows_part() -> str:
     for environment, plain in zip(environments.values(), nominal.values(), strict=True):
         for cell, as_stated in zip(environment.cells, plain.cells, strict=True):
             row, times = cell.published, row_times(as_stated)
-            if row is None or times is None or protocol_of(cell) != "Asynchronous":
+            if row is None or times is None or protocol_of(cell) != ASYNC:
                 continue
             costs = schedule_cell(cell).run.costs
             each = " / ".join(f"{1000 * one.time_per_batch:.0f}" for one in times.values())
@@ -224,15 +224,18 @@ def times_part(evidence: Evidence) -> str:
 
 
 def _times(runs: list[Run]) -> str:
+    """A seed that is not at the target is later than those that are, if it went on for longer; else it says nothing."""
     found = sorted(run.costs_at_target.parallel_time for run in runs if run.costs_at_target is not None)
+    tried = [run.costs.parallel_time for run in runs if run.costs_at_target is None]
     if not runs:
         return "not run"
     if not found:
-        return f"not by {max(run.costs.parallel_time for run in runs):,.0f} (0 of {len(runs)})"
-    span = "" if found[0] == found[-1] else f", {found[0]:,.0f} to {found[-1]:,.0f}"
-    # A seed that is not there is later than all that are, as far as a median goes.
-    middle = statistics.median([*found, *[math.inf] * (len(runs) - len(found))])
-    return f"**{'–' if math.isinf(middle) else f'{middle:,.0f}'}**{span} ({len(found)} of {len(runs)})"
+        return f"not by {min(tried):,.0f} (0 of {len(runs)})"
+    later = [math.inf for time in tried if time >= found[-1]]
+    middle = statistics.median([*found, *later])
+    shown = "" if math.isinf(middle) else f"**{middle:,.0f}**"
+    span = "" if found[0] == found[-1] and shown else f"{found[0]:,.0f} to {found[-1]:,.0f}"
+    return f"{', '.join(filter(None, (shown, span)))} ({len(found)} of {len(found) + len(later)})"
 
 
 def chosen_targets_part(evidence: Evidence) -> str:
@@ -244,7 +247,7 @@ def chosen_targets_part(evidence: Evidence) -> str:
     ]
     for environment in evidence.environments.values():
         plan, target = environment.plan, environment.config.evaluation.target
-        asynchronous = [cell for cell in environment.cells if protocol_of(cell) == "Asynchronous"]
+        asynchronous = [cell for cell in environment.cells if protocol_of(cell) == ASYNC]
         runs = [run for cell in asynchronous for run in evidence.seeds(cell).values()]
         if plan is None or target is None or not plan.target_fixed or not runs:
             continue

@@ -213,18 +213,18 @@ def test_an_undecided_claim_says_which_runs_would_decide_it(supporting: Evidence
     ("mean", "least", "among", "seeds"),
     [
         (2.0, 1.0, 1, 2),  # 1.96 * 0.3 * sqrt(2 / 2) < ln 2
-        (1.1, 1.0, 1, 43),  # clearly above 1 and as soon within 1.25, whichever comes first
-        (1.0, 1.0, 1, 14),  # a tie
+        (1.1, 1.0, 1, 45),  # clearly above 1 and as soon within 1.25, whichever comes first
+        (1.0, 1.0, 1, 17),  # a tie
         (0.5, 1.0, 22, 4),  # one of many contradicts a claim only if it is clearer
-        (2.9, 3.0, 1, 602),  # no tie: the question is not whether costs are equal
+        (2.9, 3.0, 1, 605),  # no tie: the question is not whether costs are equal
     ],
 )
 def test_seeds_that_would_decide(mean: float, least: float, among: int, seeds: int) -> None:
     """As many as make the interval so narrow that it decides, and no fewer."""
     ratio = Ratio(mean, "exact", 1, 0.3)
     assert ratio.seeds_to_decide(least, among=among) == seeds
-    assert replace(ratio, seeds=seeds).above(least, among=among) != "open"
-    assert seeds == 1 or replace(ratio, seeds=seeds - 1).above(least, among=among) == "open"
+    assert ratio.with_seeds(seeds).above(least, among=among) != "open"
+    assert seeds == 1 or ratio.with_seeds(seeds - 1).above(least, among=among) == "open"
 
 
 def test_no_number_of_seeds_decides_a_bound() -> None:
@@ -685,6 +685,9 @@ def test_a_verdict_is_marked_by_what_it_rests_on(supporting: Evidence) -> None:
     assert marks("holds", compared(3.0, 4), compared(2.0, 2)) == marks("open", compared(2.0, 1)) == []
     assert marks("fails", compared(0.3, 4), compared(0.5, 1), compared(2.0, 1)) == []
     assert marks("fails", compared(0.3, 1), compared(2.0, 4)) == ["by one seed"]
+    # A mean is of all of its ratios, also of those that are not decided by themselves.
+    mean = Finding([Part("holds", "", [compared(3.0, 4), compared(1.01, 1)])], reading="whole")
+    assert mean.marks == ["partly by one seed"]
     assert Finding([Part("holds", "")], note="by construction").marks == ["by construction"]
     assert Finding([Part("holds", ""), Part("tie", "")]).marks == ["with a tie"]
     assert Finding([Part("tie", "")]).marks == []

@@ -15,7 +15,7 @@ from rich.console import Console
 from metis.core.protocols import SemiSynchronous
 from metis.errors import ConfigError
 from metis.experiments.compose import build_policy
-from metis.reproduction import command as command_module
+from metis.reproduction import command as command_module, study_figures
 from metis.reproduction.command import command, scale_named
 from metis.reproduction.environments import Scale
 from metis.reproduction.kept import cell_folder, kept, load_finished
@@ -152,6 +152,23 @@ def row_of(label: str, times: Sequence[float | None], *, runs: int = 3, **more: 
 
 def table_of(*rows: dict[str, Any], best: str | None = "λ") -> dict[str, Any]:
     return {"title": "T", "seeds": [1, 2, 3], "best_fixed": best, "best_of_all": "λ=0.1", "rows": list(rows)}
+
+
+def test_panels_of_a_figure_share_their_rows_by_name() -> None:
+    """A condition need not have every policy, and a dot stands in the row of its own."""
+    about = {"distribution": "D", "metric": "accuracy", "target": 0.5}
+    tables = [
+        {**table_of(row_of("λ=1", [10.0], runs=1)), **about},
+        {**table_of(row_of("Sync", [40.0], runs=1), row_of("λ=1", [20.0], runs=1)), **about},
+    ]
+    left, right = study_figures._times(tables).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["λ=1", "Sync"]
+    dots = {
+        float(line.get_xdata()[0]): int(line.get_ydata()[0])
+        for line in right.lines
+        if line.get_marker() == "o" and len(line.get_xdata())
+    }
+    assert dots == {40.0: 1, 20.0: 0}
 
 
 def test_what_did_not_reach_the_target_is_said() -> None:

@@ -28,7 +28,7 @@ from metis.reproduction.tables import (
     slowest_learner_epochs,
     solver_of,
 )
-from metis.reproduction.verdicts import Comparison, Finding, Outcome, Part, Ratio, Source, deviations
+from metis.reproduction.verdicts import Comparison, Finding, Outcome, Part, Ratio, Source
 from metis.text import plural
 
 # --- what follows from the schedule -------------------------------------------------------------
@@ -251,8 +251,9 @@ def energy_saving(kind: str) -> lookup.Check:
             return Finding([Part(outcome, text, bounds)], _SAVING_RULE)
         why = "30 % is within the interval of the mean" if outcome == "open" else ""
         more = outcome == "holds" and statistics.mean(least) - half > 0.4
-        note = f"more than that: {statistics.mean(least):.0%}" if more else ""
-        return Finding([Part(outcome, text, why=why)], _SAVING_RULE, note=note)
+        note = f"more than that: {100 * statistics.mean(least):.0f} %" if more else ""
+        part = Part(outcome, text, () if outcome == "open" else compared, why=why)
+        return Finding([part], _SAVING_RULE, "whole", note=note)
 
     return check
 
@@ -330,13 +331,12 @@ def asynchronous_when_homogeneous(evidence: Evidence, source: Source) -> Finding
             text = f"{lookup.where(environment)}: FedRec over AsyncFedAvg ×{ratio}"
             part = Part(outcome, text, [one], seeds=ratio.seeds)
             if outcome == "open" and ratio.kind == "exact":
-                distance = max(abs(math.log(1.5) - abs(math.log(ratio.mean))), 0.01)  # rounds may meet it exactly
-                seeds = math.ceil(2 * (deviations(1, ratio.freedom) * ratio.spread / distance) ** 2)
+                seeds = ratio.seeds_until(lambda one: _comparable(one) != "open")
                 part = replace(
                     part,
                     compared=(),
                     why=f"FedRec over AsyncFedAvg is ×{ratio} on skewed data, and comparable ends at ×1.5",
-                    needs=f"about {plural(seeds, 'seed')} of both on skewed data",
+                    needs="" if seeds is None else f"about {plural(seeds, 'seed')} of both on skewed data",
                 )
         parts.append(part)
     return Finding(parts, "comparable: within a factor of 1.5")

@@ -64,7 +64,7 @@ def amount(source: Source, cell: Cell, name: str, unit: str = "") -> str:
     if not costs:
         return "not run"
     if len(reached) < len(costs):
-        tried = max(cost.value for cost in costs if not cost.reached)
+        tried = min(cost.value for cost in costs if not cost.reached)
         how_often = f" with {len(costs) - len(reached)} of {len(costs)} seeds" if len(costs) > 1 else ""
         return f"not reached{how_often}" + (f" by {tried:,.0f}{unit}" if math.isfinite(tried) else "")
     mean = statistics.mean(reached)
@@ -84,7 +84,7 @@ def against(
     closest = sorted(known, key=lambda label: known[label].mean)[:2]
     shown = ", ".join(f"{label} ×{known[label]}" for label in closest)
     open_ = [label for label, outcome in outcomes.items() if outcome == "open" and label not in closest]
-    rest = f"; undecided against {len(open_)} of {len(rivals)} policies" if open_ else ""
+    rest = f"; of {len(rivals)} policies undecided against {len(open_)} more" if open_ else ""
     text = f"{words}: {own.label} {amount(source, own, name, unit)}; {shown or 'nothing to compare with'}{rest}"
     # With ties among clear wins it is not beaten anywhere.
     return Part("holds" if worst == "tie" and "holds" in outcomes.values() else worst, text, compared)

@@ -9,7 +9,7 @@ from metis.core.events import CommunityPublished
 from metis.reproduction import lookup
 from metis.reproduction.environments import Cell
 from metis.reproduction.tables import ASYNC, SEMISYNC, Evidence, slowest_learner_epochs
-from metis.reproduction.verdicts import Finding, Outcome, Part, Source
+from metis.reproduction.verdicts import Finding, Outcome, Part, Source, deviations
 from metis.runs.run import Run
 from metis.text import plural
 
@@ -38,7 +38,7 @@ def asynchronous_lead_early(evidence: Evidence, source: Source) -> Finding:
             if early:
                 shown = ", ".join(f"{label} {value:.3f}" for label, value in early.items())
                 text = f"{environment.paper.distribution} at {first:.0f} s: {shown}, SemiSync {own:.3f}"
-                parts.append(Part(lookup.outcome(min(early.values()) > own), text))
+                parts.append(Part(lookup.outcome(min(early.values()) > own), text, seeds=len(semi)))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
     return Finding(parts, "when SemiSync's first round ends")
@@ -48,15 +48,7 @@ def _bests(evidence: Evidence, cell: Cell) -> dict[int, float]:
     return {seed: run.best_metric for seed, run in evidence.seeds(cell).items() if run.best_metric is not None}
 
 
-_STUDENT = {
-    3: 4.31,
-    4: 3.19,
-    5: 2.78,
-    6: 2.58,
-    7: 2.45,
-    8: 2.37,
-    9: 2.31,
-}  # for 95 %, by the number of seeds; then less
+_STUDENT = {3: 4.31, 4: 3.19, 5: 2.78, 6: 2.58}  # for 95 %, by the number of seeds, where no expansion is good
 
 
 def _difference(first: dict[int, float], second: dict[int, float]) -> tuple[float, float, int]:
@@ -65,7 +57,10 @@ def _difference(first: dict[int, float], second: dict[int, float]) -> tuple[floa
     if not values:
         raise lookup.NoEvidence("its runs have not been made")
     seeds = len(values)
-    half = _STUDENT.get(seeds, 2.3) * statistics.stdev(values) / math.sqrt(seeds) if seeds > 2 else math.inf
+    if seeds < min(_STUDENT):
+        return statistics.mean(values), math.inf, seeds
+    quantile = _STUDENT.get(seeds) or deviations(1, seeds - 1)
+    half = quantile * statistics.stdev(values) / math.sqrt(seeds)
     return statistics.mean(values), half, seeds
 
 

@@ -339,7 +339,8 @@ def run_study(request: Request, conditions: Sequence[Condition], stdout: Console
     chosen = chosen_cells(request, cells)
     complete = _run(request, chosen, stderr)
     runs = load_finished(cells, request.out)
-    shown = {(_file_of(cell), cell.label) for cell in cells if cell in chosen or cell.name in runs}
+    there = {cell.name for cell in chosen} | set(runs)
+    shown = {(_file_of(cell), cell.label) for cell in cells if cell.name in there}
     tables = [
         table for table in (_shown(one, condition_table(one, runs), shown) for one in conditions) if table["rows"]
     ]

@@ -40,11 +40,11 @@ def _title(table: Mapping[str, Any]) -> str:
 
 
 def _times(tables: Sequence[Mapping[str, Any]]) -> Figure:
-    labels = [row["label"] for row in tables[0]["rows"]]
+    labels = list(dict.fromkeys(row["label"] for table in tables for row in table["rows"]))
     figure = blank_figure(2.2 * len(tables) + 1.9, 0.26 * len(labels) + 1.4)
     grid = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     for axes, table in zip(grid, tables, strict=True):
-        _times_of(axes, table)
+        _times_of(axes, table, labels)
     grid[0].set_yticks(range(len(labels)), labels)
     grid[0].set_ylim(len(labels) - 0.5, -0.5)
     words = "parallel time to the target (s); dots: seeds, bars: their median, crosses: seeds that did not reach it"
@@ -52,12 +52,13 @@ def _times(tables: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _times_of(axes: Axes, table: Mapping[str, Any]) -> None:
+def _times_of(axes: Axes, table: Mapping[str, Any], labels: Sequence[str]) -> None:
     known = [value for row in table["rows"] for value in row["parallel_time"]["values"] if value is not None]
     low, high = min(known) / 1.3, max(known) * 1.3
     missed = max(row["runs"] - row["reached"] for row in table["rows"])
     high *= (high / low) ** (0.07 * missed)  # room for the crosses
-    for line, row in enumerate(table["rows"]):
+    for row in table["rows"]:
+        line = labels.index(row["label"])  # panels share their rows, of which a condition need not have all
         times = [value for value in row["parallel_time"]["values"] if value is not None]
         colour = _GREEN if row["in_sweep"] else MUTED if row["fixed_lambda"] is not None else _VERMILION
         axes.plot(times, [line] * len(times), "o", color=colour, markersize=4.5, alpha=0.75)

@@ -15,7 +15,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ EQUIVALENT = 1.25  # of intervals
 # Standard deviation of ln(cost) from seed to seed until there are enough runs to say it; about that of BrainAge.
 PRIOR_SPREAD = 0.25
 _ENOUGH = 6  # degrees of freedom, to measure a spread with
+_MANY_SEEDS = 1000
 _LEAST_SPREAD = 0.02  # times are those of evaluations: seeds that agree do not mean that there is none
 
 
@@ -85,7 +86,8 @@ class Ratio:
 
         Nor do the others, if most pairs are such. Where most are exact, the mean is the likeliest one of a normal
         distribution of which the others are known only on one side: a run that has only begun says nothing, one that
-        went on for much longer than the others pulls the mean. Where fewer are, there is a bound of the mean.
+        went on for much longer than the others pulls the mean. Where fewer are, there is a bound of the mean, to which
+        every run contributes as far as it went.
         """
         exact, at_least, at_most, silent = list[float](), list[float](), list[float](), 0
         for own, rival in pairs:
@@ -153,7 +155,8 @@ class Ratio:
         count = len(finite)
         mean = math.exp(statistics.mean(math.log(ratio.mean) for ratio in finite))
         whole = math.hypot(*errors.values())
-        # Of a sum of variances that are known from few values each (Satterthwaite).
+        # Of a sum of variances that are known from few values each (Satterthwaite); that some may be the same pooled
+        # one makes little difference, as that has many.
         few = sum(error**4 / freedoms[group] for group, error in errors.items())
         spread, freedom = whole / count * math.sqrt(count / 2), whole**4 / few if few else math.inf
         return Ratio(mean, kinds.pop() if kinds else "exact", count, spread, freedom)
@@ -174,14 +177,16 @@ class Ratio:
 
     def seeds_to_decide(self, least: float = 1.0, *, among: int = 1) -> int | None:
         """How many seeds would decide if mean and spread stayed as they are; None if no number of them would."""
+        return self.seeds_until(lambda ratio: ratio.above(least, among=among) != "open")
+
+    def seeds_until(self, decided: Callable[[Ratio], bool]) -> int | None:
         if self.kind != "exact" or not self.spread:
             return None
-        above = math.log(self.mean / least)
-        distances = [abs(above) / deviations(1 if above > 0 else among, self.freedom)]
-        if least == 1:
-            distances.append((math.log(EQUIVALENT) - abs(above)) / deviations(1, self.freedom))
-        needed = [2 * (self.spread / distance) ** 2 for distance in distances if distance > 0]
-        return math.ceil(min(needed)) if needed else None
+        return next((seeds for seeds in range(1, _MANY_SEEDS) if decided(self.with_seeds(seeds))), None)
+
+    def with_seeds(self, seeds: int) -> Ratio:
+        """The same mean and spread by so many seeds."""
+        return replace(self, seeds=seeds, freedom=seeds - 1 if seeds > _ENOUGH else self.freedom)
 
     def short_of(self, least: float = 1.0, *, among: int = 1) -> float:
         """How many times as far a run that has only a bound must go to decide, if it does not reach the target."""
@@ -225,7 +230,7 @@ class Ratio:
 def deviations(among: int = 1, freedom: float = math.inf) -> float:
     """Those of an interval of 95 % for so many numbers together; more if the deviation is known from few values.
 
-    Student's distribution, by its expansion in 1 / freedom.
+    Student's distribution, by its expansion in 1 / freedom, which is good to one percent from six on.
     """
     z = statistics.NormalDist().inv_cdf(1 - 0.025 / among)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -291,6 +296,8 @@ class Finding:
         if self.outcome == "fails" and self.reading == "every":  # one place is enough
             compared = [one for part in self.parts for one in part.compared]
             seeds = [max((one.ratio.seeds for one in compared if one.outcome == "fails"), default=0)]
+        elif self.reading == "whole":  # a mean is of all of them
+            seeds = [one.ratio.seeds for part in self.parts for one in part.compared if one.ratio.kind != "unknown"]
         found = []
         if self.outcome != "open" and 1 in seeds:
             found.append("by one seed" if set(seeds) == {1} else "partly by one seed")
