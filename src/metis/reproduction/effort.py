@@ -17,7 +17,7 @@ from metis.reproduction.verdicts import Comparison, Finding
 from metis.text import plural
 
 _NAMED = 3  # policies of an environment; of more the number says enough
-_MANY = 50  # seeds; to say how many more would be of no use
+_MANY = 100  # seeds; to say how many more would be of no use
 
 
 def effort(finding: Finding, evidence: Evidence) -> str:
