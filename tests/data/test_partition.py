@@ -177,13 +177,13 @@ def test_target_ranges_contract(case):
 
 
 @many
-@given(labels_and_sizes(), st.integers(1, 7))
-def test_non_iid_contract(case, x):
+@given(labels_and_sizes(), st.integers(1, 7), st.booleans())
+def test_non_iid_contract(case, x, any_classes):
     """Either the partition is as asked, each learner with exactly its number of classes, or a DataError."""
     labels, sizes = case
     try:
         numbers = classes_per_learner(sizes, np.bincount(labels).tolist(), x)
-        parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
+        parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng, any_classes), labels, sizes)
     except DataError as error:
         assert any(character.isdigit() for character in str(error))
         return
@@ -214,7 +214,7 @@ def test_non_iid_finds_a_partition_exactly_if_one_exists(data):
     numbers = [data.draw(st.integers(1, classes)) for _ in sizes]
     labels = np.repeat(np.arange(classes), counts)
     try:
-        parts = non_iid(labels, sizes, numbers, generator())
+        parts = non_iid(labels, sizes, numbers, generator(), any_classes=data.draw(st.booleans()))
     except DataError:
         assert not exists(sizes, numbers, counts)
     else:
@@ -273,6 +273,27 @@ def test_uniform_and_skewed_learners_hold_exactly_x_classes(sizes_of, labels, x)
     sizes = sizes_of(len(labels), 10)
     parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng), labels, sizes)
     assert (describe(parts, labels) > 0).sum(axis=1).tolist() == [x] * 10
+
+
+SKEWED = [8050, 7750, 7650, 5650, 5650, 4150, 3950, 2750, 2650, 1750]  # of the paper's tables
+
+
+def classes_in_common(parts):
+    held = (describe(parts, CIFAR10) > 0).astype(int)
+    return (held @ held.T)[np.triu_indices(len(parts), 1)]
+
+
+@pytest.mark.parametrize("seed", range(1990, 1996))
+def test_with_any_classes_learners_share_some_and_not_all(seed):
+    """Those who take what is left are two groups without a class in common; those who take any are not."""
+    assert (classes_in_common(non_iid(CIFAR10, SKEWED, 5, generator(seed))) == 0).sum() >= 20
+    assert (classes_in_common(non_iid(CIFAR10, SKEWED, 5, generator(seed), any_classes=True)) == 0).sum() <= 3
+
+
+def test_any_classes_are_others_for_another_seed():
+    """Not only other names for the same division: other learners share classes."""
+    first, second = (non_iid(CIFAR10, SKEWED, 5, generator(seed), any_classes=True) for seed in (1, 2))
+    assert classes_in_common(first).tolist() != classes_in_common(second).tolist()
 
 
 def test_non_iid_1_with_as_many_equal_learners_as_classes():

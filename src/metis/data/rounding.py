@@ -115,12 +115,16 @@ def _augmenting_path(
 class Search:
     """Find which classes each learner holds, and how many of each.
 
-    To decide this exactly is as hard as bin packing, so: deal the classes out greedily, settle the amounts
-    by a maximum flow, and as long as some examples cannot be placed, exchange a class of a learner that blocks them.
+    To decide this exactly is as hard as bin packing, so: deal the classes out (greedily, unless `any_classes`), settle
+    the amounts by a maximum flow, and as long as some examples cannot be placed, exchange a class of a learner that
+    blocks them.
     """
 
-    def __init__(self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator) -> None:
+    def __init__(
+        self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator, any_classes: bool = False
+    ) -> None:
         self.sizes, self.counts, self.numbers, self.rng = sizes, counts, numbers, rng
+        self.any_classes = any_classes
         self.rows, self.rest = rows_with_rest(sizes, counts)
         # Bounded by work and not by time, so that the same seed gives the same partition on any machine.
         self.flows = min(1000, max(50, 400_000 // (len(sizes) * len(counts))))
@@ -157,7 +161,7 @@ class Search:
         )
 
     def _deal_classes(self, straying: float) -> Mask:
-        """The larger learners choose first, each the classes with the most examples left; near-ties at random."""
+        """The larger learners choose first, each the classes with most examples left (near-ties at random), or any."""
         held = np.zeros((len(self.sizes), len(self.counts)), np.bool_)
         left = self.counts.astype(np.float64)
         holders = np.zeros(len(self.counts), np.int64)
@@ -165,6 +169,8 @@ class Search:
             number = self.numbers[learner]
             # A class with as many holders as examples is closed, even if nobody took its last example yet.
             appeal = left * (1 + (1e-3 + straying) * self.rng.random(len(left))) + 1e-6 * self.rng.random(len(left))
+            if self.any_classes:
+                appeal = self.rng.random(len(left))
             appeal[holders >= self.counts] = -1.0
             chosen = np.argsort(-appeal, kind="stable")[:number]
             held[learner, chosen] = True

@@ -143,7 +143,8 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
         case "iid":
             return divisions.iid(labels, sizes, rng)
         case "non_iid":
-            return divisions.non_iid(labels, sizes, partition.classes_per_learner or 1, rng)
+            numbers = partition.classes_per_learner or 1
+            return divisions.non_iid(labels, sizes, numbers, rng, partition.any_classes)
         case "shards":
             shards = partition.classes_per_learner
             return divisions.shards(labels, sizes, shards if isinstance(shards, int) else 1, rng)
@@ -193,7 +194,7 @@ def partition_in_words(config: ExperimentConfig) -> str:
         return "one learner for each silo of the data"
     classes = {
         "iid": "IID",
-        "non_iid": f"Non-IID({partition.classes_per_learner})",
+        "non_iid": f"Non-IID({partition.classes_per_learner}){', any classes' if partition.any_classes else ''}",
         "shards": f"{partition.classes_per_learner} shards each",
         "dirichlet": f"Dirichlet({partition.alpha})",
         "class_dirichlet": f"Dirichlet({partition.alpha}) by class",

@@ -22,6 +22,7 @@ from metis.runs.run import Run
 STUDIES: dict[str, str] = {
     "adaptive": "Beyond the paper: adaptive periods and FedNova against the best fixed lambda",
     "sweeps": "The paper's choices: local epochs 1 to 32, lambda 0.5 to 4",
+    "division": "The main comparison on Skewed & Non-IID(5), with other learners sharing other classes",
     "tutorial": "What the TensorFlow tutorial has and the paper does not mention, one thing at a time",
     "momentum": "Sync on power law data without momentum, with it, and with momentum that is kept between tasks",
     "caps": "Beyond the paper: time and energy with a cap on the local epochs of a period",

@@ -164,6 +164,11 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
             )
         if required and not given and choice in choices:
             errors.add(["partition", key], f"missing; {chooser} = '{choice}' needs it")
+    if partition.any_classes and partition.classes != "non_iid":
+        errors.add(
+            ["partition", "any_classes"],
+            f"is given, but classes = '{partition.classes}' does not use it; non_iid would",
+        )
     if partition.classes == "class_dirichlet" and partition.sizes != "uniform":
         errors.add(["partition", "sizes"], "is given, but with classes = 'class_dirichlet' the sizes follow from alpha")
     if partition.classes == "shards" and isinstance(partition.classes_per_learner, list):

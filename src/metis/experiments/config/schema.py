@@ -74,6 +74,10 @@ class PartitionConfig(Table):
     classes_per_learner: Count | list[Count] | None = Field(
         default=None, description="x of Non-IID(x), or one for each learner; the shards of each for 'shards'"
     )
+    any_classes: bool = Field(
+        default=False,
+        description="for non_iid: a learner holds any classes, instead of those of which most examples are left",
+    )
     alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
     test: Literal["shared", "own"] = Field(
         default="shared", description="own: test examples are divided like the training examples, for each learner"
