@@ -364,8 +364,8 @@ def sweeps_part() -> str:
         lines = [
             f"**{table['title']}: until {table['metric']} {table['target']:g}**",
             "",
-            "| policy | parallel time (s) | update requests | energy, active | best |",
-            "| --- | ---: | ---: | ---: | ---: |",
+            "| policy | parallel time (s) | update requests | of slow learners | energy, active | best |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
         ]
         for row in rows:
             time = _time(row)
@@ -373,7 +373,7 @@ def sweeps_part() -> str:
             shown = f"**{shown}**" if time == first[kinds[row["label"]]] < math.inf else shown
             others = [
                 "–" if row[name]["mean"] is None else f"{row[name]['mean']:,.0f}"
-                for name in ("update_requests", "energy_active")
+                for name in ("update_requests", "slow_update_requests", "energy_active")
             ]
             lines.append(f"| {row['label']} | {shown} | {' | '.join(others)} | {max(row['best']):.3f} |")
         if rows:

@@ -13,14 +13,16 @@ import pytest
 from rich.console import Console
 
 from metis.core.protocols import SemiSynchronous
+from metis.core.stop import StopRule
 from metis.errors import ConfigError
 from metis.experiments.compose import build_policy
 from metis.reproduction import command as command_module, study_figures
 from metis.reproduction.command import command, scale_named
-from metis.reproduction.environments import Scale
+from metis.reproduction.environments import Scale, load_environments
 from metis.reproduction.kept import cell_folder, kept, load_finished
 from metis.reproduction.results import Request
 from metis.reproduction.runner import run_cells
+from metis.reproduction.schedule import dry_run, slow_update_requests
 from metis.reproduction.sheets import study_sheet
 from metis.reproduction.study import STUDIES, Condition, condition_table, load_study, spread, verdicts
 
@@ -68,6 +70,30 @@ def test_the_study_of_caps_asks_what_it_says(scale: str) -> None:
         tables = [cell.policy for cell in condition.environments[0].cells]
         assert [table.parameters["max_local_epochs"] for table in tables] == [1, 2, 5, 10, 20, None]
         assert {table.parameters["slowest_learner_epochs"] for table in tables} == {2}
+
+
+def test_the_study_of_divisions_differs_from_the_main_comparison_in_who_holds_which_classes() -> None:
+    """The same learners, sizes and policies as in Table 3; only the classes are any."""
+    (condition,) = load_study("division", "small")
+    ours = condition.environments[0].config
+    papers = load_environments("decisive")["cifar10-heterogeneous-skewed-noniid5"].config
+
+    assert ours.partition.any_classes
+    assert ours.partition.model_copy(update={"any_classes": False}) == papers.partition
+    for table in ("data", "learners", "network", "stop", "evaluation", "seed"):
+        assert getattr(ours, table) == getattr(papers, table), table
+    momentum = {cell.label for cell in condition.environments[0].cells}
+    assert momentum == {"Sync", "SemiSync (λ=2)", "FedRec", "AsyncFedAvg", "FedAsync"}
+
+
+def test_update_requests_of_slow_learners_are_told_apart() -> None:
+    """With 16 epochs a slow learner first hands in after 240 s, a fast one every 24 s; with 4 after 60 s."""
+    conditions = {condition.name: condition for condition in load_study("sweeps", "small")}
+    cells = {cell.label: cell for cell in conditions["uniform-iid"].environments[0].cells}
+
+    for label, requests, slow in (("AsyncFedAvg (16 epochs)", 21, 0), ("AsyncFedAvg (4 epochs)", 111, 10)):
+        run = dry_run(cells[label].config, StopRule(update_requests=requests))
+        assert slow_update_requests(run, run.costs) == slow
 
 
 def test_spread_needs_every_seed() -> None:

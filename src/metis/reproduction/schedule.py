@@ -219,7 +219,17 @@ def rounds_of(run: Run) -> list[RoundCosts]:
 def split_steps(run: Run, costs: Costs | None = None) -> tuple[int, int]:
     """Steps of the fast learners, with the shortest time per batch, and of the slow ones; by default at the end."""
     costs = run.costs if costs is None else costs
-    shortest = min(learner.time_per_batch for learner in run.setting.learners)
-    fast = {learner.name for learner in run.setting.learners if learner.time_per_batch == shortest}
+    fast = _fast_learners(run)
     fast_steps = sum(learner.steps for name, learner in costs.by_learner.items() if name in fast)
     return fast_steps, costs.steps - fast_steps
+
+
+def slow_update_requests(run: Run, costs: Costs) -> int:
+    """Those of the learners that do not have the shortest time per batch."""
+    fast = _fast_learners(run)
+    return sum(learner.update_requests for name, learner in costs.by_learner.items() if name not in fast)
+
+
+def _fast_learners(run: Run) -> set[str]:
+    shortest = min(learner.time_per_batch for learner in run.setting.learners)
+    return {learner.name for learner in run.setting.learners if learner.time_per_batch == shortest}

@@ -16,6 +16,7 @@ from pydantic import Field
 from metis.errors import ConfigError
 from metis.experiments.config.load import Table, read_toml, resolve_config
 from metis.reproduction.environments import Cell, Environment, Paper, Scale, checked, environments_folder, merged
+from metis.reproduction.schedule import slow_update_requests
 from metis.reproduction.tables import COSTS as PAPER_COSTS
 from metis.runs.run import Run
 
@@ -103,6 +104,12 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
                 "runs": sum(run is not None for run in own),
                 "reached": sum(found is not None for found in costs),
                 **{key: spread([None if c is None else cost(c) for c in costs]) for key, cost in COSTS.items()},
+                "slow_update_requests": spread(
+                    [
+                        None if c is None or r is None else slow_update_requests(r, c)
+                        for r, c in zip(own, costs, strict=True)
+                    ]
+                ),
                 "best": [None if run is None else run.best_metric for run in own],
                 "final": [None if run is None else run.final_metric for run in own],
             }
