@@ -89,7 +89,10 @@ def spread(evidence: Evidence) -> str:
 
 def claims_part(claims: list[Claim]) -> str:
     """One line a claim: what our runs say of it, and what the paper's own tables do."""
-    lines = ["| claim | where | here | in the paper's own tables, recomputed |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| claim | where | here | the number that decides | in the paper's own tables, recomputed |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for claim in claims:
         instead = next((words for domain, words in SUBSTITUTES.items() if claim.text.startswith(domain)), "")
         where = claim.where + (f"; here: {instead}" if instead else "")
@@ -97,7 +100,7 @@ def claims_part(claims: list[Claim]) -> str:
         if instead and claim.at_other_target not in ("", claim.verdict):
             marks.append(f"{claim.at_other_target} at the second target")
         verdict = ", ".join([f"**{claim.verdict}**", *marks])
-        lines.append(f"| {claim.text} | {where} | {verdict} | {PAPER_WORDS[claim.paper]} |")
+        lines.append(f"| {claim.text} | {where} | {verdict} | {claim.effect or '–'} | {PAPER_WORDS[claim.paper]} |")
     return "\n".join(lines)
 
 

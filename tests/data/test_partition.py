@@ -178,12 +178,12 @@ def test_target_ranges_contract(case):
 
 @many
 @given(labels_and_sizes(), st.integers(1, 7), st.booleans())
-def test_non_iid_contract(case, x, any_classes):
+def test_non_iid_contract(case, x, at_random):
     """Either the partition is as asked, each learner with exactly its number of classes, or a DataError."""
     labels, sizes = case
     try:
         numbers = classes_per_learner(sizes, np.bincount(labels).tolist(), x)
-        parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng, any_classes), labels, sizes)
+        parts = assert_contract(lambda labels, sizes, rng: non_iid(labels, sizes, x, rng, at_random), labels, sizes)
     except DataError as error:
         assert any(character.isdigit() for character in str(error))
         return
@@ -214,7 +214,7 @@ def test_non_iid_finds_a_partition_exactly_if_one_exists(data):
     numbers = [data.draw(st.integers(1, classes)) for _ in sizes]
     labels = np.repeat(np.arange(classes), counts)
     try:
-        parts = non_iid(labels, sizes, numbers, generator(), any_classes=data.draw(st.booleans()))
+        parts = non_iid(labels, sizes, numbers, generator(), at_random=data.draw(st.booleans()))
     except DataError:
         assert not exists(sizes, numbers, counts)
     else:
@@ -284,15 +284,15 @@ def classes_in_common(parts):
 
 
 @pytest.mark.parametrize("seed", range(1990, 1996))
-def test_with_any_classes_learners_share_some_and_not_all(seed):
-    """Those who take what is left are two groups without a class in common; those who take any are not."""
+def test_with_classes_at_random_learners_share_some_and_not_all(seed):
+    """Those who take what is left are two groups without a class in common; those with classes at random are not."""
     assert (classes_in_common(non_iid(CIFAR10, SKEWED, 5, generator(seed))) == 0).sum() >= 20
-    assert (classes_in_common(non_iid(CIFAR10, SKEWED, 5, generator(seed), any_classes=True)) == 0).sum() <= 3
+    assert (classes_in_common(non_iid(CIFAR10, SKEWED, 5, generator(seed), at_random=True)) == 0).sum() <= 3
 
 
-def test_any_classes_are_others_for_another_seed():
+def test_classes_at_random_are_others_for_another_seed():
     """Not only other names for the same division: other learners share classes."""
-    first, second = (non_iid(CIFAR10, SKEWED, 5, generator(seed), any_classes=True) for seed in (1, 2))
+    first, second = (non_iid(CIFAR10, SKEWED, 5, generator(seed), at_random=True) for seed in (1, 2))
     assert classes_in_common(first).tolist() != classes_in_common(second).tolist()
 
 

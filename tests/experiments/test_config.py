@@ -237,7 +237,7 @@ def test_what_the_file_itself_has_wrong_is_not_blamed_on_an_override() -> None:
         ({"partition": {"sizes": "explicit"}}, "partition.explicit: missing; sizes = 'explicit' needs it"),
         ({"partition": {"alpha": 0.5}}, "partition.alpha: is given, but classes = 'iid' does not use it; dirichlet or class_dirichlet would"),
         ({"partition": {"classes": "non_iid"}}, "partition.classes_per_learner: missing; classes = 'non_iid' needs it"),
-        ({"partition": {"any_classes": True}}, "partition.any_classes: is given, but classes = 'iid' does not use it; non_iid would"),
+        ({"partition": {"classes": "random_classes"}}, "partition.classes_per_learner: missing; classes = 'random_classes' needs it"),
         ({"data": {"train_examples": 3}}, "learners: are 4, but there are 3 examples: each needs at least one"),
         ({"data": {"train_examples": 5000}}, "data.train_examples: is 5000, but digits has 1,437"),
         ({"policy": []}, "policy: is empty; choose one of sync_fedavg, semisync_fedavg, semisync, async_fedavg, fedrec, fedasync, fedbuff, centralized, alone in a table [policy]"),

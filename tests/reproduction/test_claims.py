@@ -187,7 +187,6 @@ def test_a_table_that_does_not_decide_is_not_one_that_says_nothing(supporting: E
     """Sync w/ Momentum never gets there on power law data, so that the paper's mean is open; an accuracy has no row."""
     assert verdicts(supporting, "Momentum SGD needs less time")[0].paper == "open"
     assert verdicts(supporting, "CIFAR-100", "final")[0].paper == ""
-    assert verdicts(supporting, "Transmission")[0].paper == "holds"
 
 
 def test_what_was_not_run_is_undecided(supporting: Evidence) -> None:

@@ -73,13 +73,13 @@ def test_the_study_of_caps_asks_what_it_says(scale: str) -> None:
 
 
 def test_the_study_of_divisions_differs_from_the_main_comparison_in_who_holds_which_classes() -> None:
-    """The same learners, sizes and policies as in Table 3; only the classes are any."""
+    """The same learners, sizes and policies as in Table 3; only the classes are others."""
     (condition,) = load_study("division", "small")
     ours = condition.environments[0].config
     papers = load_environments("decisive")["cifar10-heterogeneous-skewed-noniid5"].config
 
-    assert ours.partition.any_classes
-    assert ours.partition.model_copy(update={"any_classes": False}) == papers.partition
+    assert ours.partition.classes == "random_classes"
+    assert ours.partition.model_copy(update={"classes": "non_iid"}) == papers.partition
     for table in ("data", "learners", "network", "stop", "evaluation", "seed"):
         assert getattr(ours, table) == getattr(papers, table), table
     momentum = {cell.label for cell in condition.environments[0].cells}

@@ -123,14 +123,14 @@ def non_iid(
     sizes: Sizes,
     classes_per_learner: int | Sequence[int],
     rng: Chance,
-    any_classes: bool = False,
+    at_random: bool = False,
 ) -> list[Indices]:
     """Non-IID(x): learner k holds examples of exactly its number of classes, about equally many of each.
 
     A single x is turned into one number for each learner by the rule of the function `classes_per_learner`; a
     list is taken as it is. Each learner takes the classes of which most is left, which makes the amounts even but
-    often leaves learners in groups that share no class; with `any_classes` it takes any, as far as all examples
-    can be placed.
+    often leaves learners in groups that share no class; `at_random` it takes any, as far as all examples can be
+    placed.
     """
     rng = np.random.default_rng(rng)
     labels = _as_numbers(labels)
@@ -141,7 +141,7 @@ def non_iid(
     else:
         numbers = [int(number) for number in classes_per_learner]
     _check_numbers(sizes, counts, numbers)
-    allotment = Search(np.asarray(sizes, np.int64), counts, np.asarray(numbers, np.int64), rng, any_classes).run()
+    allotment = Search(np.asarray(sizes, np.int64), counts, np.asarray(numbers, np.int64), rng, at_random).run()
     return _deal(labels, classes, allotment, rng)
 
 

@@ -115,16 +115,16 @@ def _augmenting_path(
 class Search:
     """Find which classes each learner holds, and how many of each.
 
-    To decide this exactly is as hard as bin packing, so: deal the classes out (greedily, unless `any_classes`), settle
+    To decide this exactly is as hard as bin packing, so: deal the classes out (greedily, unless `at_random`), settle
     the amounts by a maximum flow, and as long as some examples cannot be placed, exchange a class of a learner that
     blocks them.
     """
 
     def __init__(
-        self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator, any_classes: bool = False
+        self, sizes: Counts, counts: Counts, numbers: Counts, rng: np.random.Generator, at_random: bool = False
     ) -> None:
         self.sizes, self.counts, self.numbers, self.rng = sizes, counts, numbers, rng
-        self.any_classes = any_classes
+        self.at_random = at_random
         self.rows, self.rest = rows_with_rest(sizes, counts)
         # Bounded by work and not by time, so that the same seed gives the same partition on any machine.
         self.flows = min(1000, max(50, 400_000 // (len(sizes) * len(counts))))
@@ -169,7 +169,7 @@ class Search:
             number = self.numbers[learner]
             # A class with as many holders as examples is closed, even if nobody took its last example yet.
             appeal = left * (1 + (1e-3 + straying) * self.rng.random(len(left))) + 1e-6 * self.rng.random(len(left))
-            if self.any_classes:
+            if self.at_random:
                 appeal = self.rng.random(len(left))
             appeal[holders >= self.counts] = -1.0
             chosen = np.argsort(-appeal, kind="stable")[:number]

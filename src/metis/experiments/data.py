@@ -142,9 +142,9 @@ def _parts(config: ExperimentConfig, labels: NDArray[Any]) -> list[NDArray[np.in
     match partition.classes:
         case "iid":
             return divisions.iid(labels, sizes, rng)
-        case "non_iid":
-            numbers = partition.classes_per_learner or 1
-            return divisions.non_iid(labels, sizes, numbers, rng, partition.any_classes)
+        case "non_iid" | "random_classes":
+            numbers, at_random = partition.classes_per_learner or 1, partition.classes == "random_classes"
+            return divisions.non_iid(labels, sizes, numbers, rng, at_random)
         case "shards":
             shards = partition.classes_per_learner
             return divisions.shards(labels, sizes, shards if isinstance(shards, int) else 1, rng)
@@ -194,7 +194,8 @@ def partition_in_words(config: ExperimentConfig) -> str:
         return "one learner for each silo of the data"
     classes = {
         "iid": "IID",
-        "non_iid": f"Non-IID({partition.classes_per_learner}){', any classes' if partition.any_classes else ''}",
+        "non_iid": f"Non-IID({partition.classes_per_learner})",
+        "random_classes": f"Non-IID({partition.classes_per_learner}), classes at random",
         "shards": f"{partition.classes_per_learner} shards each",
         "dirichlet": f"Dirichlet({partition.alpha})",
         "class_dirichlet": f"Dirichlet({partition.alpha}) by class",

@@ -427,9 +427,9 @@ class Federation:
         - `dataset`: a name that `metis data list` shows.
         - `learners`: how many; without it 10, or for `sizes="natural"` one for each silo of the data.
         - `sizes`: how much each holds: `"uniform"`, `"skewed"`, `"power_law"`, `"zipf"`, `"natural"`, or a list.
-        - `classes`: which examples: `"iid"`, `"non_iid"` with `classes_per_learner`, `"shards"` with
-          `classes_per_learner` shards each, `"dirichlet"` with `alpha`, `"class_dirichlet"` with `alpha`, where
-          the sizes follow from the classes, or `"target_ranges"` of a regression.
+        - `classes`: which examples: `"iid"`, `"non_iid"` or `"random_classes"` with `classes_per_learner`,
+          `"shards"` with `classes_per_learner` shards each, `"dirichlet"` with `alpha`, `"class_dirichlet"` with
+          `alpha`, where the sizes follow from the classes, or `"target_ranges"` of a regression.
         - `speeds`: seconds for a batch; of several the learners take one in turn, the largest share first.
         - `batch_size`: examples in a batch of every learner.
         - `network`: a name with `network_options`, or a function that makes a torch module.

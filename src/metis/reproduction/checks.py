@@ -95,29 +95,6 @@ def equal_learners(evidence: Evidence, source: Source) -> Finding:
     return Finding([Part(lookup.outcome(same), text)], note=lookup.BY_CONSTRUCTION)
 
 
-def transmission(evidence: Evidence, source: Source) -> Finding:
-    """0.4 s, as the paper says, against a mean round: of the nominal schedule, or as its tables have it."""
-    rounds = {}
-    for environment in lookup.in_tables(evidence, "table3"):
-        cell = lookup.one(environment, SEMISYNC, "momentum", 2)
-        row = cell.published
-        assert row is not None, "Table 3 has it"
-        if source.name == "ours":
-            each = schedule_cell(cell).each
-            seconds = 0.0 if each is None else each.seconds
-        else:
-            seconds = (row.parallel_time or math.nan) / ((row.communication_cost or math.nan) / 10)
-        rounds[lookup.where(environment)] = seconds
-    if not rounds:
-        raise lookup.NoEvidence("the tables do not have its rows")
-    mean = statistics.mean(rounds.values())
-    share = 0.4 / mean
-    each_one = ", ".join(f"{where} {seconds:.0f} s" for where, seconds in rounds.items())
-    rule = "the 0.4 s for a model that the paper states, over a mean round at the times per batch that it states"
-    text = f"{share:.2%} of a mean round of {mean:.0f} s: {each_one}"
-    return Finding([Part(lookup.outcome(share < 0.005), text)], rule, note="nothing was measured")
-
-
 def cache_is_constant(evidence: Evidence, source: Source) -> Finding:
     lookup.ours_only(source)
     if not evidence.mixing_times:
@@ -244,15 +221,16 @@ def energy_saving(kind: str) -> lookup.Check:
             holds, fails = statistics.mean(least) - half >= 0.3, statistics.mean(most) + half < 0.3
             outcome = "holds" if holds else "fails" if fails else "open"
         text = f"{statistics.mean(savings):+.0%} on average of {len(exact)} of {len(pairs)} pairs"
+        size = f"{statistics.mean(savings):+.0%}" + (f" ± {half:.0%}" if half else "")
         text += (f" (95 %: ± {half:.0%})" if half else "") + f", {min(savings):+.0%} to {max(savings):+.0%}"
         text += f", and {len(known) - len(exact)} with a bound" if len(known) > len(exact) else ""
         bounds = [one for one in compared if one.ratio.kind != "exact"]
         if statistics.mean(least) < 0.3 < statistics.mean(most) and bounds:
-            return Finding([Part(outcome, text, bounds)], _SAVING_RULE)
+            return Finding([Part(outcome, text, bounds, size=size)], _SAVING_RULE)
         why = "30 % is within the interval of the mean" if outcome == "open" else ""
         more = outcome == "holds" and statistics.mean(least) - half > 0.4
         note = f"more than that: {100 * statistics.mean(least):.0f} %" if more else ""
-        part = Part(outcome, text, () if outcome == "open" else compared, why=why)
+        part = Part(outcome, text, () if outcome == "open" else compared, why=why, size=size)
         return Finding([part], _SAVING_RULE, "whole", note=note)
 
     return check

@@ -77,7 +77,8 @@ def brainage_error(evidence: Evidence, source: Source) -> Finding:
                 outcome: Outcome = "holds" if mean - half > 0 else "fails" if mean + half < 0 else "open"
                 if outcome == "open" and seeds > 2 and abs(mean) + half < 0.1:
                     outcome = "tie"
-                parts.append(Part(outcome, f"{cell.label} minus λ=3: {mean:+.2f} ± {half:.2f} years ({seeds} seeds)"))
+                size = f"{cell.label} minus λ=3: {mean:+.2f} ± {half:.2f} years"
+                parts.append(Part(outcome, f"{size} ({seeds} seeds)", seeds=seeds, size=size))
         for cell in environment.centralized:
             mean, half, seeds = _difference(own, _bests(evidence, cell))
             parts.append(Part(lookup.outcome(mean < 0.25), f"λ=3 minus centralized: {mean:+.2f} ± {half:.2f}"))
@@ -132,11 +133,12 @@ def head_of_power_law(evidence: Evidence, source: Source) -> Finding:
             mean = statistics.mean(differences)
             outcome: Outcome = "open" if abs(mean) < APART else lookup.outcome(mean > 0)
             seeds = plural(len(ends), "seed")
-            text = f"{cluster}: {mean:+.3f} within {min(ends):.0f} s ({seeds})"
-            parts.append(Part(outcome, text, seeds=len(ends)))
+            size = f"{mean:+.3f} within {min(ends):.0f} s"
+            parts.append(Part(outcome, f"{cluster}: {size} ({seeds})", seeds=len(ends), size=size))
     if not parts:
         raise lookup.NoEvidence("its runs have not been made")
-    return Finding(parts, f"at least {APART:g} apart, in the time that both were run")
+    note = "one of two clusters, early in training" if len(parts) == 1 else ""
+    return Finding(parts, f"at least {APART:g} apart, in the time that both were run", note=note)
 
 
 def final_accuracy(evidence: Evidence, source: Source) -> Finding:
@@ -164,9 +166,10 @@ def final_accuracy(evidence: Evidence, source: Source) -> Finding:
         outcome = "fails" if min(ahead, default=0.0) <= -APART else outcome
         text = f"{environment.paper.distribution} at {moment:.0f} s: {', '.join(shown) or 'nothing to compare'}"
         text += f"; not run as far: {', '.join(missing)}" if missing else f" ({plural(min(seeds), 'seed')})"
-        parts.append(Part(outcome, text, seeds=min(seeds, default=0)))
+        size = f"{min(ahead):+.3f} at {moment:.0f} s, {environment.paper.distribution}" if ahead else ""
+        parts.append(Part(outcome, text, seeds=min(seeds, default=0), size=size))
     rule = f"the median accuracy of the last {LAST_SECONDS:.0f} s, at least {APART:g} above that of every other policy"
-    return Finding(parts, rule)
+    return Finding(parts, rule, note="early: Sync has had one round or two")
 
 
 def _finals(evidence: Evidence, cell: Cell, moment: float) -> dict[int, float]:

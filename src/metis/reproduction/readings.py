@@ -83,10 +83,11 @@ def _part(words: str, compared: Sequence[Comparison], least: float, among: int) 
     whole, ratios = mean(compared)
     outcome = whole.above(least, among=among)
     text = f"{words} {spelled(whole, ratios)}".strip()
+    size = f"{words} {whole.times}".strip()
     if outcome != "open":
-        return Part(outcome, text, compared)
+        return Part(outcome, text, compared, size=size)
     why, needs, further = _close(whole, least, compared, among=among)
-    return Part(outcome, text, further, f"{words}: {why}" if words else why, needs)
+    return Part(outcome, text, further, f"{words}: {why}" if words else why, needs, size=size)
 
 
 def within(compared: Sequence[Comparison], low: float, high: float, rule: str) -> Finding:
@@ -99,7 +100,7 @@ def within(compared: Sequence[Comparison], low: float, high: float, rule: str) -
         edge = low if whole.kind == "unknown" else min((low, high), key=lambda edge: abs(math.log(whole.mean / edge)))
         why, needs, further = _close(whole, edge, compared)
     every = combined(_between(one.ratio, low, high, among=len(compared)) for one in compared)
-    part = Part(outcome, spelled(whole, ratios), further, why, needs)
+    part = Part(outcome, spelled(whole, ratios), further, why, needs, size=whole.times)
     return Finding([part], f"{rule}, in the geometric mean over the environments", "whole", every)
 
 

@@ -263,6 +263,7 @@ class Part:
     why: str = ""  # it is open, and what would decide it, where that does not follow from the comparisons
     needs: str = ""
     seeds: int = 0  # that it was decided by, where there are no comparisons
+    size: str = ""  # of the effect, where it is not that of one comparison
 
     @property
     def decided_by(self) -> list[int]:
@@ -303,6 +304,25 @@ class Finding:
             found.append("by one seed" if set(seeds) == {1} else "partly by one seed")
         ties = self.outcome == "holds" and any(part.outcome == "tie" for part in self.parts)
         return [*found, *(["with a tie"] if ties else []), *([self.note] if self.note else [])]
+
+    @property
+    def effect(self) -> str:
+        """The number that decides: of what contradicts, the clearest; else of what is closest to contradicting."""
+        parts = [part for part in self.parts if part.outcome == self.outcome] or self.parts
+        sizes = [part.size for part in parts if part.size]
+        if sizes:
+            return sizes[0]
+        known = [one for part in parts for one in part.compared if one.ratio.kind != "unknown"]
+        if self.outcome != "tie":
+            known = [one for one in known if one.outcome == self.outcome] or known
+        if not known:
+            return ""
+        if self.outcome == "open":  # a bound says less
+            known = [one for one in known if one.ratio.kind == "exact"] or known
+        # What fails does so by the upper end of its interval, what holds by the lower.
+        end = 1 if self.outcome == "fails" else 0
+        one = min(known, key=lambda one: one.ratio.interval[end] / one.least)
+        return f"{one.rival.label} {one.ratio.times}, {one.own.environment.paper.distribution}"
 
     @property
     def open(self) -> list[Comparison]:

@@ -152,7 +152,7 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
     needs = {
         "exponent": ("sizes", ("power_law", "zipf"), False),
         "explicit": ("sizes", ("explicit",), True),
-        "classes_per_learner": ("classes", ("non_iid", "shards"), True),
+        "classes_per_learner": ("classes", ("non_iid", "random_classes", "shards"), True),
         "alpha": ("classes", ("dirichlet", "class_dirichlet"), True),
     }
     for key, (chooser, choices, required) in needs.items():
@@ -164,11 +164,6 @@ def _check_partition(config: ExperimentConfig, errors: ConfigErrors) -> None:
             )
         if required and not given and choice in choices:
             errors.add(["partition", key], f"missing; {chooser} = '{choice}' needs it")
-    if partition.any_classes and partition.classes != "non_iid":
-        errors.add(
-            ["partition", "any_classes"],
-            f"is given, but classes = '{partition.classes}' does not use it; non_iid would",
-        )
     if partition.classes == "class_dirichlet" and partition.sizes != "uniform":
         errors.add(["partition", "sizes"], "is given, but with classes = 'class_dirichlet' the sizes follow from alpha")
     if partition.classes == "shards" and isinstance(partition.classes_per_learner, list):

@@ -6,7 +6,7 @@ Three tables are open: `[[policy]]` takes the parameters of the policy that it n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import tomlkit
 from pydantic import Field, FiniteFloat
@@ -56,6 +56,11 @@ class DataConfig(Table):
     augment: list[Operation] = Field(default=[], description="batched operations on the training images, in this order")
 
 
+Classes: TypeAlias = Literal[
+    "iid", "non_iid", "random_classes", "shards", "dirichlet", "class_dirichlet", "target_ranges"
+]
+
+
 class PartitionConfig(Table):
     """Who holds how much of what."""
 
@@ -66,17 +71,14 @@ class PartitionConfig(Table):
         default=None, description="of power_law (exponent^-rank) or zipf (rank^-exponent); 1.5"
     )
     explicit: list[Count] | None = Field(default=None, description="examples of each learner, for sizes = 'explicit'")
-    classes: Literal["iid", "non_iid", "shards", "dirichlet", "class_dirichlet", "target_ranges"] = Field(
+    classes: Classes = Field(
         default="iid",
         description="which examples: of all classes alike, of few, or of a range of a regression's target; with "
-        "class_dirichlet each class is divided, and the sizes follow",
+        "non_iid a learner takes the classes of which most is left, with random_classes any; with class_dirichlet "
+        "each class is divided, and the sizes follow",
     )
     classes_per_learner: Count | list[Count] | None = Field(
         default=None, description="x of Non-IID(x), or one for each learner; the shards of each for 'shards'"
-    )
-    any_classes: bool = Field(
-        default=False,
-        description="for non_iid: a learner holds any classes, instead of those of which most examples are left",
     )
     alpha: Positive | None = Field(default=None, description="of Dirichlet(alpha): small is few classes a learner")
     test: Literal["shared", "own"] = Field(
