@@ -729,7 +729,8 @@ def test_final_accuracy(accuracy: Mapping[str, float], verdict: str, words: str)
     (claim,) = verdicts(at_the_end(semisync_fedavg=0.3, **others, **accuracy), "final accuracy")
     assert claim.verdict == verdict, claim.sentence
     assert all(words in part for part in claim.parts), claim.parts
-    assert claim.marks == ([] if verdict == "undecided" else ["by one seed"])
+    assert claim.marks == ([] if verdict == "undecided" else ["by one seed", "early: Sync has had one round or two"])
+    assert (claim.effect == "") is (verdict == "undecided" and not accuracy)
     assert "nothing to compare" in verdicts(at_the_end(), "final accuracy")[0].sentence
 
 

@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from metis.core.stop import Target
-from metis.errors import DataError
+from metis.errors import ConfigError, DataError
+from metis.reproduction.command import command
 from metis.reproduction.curves import curve_file, load_runs, read_curve, run_of, settings_digest
-from metis.reproduction.environments import Environment, load_environment, load_environments
+from metis.reproduction.environments import TIMINGS, Environment, load_environment, load_environments
 from metis.reproduction.queue import hours_left, queue
-from metis.reproduction.results import Request, reproduce
+from metis.reproduction.results import Request, chosen_cells, reproduce
 from metis.reproduction.runner import Board, run_queue
 from metis.reproduction.tables import RESULTS
 from metis.reproduction.worker import Job, _Curves
@@ -209,7 +210,55 @@ def test_single_seeds_are_run_until_some_second(environment: Environment, tmp_pa
     assert [curve.relative_to(results).parts[-2:] for curve in curves] == [("seed-4", "fedrec.json")]
     kept = read_curve(curves[0])
     assert kept is not None and 5 <= kept.at < 20 and not kept.ended
-    assert request.command_line.endswith("--policy FedRec --seed 4 --until 5")
+    assert request.command_line.endswith(f"--policy FedRec --seed 4 --until 5 --curves {results} --workers 1")
+
+
+def test_a_policy_of_long_rounds_gets_as_far_as_it_is_asked(environment: Environment, tmp_path: Path) -> None:
+    """--until may fall into a round: the run goes on until the model at its end is evaluated."""
+    results, quiet = tmp_path / "results", Console(quiet=True)
+    request = Request(
+        ("table3",), "decisive", tmp_path / "runs", workers=1, curves=results, policies=("Sync",),
+        seeds=(4,), until=5.0,
+    )  # fmt: skip
+    assert reproduce(request, ["table3"], {environment.name: environment}, quiet, quiet).complete
+    (file,) = results.rglob("*.json")
+    kept = read_curve(file)
+    assert kept is not None and kept.at >= 5 and not kept.ended
+
+
+def test_what_chooses_runs_is_refused_where_nothing_is_run(tmp_path: Path) -> None:
+    """--report-only reports all that is kept; with nothing kept it says so and is no success."""
+    quiet, nothing = Console(quiet=True), tmp_path / "curves"
+    nothing.mkdir()
+    plain = Request(("figure11",), "decisive", tmp_path / "runs", curves=nothing, train=False)
+    for changed, words in (
+        (replace(plain, policies=("FedRec",)), "--policy chooses what is run"),
+        (replace(plain, environments=("x",)), "--environment chooses"),
+        (replace(plain, seeds=(1990,)), "--seed chooses"),
+        (replace(plain, overrides=("stop.seconds=3",)), "--set stop... chooses"),
+        (replace(plain, scale="small"), "--report-only needs --scale decisive|--curves says"),
+        (plain, "has no run of figure11"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            command(changed, quiet, quiet)
+    with pytest.raises(ConfigError, match="a study has no --timings"):
+        command(Request(("sweeps",), dry_run=True, timings="published"), quiet, quiet)
+    with pytest.raises(ConfigError, match="stands alone"):
+        command(Request(("list", "table3")), quiet, quiet)
+
+
+def test_an_environment_is_named_by_its_file_and_a_policy_in_any_case() -> None:
+    """With its folder and ending, too, and without what --timings adds to the name."""
+    for timings in TIMINGS:
+        cells = [
+            cell
+            for one in load_environments("decisive", results=["table3"], timings=timings).values()
+            for cell in one.cells
+        ]
+        for name in ("cifar10-heterogeneous-uniform-iid", "experiments/cifar10-heterogeneous-uniform-iid.toml"):
+            request = Request(("table3",), "decisive", policies=("fedrec",), environments=(name,), timings=timings)
+            (found,) = chosen_cells(request, cells)
+            assert found.label == "FedRec" and "uniform-iid" in found.environment.name
 
 
 def test_a_run_that_starts_again_does_not_shorten_its_curve(environment: Environment, tmp_path: Path) -> None:

@@ -517,7 +517,7 @@ def test_a_report_has_the_claims_that_its_results_decide(tmp_path: Path) -> None
         ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
         ({"results": ("table3",), "dry_run": True, "seeds": (1,)}, "--seed says how runs are made; with --dry-run"),
         ({"results": ("table3",), "dry_run": True, "train": False}, "--report-only says how runs are made"),
-        ({"results": ("figure4",), "dry_run": True}, "figure4 is measured, not simulated"),
+        ({"results": ("figure4",), "dry_run": True}, "figure4 has no runs whose schedules"),
         ({"results": ("table3",), "dry_run": True, "policies": ("Sync",)}, "--policy Sync: nothing of it"),
         ({"results": ("sweeps",), "dry_run": True, "environments": ("uniform",)}, "did you mean 'uniform-iid'"),
         (

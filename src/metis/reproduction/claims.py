@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from metis.reproduction import checks, levels, metric_checks
 from metis.reproduction.effort import effort, reason
 from metis.reproduction.lookup import Check, NoEvidence
 from metis.reproduction.tables import RESULTS, Evidence
-from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, ours, published
+from metis.reproduction.verdicts import COLUMN, Finding, Outcome, Part, Source, Spread, ours, published
 
 Verdict = Literal["confirmed", "contradicted", "tie", "undecided"]
 VERDICTS: dict[Outcome, Verdict] = {
@@ -67,12 +67,14 @@ def check_claims(
     *,
     second: Evidence | None = None,
     results: Collection[str] = RESULTS,
+    spread: Mapping[str, Spread] | None = None,
 ) -> list[Claim]:
     """Every claim whose text has all of these words and that these results decide, in the order of the paper.
 
-    With `second` also what the same runs say at the second targets.
+    With `second` also what the same runs say at the second targets. The spread from seed to seed is that of these runs
+    unless it is given.
     """
-    mine, theirs = ours(evidence), published()
+    mine, theirs = ours(evidence, spread), published()
     other_target = None if second is None else ours(second, spread=mine.spread)
     claims = []
     for one in CLAIMS:
@@ -99,7 +101,7 @@ def check_claims(
                 own.outcome if own.outcome != "open" or any(part.compared for part in own.parts) else "",
                 said,
                 one.needs,
-                effort(found, evidence) if undecided else "",
+                "" if not undecided else _MORE_SEEDS if evidence.scale == "small" else effort(found, evidence),
                 reason(found) if undecided else "",
                 [part.text for part in found.parts],
                 one.quote,
@@ -123,6 +125,7 @@ def _found(check: Check, evidence: Evidence, source: Source) -> Finding:
         return Finding([Part("open", str(missing))])
 
 
+_MORE_SEEDS = "longer runs with several seeds: --scale decisive"
 ACTIVE = "active time only"
 _ENERGIES = (
     ("equation", "by the paper's equation"),

@@ -40,6 +40,8 @@ def timings_named(name: str) -> Timings:
 def chosen_results(wanted: Sequence[str]) -> tuple[str, ...]:
     """The results in the order of the paper; an unknown name is an error."""
     for name in wanted:
+        if name == "list":
+            raise ConfigError("list is not a result; it stands alone: metis reproduce list")
         if name != "all" and name not in RESULTS:
             raise ConfigError(f"there is no result '{name}'; {did_you_mean(name, [*RESULTS, *STUDIES, 'all', 'list'])}")
     return tuple(RESULTS) if "all" in wanted else tuple(name for name in RESULTS if name in wanted)
@@ -80,6 +82,18 @@ def _check_options(request: Request, *, study: bool) -> None:
         "--report-only": not request.train,
     }
     options = {"--policy": request.policies, "--environment": request.environments, **for_runs}
+    if request.curves is not None and (study or request.dry_run or request.scale != "decisive"):
+        raise ConfigError("--curves says where --scale decisive keeps what its runs measure; nothing else uses it")
+    if study and request.timings != "nominal":
+        raise ConfigError("a study has no --timings; its files say how long a batch takes")
+    if not request.train and request.scale == "decisive":
+        chosen = {
+            **options,
+            "--report-only": False,
+            "--set stop...": any(o.startswith("stop.") for o in request.overrides),
+        }
+        if given := next((name for name, value in chosen.items() if value), None):
+            raise ConfigError(f"{given} chooses what is run; --report-only runs nothing, and reports all that is kept")
     if request.dry_run:
         if given := next((name for name, value in for_runs.items() if value), None):
             raise ConfigError(f"{given} says how runs are made; with --dry-run there are none")
@@ -121,7 +135,8 @@ def show_schedules(
 ) -> Reproduced:
     """What every cell schedules, without training; what cannot be scheduled without its data is named."""
     if not environments:
-        raise ConfigError(f"{', '.join(request.results)} is measured, not simulated; --dry-run has nothing to show")
+        names, verb = " and ".join(request.results), "have" if len(request.results) > 1 else "has"
+        raise ConfigError(f"{names} {verb} no runs whose schedules --dry-run could show")
     document = []
     wanted = chosen_cells(request, [cell for environment in environments for cell in environment.cells])
     missing: list[DataError] = []
@@ -139,6 +154,10 @@ def show_schedules(
         document += [schedule.to_json() for schedule in schedules]
     if missing and not document:
         raise missing[0]
+    if request.rounds is None and any(not (schedule["published"] or {}).get("iterations") for schedule in document):
+        stdout.print(
+            f"A row without published iterations goes as far as a run at --scale {request.scale} does.", style="dim"
+        )
     return Reproduced(document)
 
 

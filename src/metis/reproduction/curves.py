@@ -11,7 +11,7 @@ import json
 import platform
 import statistics
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -181,15 +181,22 @@ def read_curve(file: Path) -> Curve | None:
         raise DataError(f"{file} is not the curve of a run: {problem!r}") from None
 
 
-def run_of(cell: Cell, curve: Curve) -> Run:
-    """The run again: its schedule, with what was measured put where it was."""
+def run_of(cell: Cell, curve: Curve, judged: Run | None = None) -> Run:
+    """The run again: its schedule, with what was measured put where it was.
+
+    If it was `judged` by another target before, the schedule is taken from there.
+    """
     last = curve.measured[-1][0] if curve.measured else 0
-    stop = StopRule(rounds=max(1, last))
-    dry = dry_run(cell.config, stop, _assignments(cell, curve))
+    if judged is not None:
+        scheduled = [(now, item) for now, item in judged.events if not isinstance(item, Evaluated)]
+        setting = replace(judged.setting, target=target_of(cell))
+        return Run(setting, _with_measures(scheduled, curve, setting.target), Model.empty(), curve.wall_seconds)
+    dry = dry_run(cell.config, StopRule(rounds=max(1, last)), _assignments(cell, curve))
     counts = {name: classes for name, _, classes in curve.learners}
     learners = tuple(replace(learner, class_counts=counts[learner.name]) for learner in dry.setting.learners)
     setting = replace(dry.setting, learners=learners, class_names=curve.class_names)
-    run = Run(setting, _with_measures(dry.events, curve, target_of(cell)), Model.empty(), curve.wall_seconds)
+    events = _with_measures(dry.events, curve, target_of(cell))
+    run = Run(setting, events, Model.empty(), curve.wall_seconds)
     if run.history and run.history[-1].steps != curve.steps:
         raise DataError(
             f"{cell.name}: its schedule has {run.history[-1].steps} steps until version {last}, its curve {curve.steps}"
@@ -221,13 +228,14 @@ def _with_measures(
     return result
 
 
-def load_runs(cells: Sequence[Cell], folder: Path) -> dict[str, Run]:
+def load_runs(cells: Sequence[Cell], folder: Path, judged: Mapping[str, Run] | None = None) -> dict[str, Run]:
     """The runs of these cells whose curves are kept, finished or not, by the names of the cells."""
+    judged = {} if judged is None else judged
     runs = {}
     for cell in cells:
         curve = read_curve(curve_file(folder, cell))
         if curve is not None and curve.settings == settings_digest(cell) and len(curve.measured) > 1:
-            runs[cell.name] = run_of(cell, curve)
+            runs[cell.name] = run_of(cell, curve, judged.get(cell.name))
     return runs
 
 
@@ -237,4 +245,6 @@ def at_other_targets(evidence: Evidence, results: Collection[str], folder: Path)
     judged = [one for one in environments.values() if one is not None]
     cells = [cell for one in judged for seeded in one.seeded() for cell in seeded.needed_for(results)]
     changed = {name: one or evidence.environments[name] for name, one in environments.items()}
-    return Evidence(evidence.scale, changed, evidence.runs | load_runs(cells, folder), evidence.mixing_times)
+    return Evidence(
+        evidence.scale, changed, evidence.runs | load_runs(cells, folder, evidence.runs), evidence.mixing_times
+    )

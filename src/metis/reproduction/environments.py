@@ -30,6 +30,7 @@ Scale = Literal["small", "decisive", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "decisive", "paper")
 Timings = Literal["nominal", "published"]
 TIMINGS: tuple[Timings, ...] = ("nominal", "published")
+TIMED = "-published-timings"  # follows the name of an environment whose rows have times of their own
 
 
 class Published(Table):
@@ -234,7 +235,7 @@ def load_environments(
         files = [file for file in files if "decisive" in read_toml(file)]
     found = [load_environment(file, scale, overrides) for file in files]
     if timings == "published":
-        found = [replace(one, name=f"{one.name}-published-timings", timings=timings) for one in found]
+        found = [replace(one, name=f"{one.name}{TIMED}", timings=timings) for one in found]
     return {environment.name: environment for environment in sorted(found, key=_order)}
 
 

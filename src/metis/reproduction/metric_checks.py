@@ -9,7 +9,7 @@ from metis.core.events import CommunityPublished
 from metis.reproduction import lookup
 from metis.reproduction.environments import Cell
 from metis.reproduction.tables import ASYNC, SEMISYNC, Evidence, slowest_learner_epochs
-from metis.reproduction.verdicts import Finding, Outcome, Part, Source, deviations
+from metis.reproduction.verdicts import Finding, Outcome, Part, Source, combined, deviations
 from metis.runs.run import Run
 from metis.text import plural
 
@@ -64,6 +64,10 @@ def _difference(first: dict[int, float], second: dict[int, float]) -> tuple[floa
     return statistics.mean(values), half, seeds
 
 
+def _spelled(mean: float, half: float) -> str:
+    return f"{mean:+.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
+
+
 def brainage_error(evidence: Evidence, source: Source) -> Finding:
     lookup.ours_only(source)
     parts = []
@@ -77,11 +81,11 @@ def brainage_error(evidence: Evidence, source: Source) -> Finding:
                 outcome: Outcome = "holds" if mean - half > 0 else "fails" if mean + half < 0 else "open"
                 if outcome == "open" and seeds > 2 and abs(mean) + half < 0.1:
                     outcome = "tie"
-                size = f"{cell.label} minus λ=3: {mean:+.2f} ± {half:.2f} years"
-                parts.append(Part(outcome, f"{size} ({seeds} seeds)", seeds=seeds, size=size))
+                size = f"{cell.label} minus λ=3: {_spelled(mean, half)} years"
+                parts.append(Part(outcome, f"{size} ({plural(seeds, 'seed')})", seeds=seeds, size=size))
         for cell in environment.centralized:
             mean, half, seeds = _difference(own, _bests(evidence, cell))
-            parts.append(Part(lookup.outcome(mean < 0.25), f"λ=3 minus centralized: {mean:+.2f} ± {half:.2f}"))
+            parts.append(Part(lookup.outcome(mean < 0.25), f"λ=3 minus centralized: {_spelled(mean, half)}"))
     return Finding(parts, "least error in years; close to the centralized model is within a quarter of a year")
 
 
@@ -166,10 +170,11 @@ def final_accuracy(evidence: Evidence, source: Source) -> Finding:
         outcome = "fails" if min(ahead, default=0.0) <= -APART else outcome
         text = f"{environment.paper.distribution} at {moment:.0f} s: {', '.join(shown) or 'nothing to compare'}"
         text += f"; not run as far: {', '.join(missing)}" if missing else f" ({plural(min(seeds), 'seed')})"
-        size = f"{min(ahead):+.3f} at {moment:.0f} s, {environment.paper.distribution}" if ahead else ""
+        size = "" if missing else f"{min(ahead):+.3f} at {moment:.0f} s, {environment.paper.distribution}"
         parts.append(Part(outcome, text, seeds=min(seeds, default=0), size=size))
     rule = f"the median accuracy of the last {LAST_SECONDS:.0f} s, at least {APART:g} above that of every other policy"
-    return Finding(parts, rule, note="early: Sync has had one round or two")
+    decided = combined(part.outcome for part in parts) != "open"
+    return Finding(parts, rule, note="early: Sync has had one round or two" if decided else "")
 
 
 def _finals(evidence: Evidence, cell: Cell, moment: float) -> dict[int, float]:

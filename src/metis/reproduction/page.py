@@ -24,6 +24,7 @@ REPORT = "report.html"
 _VERDICT_STYLES = {"confirmed": "green", "contradicted": "red", "tie": "yellow", "undecided": "dim"}
 
 
+SECOND_LINE = "The second line of a row is the paper's."
 COST_WORDS = (
     "PT: parallel time; CT: cumulative time; CC: update requests; EC: energy by three definitions (the paper's "
     "equation, active time only, idle time charged); EF: energy of Sync w/ Vanilla divided by that of the row. The "

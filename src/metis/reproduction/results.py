@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,20 @@ from metis.errors import ConfigError, DataError
 from metis.experiments.config.errors import did_you_mean
 from metis.reproduction.claims import check_claims
 from metis.reproduction.curves import at_other_targets, load_runs
-from metis.reproduction.environments import Cell, Environment, Scale, Timings, load_environments, results_folder
+from metis.reproduction.environments import (
+    TIMED,
+    Cell,
+    Environment,
+    Scale,
+    Timings,
+    load_environments,
+    results_folder,
+)
 from metis.reproduction.figures import Drawn
 from metis.reproduction.kept import kept, load_finished
 from metis.reproduction.mixing import measure_mixing
 from metis.reproduction.page import (
+    SECOND_LINE,
     markdown_table,
     terminal_claims,
     terminal_sheet,
@@ -32,12 +41,13 @@ from metis.reproduction.page import (
 )
 from metis.reproduction.panels import draw_figures
 from metis.reproduction.progress import BoardDisplay
-from metis.reproduction.queue import hours_left, queue
+from metis.reproduction.queue import Entry, hours_left, queue
 from metis.reproduction.runner import Board, run_cells, run_queue
 from metis.reproduction.sheets import characteristics_sheet, cost_sheet, mixing_sheet, ratio_sheet, study_sheet
 from metis.reproduction.study import STUDIES, Condition, condition_table, verdicts
 from metis.reproduction.study_figures import draw_study
 from metis.reproduction.tables import RESULTS, Evidence, MixingTime, characteristics, cost_table
+from metis.reproduction.verdicts import Spread, kind_of_data, ours
 
 DOCUMENT, MIXING = "results.json", "mixing-times.json"
 
@@ -79,6 +89,8 @@ class Request:
         words += [word for name in self.environments for word in ("--environment", name)]
         words += [word for seed in self.seeds for word in ("--seed", str(seed))]
         words += [] if self.until is None else ["--until", f"{self.until:g}"]
+        words += [] if self.curves is None else ["--curves", str(self.curves)]
+        words += [] if self.workers is None else ["--workers", str(self.workers)]
         return shlex.join([*words, *(word for change in self.overrides for word in ("--set", change))])
 
 
@@ -99,9 +111,7 @@ def usual_workers(cells: int) -> int:
 def _run_queue(request: Request, results: Sequence[str], environments: dict[str, Environment], stderr: Console) -> bool:
     """Go on with the queue of scale `decisive`; whether it is empty now."""
     folder = request.curves_folder
-    entries = queue(environments.values(), results)
-    wanted = {cell.name for cell in chosen_cells(request, [entry.cell for entry in entries])}
-    entries = [entry for entry in entries if entry.cell.name in wanted]
+    entries = _chosen(request, queue(environments.values(), results))
     if request.until is not None:
         entries = [replace(entry, until=min(entry.until or request.until, request.until)) for entry in entries]
     if request.train and any(not entry.done(folder) for entry in entries):
@@ -109,16 +119,23 @@ def _run_queue(request: Request, results: Sequence[str], environments: dict[str,
             run_queue(entries, request.out, folder, request.workers or usual_workers(len(entries)), display)
     left = [entry for entry in entries if not entry.done(folder)]
     if left:
-        hours = hours_left(queue(environments.values(), results, before_targets=True), folder)
+        hours = hours_left(_chosen(request, queue(environments.values(), results, before_targets=True)), folder)
         stderr.print(f"at most {hours:.1f} hours of one core are left; continue with: {escape(request.command_line)}")
     return not left
 
 
+def _chosen(request: Request, entries: Sequence[Entry]) -> list[Entry]:
+    wanted = {cell.name for cell in chosen_cells(request, [entry.cell for entry in entries])}
+    return [entry for entry in entries if entry.cell.name in wanted]
+
+
 def chosen_cells(request: Request, cells: Sequence[Cell]) -> list[Cell]:
     """Those that --policy, --environment and --seed name."""
+    files = [Path(name).name.removesuffix(".toml").removesuffix(TIMED) for name in request.environments]
+    labels = {cell.key[1].casefold(): cell.key[1] for cell in cells}
     filters: tuple[tuple[str, Sequence[str], Callable[[Cell], str]], ...] = (
-        ("policy", request.policies, lambda cell: cell.key[1]),
-        ("environment", request.environments, _file_of),
+        ("policy", [labels.get(label.casefold(), label) for label in request.policies], lambda cell: cell.key[1]),
+        ("environment", files, _file_of),
         ("seed", [str(seed) for seed in request.seeds], lambda cell: str(cell.config.seed)),
     )
     left = list(cells)
@@ -130,8 +147,8 @@ def chosen_cells(request: Request, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _file_of(cell: Cell) -> str:
-    """The name of the file that it comes from, without the study and the seed."""
-    return cell.environment.name.partition("/seed-")[0].rpartition("/")[2]
+    """The name of the file that it comes from, without the study, the timings and the seed."""
+    return cell.environment.name.partition("/seed-")[0].rpartition("/")[2].removesuffix(TIMED)
 
 
 def _check_names(option: str, chosen: Sequence[str], allowed: Collection[str]) -> None:
@@ -175,7 +192,14 @@ def reproduce(
         complete = _run_queue(request, results, environments, stderr)
         seeded = [found for environment in environments.values() for found in environment.seeded()]
         cells = [cell for environment in seeded for cell in environment.needed_for(results)]
+        if cells:
+            stderr.print(f"reading what is kept in {escape(str(request.curves_folder))} ...")
         evidence = Evidence(request.scale, environments, load_runs(cells, request.curves_folder))
+        if cells and not evidence.runs and not request.train:
+            raise ConfigError(
+                f"{request.curves_folder} has no run of {', '.join(request.results)} with these settings, so that "
+                "there is nothing to report"
+            )
     else:
         cells = [cell for environment in environments.values() for cell in environment.needed_for(results)]
         complete = _run(request, cells, stderr)
@@ -192,8 +216,11 @@ def reproduce(
         stderr.print(f"{name} is left out: {escape(str(problem))}", soft_wrap=True)
 
     drawn = draw_figures(evidence, results, figures, left_out=None if request.train else left_out)
-    second = at_other_targets(evidence, results, request.curves_folder) if request.scale == "decisive" else None
-    document = make_document(evidence, results, drawn, complete, second)
+    second = spread = None
+    if request.scale == "decisive":
+        second = at_other_targets(evidence, results, request.curves_folder)
+        spread = _spread_of_all(request, evidence)
+    document = make_document(evidence, results, drawn, complete, second, spread)
     document["command_seconds"] = time.perf_counter() - started
     _write(document, request.folder)
     report = write_paper_report(document, drawn.svg, request.folder, request.command_line)
@@ -201,6 +228,18 @@ def reproduce(
     show(document, stdout)
     stdout.print(f"report in {report}, figures in {figures}", soft_wrap=True)
     return Reproduced({**document, "report": report.as_posix()}, complete)
+
+
+def _spread_of_all(request: Request, evidence: Evidence) -> Mapping[str, Spread]:
+    """From seed to seed, of all runs that are kept: what a claim's verdict is must not depend on what else is asked."""
+    everything = load_environments(request.scale, request.overrides, timings=request.timings)
+    missing = {name: one for name, one in everything.items() if name not in evidence.environments}
+    kinds = {kind_of_data(one) for one in evidence.environments.values()}
+    seeded = [found for one in missing.values() if kind_of_data(one) in kinds for found in one.seeded()]
+    cells = [cell for environment in seeded for cell in environment.needed_for(RESULTS)]
+    runs = load_runs(cells, request.curves_folder)
+    whole = Evidence(evidence.scale, evidence.environments | missing, evidence.runs | runs)
+    return ours(whole).spread
 
 
 def _with_earlier_results(
@@ -232,10 +271,15 @@ def _with_earlier_results(
 
 
 def make_document(
-    evidence: Evidence, results: Sequence[str], drawn: Drawn, complete: bool, second: Evidence | None = None
+    evidence: Evidence,
+    results: Sequence[str],
+    drawn: Drawn,
+    complete: bool,
+    second: Evidence | None = None,
+    spread: Mapping[str, Spread] | None = None,
 ) -> dict[str, Any]:
     """Everything that a report shows, as plain values."""
-    claims = [asdict(claim) for claim in check_claims(evidence, second=second, results=results)]
+    claims = [asdict(claim) for claim in check_claims(evidence, second=second, results=results, spread=spread)]
     shown: dict[str, Any] = {}
     for name in results:
         with_runs = [environment for environment in evidence.of(name) if evidence.cells(environment)]
@@ -298,6 +342,7 @@ def show(document: dict[str, Any], stdout: Console) -> None:
     for result in document["results"].values():
         for table in result.get("environments", ()):
             stdout.print(terminal_sheet(cost_sheet(table)))
+            stdout.print(SECOND_LINE, style="dim")
             if table["ratios"]:
                 stdout.print(terminal_sheet(ratio_sheet(table)))
         if "characteristics" in result:

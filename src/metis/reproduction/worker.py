@@ -70,7 +70,8 @@ def _run_cell(connection: Connection, divisions: _Divisions, job: Job) -> None:
         if now - written > _CURVE_SECONDS:
             written = now
             curves.write(fold)
-        if (job.until is not None and fold.now >= job.until) or ending.reached(fold):
+        measured = fold.history[-1].at if fold.history else 0.0
+        if (job.until is not None and measured >= job.until) or ending.reached(fold):
             raise KeyboardInterrupt  # saved as after Ctrl-C
         if now - last < REPORT_SECONDS:
             return
