@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,15 @@ def steepest_class(inputs: NDArray[np.float32], labels: NDArray[np.int64], vecto
     return float(max(norms))
 
 
+def _times(factor: float) -> str:
+    """Two digits, as a number or as a power of ten."""
+    digits = float(f"{factor:.2g}")
+    if digits < 1e5:
+        return f"{digits:,g}"
+    power = math.floor(math.log10(digits))
+    return f"{digits / 10**power:.2g} · 10^{power}"
+
+
 def table(results: dict[str, list[list[dict[str, float]]]]) -> str:
     """Divergence over the way that the twin went, and the bound over the divergence."""
     lines = ["| B_max | " + " | ".join(f"Non-IID({c})" if c < 10 else "IID" for c in CLASSES) + " |"]
@@ -105,7 +115,7 @@ def table(results: dict[str, list[list[dict[str, float]]]]) -> str:
             distance = np.mean([row["divergence"] for row in rows])
             spread = np.std([row["divergence"] for row in rows], ddof=1)
             over = np.exp(np.mean([np.log(row["bound"] / row["divergence"]) for row in rows]))
-            cells.append(f"{distance:.3f} ± {spread:.3f} (bound ×{over:.2g})")
+            cells.append(f"{distance:.3f} ± {spread:.3f} (bound ×{_times(over)})")
         lines.append(f"| {fast} | " + " | ".join(cells) + " |")
     slopes = []
     for classes in CLASSES:
