@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from core.play import Play
 from metis.core.contribution import dataset_size
+from metis.core.events import Budget
 from metis.core.layers import LAYERS, FedNova, Layer
 from metis.core.mixing import FullPass
 from metis.core.policies import sync_fedavg
@@ -139,21 +141,76 @@ def test_a_protocol_that_is_not_ready_at_its_own_deadline_is_refused() -> None:
         play.run()
 
 
-def test_tasks_are_budgets() -> None:
-    """Numbers in their place are a slip too."""
+@dataclass
+class Whatever(BaseProtocol):
+    """Gives everybody what a test says."""
 
-    @dataclass
-    class Numbers(BaseProtocol):
-        def ready(self, roster: Any, now: float) -> bool:
-            return bool(roster.waiting)
+    given: Any = None
 
-        def tasks(self, who: Any, roster: Any, moment: Any, measure: Any) -> Any:
-            return dict.fromkeys([one.learner for one in who], 5)
+    def ready(self, roster: Any, now: float) -> bool:
+        return bool(roster.waiting)
 
-    play = Play(Policy("mine", Numbers(), dataset_size, FullPass), cpu=0.3)
-    with pytest.raises(
-        DefinitionError, match=r"tasks of Numbers returned 5 for learner 'cpu'; it must be a Budget, such"
-    ):
+    def tasks(self, who: Any, roster: Any, moment: Any, measure: Any) -> Any:
+        return self.given
+
+
+@dataclass
+class Rejoined(Whatever):
+    """Gives it to those who come back."""
+
+    has_rounds = True
+
+    def ready(self, roster: Any, now: float) -> bool:
+        return len(roster.waiting) == roster.available_count
+
+    def tasks(self, who: Any, roster: Any, moment: Any, measure: Any) -> Any:
+        return {one.learner: Budget(100) for one in who}
+
+    def joining(self, back: Any, now: float) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "None; it must return a dict with a Budget for each learner"),
+        ({"cpu": 5}, r"5 for learner 'cpu'; it must be a Budget, such as Budget\(steps=10\)"),
+        ({"cpu": Budget()}, r"Budget\(.*\) for learner 'cpu'; such a task would not end"),
+        ({"cpu": Budget(0)}, r"Budget\(.*\) for learner 'cpu'; its steps must be a whole number, 1 or more"),
+        ({"cpu": Budget(2.5)}, r"Budget\(.*\) for learner 'cpu'; its steps must be a whole number"),  # type: ignore[arg-type]
+        ({"bob": Budget(5)}, "a budget for learner 'bob', which is not in the federation"),
+    ],
+)
+def test_tasks_are_a_budget_for_each_learner(given: Any, sentence: str) -> None:
+    """Whatever else a protocol returns is refused before anybody gets a task; so where learners come back."""
+    play = Play(Policy("mine", Whatever(given), dataset_size, FullPass), cpu=0.3)
+    with pytest.raises(DefinitionError, match=f"^tasks of Whatever returned {sentence}"):
+        play.run()
+    play = Play(Policy("mine", Rejoined(given), dataset_size, FullPass), cpu=0.3, gpu=0.03)
+    play.leave("cpu", at=1.0)
+    play.join("cpu", at=2.0)
+    with pytest.raises(DefinitionError, match=f"^joining of Rejoined returned {sentence}"):
+        play.run()
+
+
+def test_a_task_is_for_a_learner_that_waits() -> None:
+    """One that trains already cannot have a second."""
+    play = Play(Policy("mine", Whatever({"cpu": Budget(5)}), dataset_size, FullPass), cpu=0.3, gpu=0.03)
+    play.leave("gpu", at=0.1)
+    play.join("gpu", at=0.2)
+    with pytest.raises(DefinitionError, match="returned a budget for learner 'cpu', which is not waiting for a task"):
+        play.run()
+
+
+def no_weight(request: Any, learner: Any, based_on: Any, current: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(("weighting", "called"), [(no_weight, "no_weight of"), (functools.partial(no_weight), "of")])
+def test_a_weighting_returns_a_number(weighting: Any, called: str) -> None:
+    """A forgotten return is named."""
+    play = Play(Policy("mine", sync_fedavg().protocol, weighting, FullPass), cpu=0.3)
+    with pytest.raises(DefinitionError, match=f"^the weighting {called} policy 'mine' returned None for learner 'cpu'"):
         play.run()
 
 
@@ -167,3 +224,13 @@ def test_a_solver_needs_a_step() -> None:
         sync_fedavg().for_solver(Empty())
     with pytest.raises(InternalError, match="Empty has no step"):
         Empty().step(None, None, None, None)
+
+
+def test_a_solver_is_a_dataclass() -> None:
+    """Without it, it has no settings that anybody could know."""
+
+    class Plain(Solver):
+        def step(self, weights: Any, gradient: Any, memory: Any, community: Any) -> None: ...
+
+    with pytest.raises(DefinitionError, match="the solver Plain must be a @dataclass, for its settings"):
+        sync_fedavg().for_solver(Plain())

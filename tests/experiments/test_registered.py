@@ -122,6 +122,29 @@ def test_typos_and_limits_are_checked_by_the_definition(override: str, message: 
     assert str(caught.value) == f"--set {message}"
 
 
+def test_a_solver_without_the_decorator_has_no_settings() -> None:
+    """That is the fault, not the key of a setting."""
+
+    class Plain(Solver):
+        learning_rate: LearningRate = 0.004
+
+    SOLVERS["sign_sgd"] = Plain
+    with pytest.raises(ConfigError) as caught:
+        resolved("training.learning_rate=0.1")
+    assert (
+        str(caught.value) == "own.toml: training.solver: the class of 'sign_sgd' must be a @dataclass, for its settings"
+    )
+
+
+def test_a_policy_function_returns_a_policy() -> None:
+    """A forgotten return is refused while the file is checked."""
+    POLICIES["patient"] = lambda: None  # type: ignore[assignment,return-value]
+    with pytest.raises(
+        ConfigError, match=r"^the function of the policy 'patient' returned None; it must return a Policy$"
+    ):
+        resolved()
+
+
 def test_what_a_layer_needs_is_checked() -> None:
     with pytest.raises(ConfigError) as caught:
         resolved("policy.name=fedrec")

@@ -364,7 +364,8 @@ class Controller(MaskedRounds):
         published = next((action.measure for action in actions if isinstance(action, CommunityPublished)), None)
         measure, self._round_measure = published or self._round_measure, None
         who = self.policy.choose(waiting, moment)
-        budgets = _budgets(self.protocol, self.protocol.tasks(who, self.roster, moment, measure))
+        tasks = self.protocol.tasks(who, self.roster, moment, measure)
+        budgets = _checked(tasks, self.roster, self.protocol, "tasks")
         begun = self.protocol.begun()
         return [*actions, *([] if begun is None else [begun]), *self._assign(budgets, moment)]
 
@@ -374,7 +375,7 @@ class Controller(MaskedRounds):
     def _joining(self, now: float) -> dict[LearnerId, Budget]:
         """What learners that are back in the middle of a round do until its end."""
         back = self.roster.back
-        return self.protocol.joining(back, now) if back else {}
+        return _checked(self.protocol.joining(back, now), self.roster, self.protocol, "joining") if back else {}
 
     def _assign(self, budgets: dict[LearnerId, Budget], moment: Moment) -> list[Action]:
         actions: list[Action] = []
@@ -444,12 +445,33 @@ def _credible(update: UpdateRequest, task: LocalTask, record: LearnerRecord, ela
     return claimed
 
 
-def _budgets(protocol: object, budgets: dict[LearnerId, Budget]) -> dict[LearnerId, Budget]:
-    """What a protocol of the user's gives its learners, checked."""
-    for learner, budget in budgets.items():
-        if not isinstance(budget, Budget):
-            raise DefinitionError(
-                f"tasks of {type(protocol).__name__} returned {budget!r} for learner '{learner}'; it must be a Budget, "
-                "such as Budget(steps=10)"
-            )
+def _checked(
+    budgets: dict[LearnerId, Budget], roster: Roster, protocol: object, method: str
+) -> dict[LearnerId, Budget]:
+    """What a method of a protocol, perhaps of the user's, returned, if it can be sent as tasks."""
+    if (problem := _budgets_problem(budgets, roster)) is not None:
+        raise DefinitionError(f"{method} of {type(protocol).__name__} returned {problem}")
     return budgets
+
+
+def _budgets_problem(budgets: dict[LearnerId, Budget], roster: Roster) -> str | None:
+    if not hasattr(budgets, "items"):
+        return f"{budgets!r}; it must return a dict with a Budget for each learner"
+    for learner, budget in budgets.items():
+        if not roster.waits(learner):
+            why = "is not in the federation" if roster.get(learner) is None else "is not waiting for a task"
+            return f"a budget for learner {learner!r}, which {why}"
+        if (problem := _budget_problem(budget)) is not None:
+            return f"{budget!r} for learner '{learner}'; {problem}"
+    return None
+
+
+def _budget_problem(budget: object) -> str | None:
+    """Why nobody can train for so long; None if one can."""
+    if not isinstance(budget, Budget):
+        return "it must be a Budget, such as Budget(steps=10)"
+    if budget.steps is None:
+        return None if budget.seconds < math.inf else "such a task would not end: give it steps, seconds or both"
+    if not (hasattr(budget.steps, "__index__") and budget.steps >= 1):
+        return "its steps must be a whole number, 1 or more"
+    return None

@@ -25,7 +25,7 @@ from metis.core.mixing.windows import CachedWindows, Windows
 from metis.core.model import Model
 from metis.core.policy import Policy
 from metis.core.roster import LearnerRecord, Roster
-from metis.errors import UnexpectedEvent
+from metis.errors import DefinitionError, UnexpectedEvent
 
 
 class MaskedRounds(ABC):
@@ -116,6 +116,12 @@ class MaskedRounds(ABC):
         if secure is None or not secure.windowed:
             stamp = CommunityStamp(stamp.version, self.community.committed_steps)
         value = self.policy.contribution(event, record, based_on, stamp)
+        if not hasattr(value, "__float__"):
+            weighting = f"the weighting {getattr(self.policy.contribution, '__name__', '')}".strip()
+            raise DefinitionError(
+                f"{weighting} of policy '{self.policy.name}' returned {value!r} for learner '{record.learner}'; it "
+                "must return a number greater than 0"
+            )
         return value if secure is None else secure.value(event.learner, value)
 
     def _awaited(self, window: Windows) -> list[LearnerId]:

@@ -146,10 +146,13 @@ class Policy:
 
     def for_solver(self, solver: Solver) -> tuple[Policy, Solver]:
         """The policy and the solver as they need each other."""
+        given: object = solver
         if type(solver).step is Solver.step:
             raise DefinitionError(
                 f"the solver {type(solver).__name__} has no method step(weights, gradient, memory, community)"
             )
+        if not is_dataclass(given):
+            raise DefinitionError(f"the solver {type(solver).__name__} must be a @dataclass, for its settings")
         brought = [layer for layer in solver.layers if layer.key not in {own.key for own in self.layers}]
         policy = replace(self, layers=(*self.layers, *brought))
         solver = reduce(lambda so_far, layer: layer.adapt_solver(so_far), policy.layers, solver)

@@ -110,6 +110,10 @@ class Roster:
         """Learners that could train but have no task."""
         return [self._waiting[index] for index in sorted(self._waiting)]
 
+    def waits(self, learner: LearnerId) -> bool:
+        """Whether there is a learner of this name that could train but has no task."""
+        return self._index.get(learner) in self._waiting
+
     @property
     def back(self) -> list[LearnerRecord]:
         """Those of `waiting` that have not answered in the open round: with none it takes no time."""

@@ -7,17 +7,24 @@ from dataclasses import replace
 from metis.core.policies import POLICIES
 from metis.core.policy import Policy
 from metis.core.solvers import Solver
-from metis.errors import ConfigError
+from metis.errors import ConfigError, DefinitionError
 from metis.experiments.config.schema import PolicyConfig, SolverConfig
 from metis.experiments.config.tables import build_layer
 from metis.learning.engine import SOLVERS
 from metis.registry import parameters_of
 
 
+def named(table: PolicyConfig) -> Policy:
+    """The policy that a table names, without its layers; an ArgumentError names the impossible setting."""
+    policy = POLICIES[table.name](**table.parameters)
+    if not isinstance(policy, Policy):
+        raise DefinitionError(f"the function of the policy '{table.name}' returned {policy!r}; it must return a Policy")
+    return policy
+
+
 def compose(table: PolicyConfig) -> Policy:
     """The policy that a table describes, without its solver; an ArgumentError names the impossible setting."""
-    layers = (build_layer(key, given) for key, given in table.layers.items())
-    return POLICIES[table.name](**table.parameters).with_layers(*layers)
+    return named(table).with_layers(*(build_layer(key, given) for key, given in table.layers.items()))
 
 
 def build_solver(settings: SolverConfig) -> Solver:

@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 from metis.core.mixing import MemoryStore
 from metis.core.mixing.secure import fewest_members
 from metis.core.model import Model
-from metis.core.policies import POLICIES
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.compose import build_solver
+from metis.experiments.compose import build_solver, named
 from metis.experiments.config.complete import solver_of
 from metis.experiments.config.errors import ConfigErrors, did_you_mean, not_a_choice
 from metis.experiments.config.schema import (
@@ -310,7 +309,7 @@ def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:
         if errors.about(*path):
             continue
         with _reported(errors, path):
-            policy = POLICIES[table.name](**table.parameters).with_layers(*layers)
+            policy = named(table).with_layers(*layers)
             policy.start_community(Model.empty(), MemoryStore())
             alone = None if policy.baseline is None else policy.baseline.learner
             everybody = [name for group in config.learners for name in group.learner_names]

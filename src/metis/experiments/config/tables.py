@@ -235,6 +235,13 @@ def _check_solvers(shared: dict[str, Any], policies: Sequence[dict[str, Any]], e
         for path, table in tables.items():
             _check_settings(next(iter(SOLVERS)), anyone, table, errors, path)
         return
+    undecorated = [
+        path for path, name in solvers.items() if _is_undecorated(SOLVERS[name]) and "solver" in tables[path]
+    ]
+    for path in undecorated:
+        errors.add((*path, "solver"), f"the class of '{solvers[path]}' must be a @dataclass, for its settings")
+    if undecorated:
+        return
     for path, table in tables.items():
         known = solver_settings(solvers[path])
         if path == ("training",):
@@ -244,6 +251,11 @@ def _check_solvers(shared: dict[str, Any], policies: Sequence[dict[str, Any]], e
         model = solver_model(solver)
         for where, table in {("training",): shared, path: tables[path]}.items():
             check_table(model, {key: value for key, value in table.items() if key in model.model_fields}, errors, where)
+
+
+def _is_undecorated(solver: Any) -> bool:
+    """Whether this is a class without @dataclass; those of torch.optim are functions, whose parameters are settings."""
+    return isinstance(solver, type) and not is_dataclass(solver)
 
 
 def _check_settings(
