@@ -374,7 +374,9 @@ def test_no_download_unless_wanted(site, tmp_path):
     """With download=False a missing set is reported at once."""
     with pytest.raises(DataError, match=r"'mnist' is not in .* nor in the cache; put mnist\.npz in a folder"):
         load_dataset("mnist", tmp_path, download=False)
-    with pytest.raises(DataError, match="'mnist' is not in the cache"):
+    with pytest.raises(DataError, match=r"'mnist' is not in the cache, and there is no folder .*/nowhere; put"):
+        load_dataset("mnist", tmp_path / "nowhere", download=False)
+    with pytest.raises(DataError, match="'mnist' is not in the cache; put"):
         load_dataset("mnist", download=False)
     assert site.asked == []
 

@@ -59,6 +59,20 @@ def test_the_solver_of_a_run_is_checked_too() -> None:
         federation().simulate(metis.sync_fedavg(1), rounds=1, solver="sgd")  # type: ignore[arg-type]
 
 
+def test_a_target_is_a_share_where_the_metric_is_one() -> None:
+    """As in a file; a function of the user's may be in per cent, and an error is in its own unit."""
+    policy = metis.sync_fedavg(1)
+    with pytest.raises(MetisError, match=r"^target is 90, but accuracy lies between 0 and 1$"):
+        federation().simulate(policy, rounds=1, target=90)
+    stop = metis.StopRule(rounds=1, target=metis.Target("f1", 90))
+    with pytest.raises(MetisError, match=r"^target is 90, but f1 lies between 0 and 1$"):
+        federation(metrics=["f1"]).simulate(policy, stop)
+    in_per_cent = federation(metrics={"accuracy": lambda outputs, targets: 100.0})
+    assert in_per_cent.simulate(policy, rounds=1, target=90).costs_at_target is not None
+    years = {"network": lambda: nn.Linear(3, 1), "train": (X, X[:, 0]), "test": (X, X[:, 0])}
+    assert federation(task="regression", **years).simulate(policy, rounds=1, target=90).costs_at_target is not None
+
+
 def test_a_run_counts_in_good_english() -> None:
     run = federation().simulate(metis.sync_fedavg(0.25), rounds=1)
     assert "after 1 round, 0.1 s parallel time, 1 update request, 1 step>" in repr(run)

@@ -209,7 +209,7 @@ def test_labels_in_other_alphabets_are_labels_of_their_own() -> None:
         ("partition.classes_per_learner=x", "partition.classes_per_learner: is 'x', must be a whole number or a list"),
         ("evaluation.metric=r2", "evaluation.metric: is 'r2', must be one of accuracy, loss, auc, f1, precision, recall, balanced_accuracy, dice for classification"),
         ("evaluation.metrics=['aux']", "evaluation.metrics.0: is 'aux', must be one of accuracy, loss, auc, f1, precision, recall, balanced_accuracy, dice; did you mean 'auc'?"),
-        ("evaluation.target=90", "evaluation.target: is 90, an accuracy lies between 0 and 1"),
+        ("evaluation.target=90", "evaluation.target: is 90, but accuracy lies between 0 and 1"),
         ("stop.seconds=-1", "stop.seconds: is -1, must be greater than 0"),
         ("learners={name = 'x'}", "learners: is a table, must be a list: write [[learners]], with two brackets"),
     ],

@@ -61,6 +61,7 @@ def test_a_network_is_a_name_or_a_function() -> None:
     [
         ({"dataset": "digit"}, "data.dataset: there is no data set 'digit'; did you mean 'digits'?"),
         ({"speeds": []}, "speeds is []; give the seconds that a batch takes, as in [0.03, 0.3]"),
+        ({"learners": 2, "speeds": [1, 2, 3]}, "speeds has 3 entries, but there are 2 learners"),
         ({"speeds": "fast"}, "speeds is 'fast'; give the seconds that a batch takes, as in [0.03, 0.3]"),
         ({"solver": "AdamW"}, "solver is 'AdamW'; it must be a solver such as metis.AdamW("),
         ({"learners": 0}, "learners is 0; it must be a whole number, 1 or more"),

@@ -108,11 +108,17 @@ def _text(path: Path) -> Path:
     return path
 
 
+def _archive(path: Path) -> Path:
+    path.write_bytes(b"PK\x03\x04 and no more")
+    return path
+
+
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing there": (lambda folder: folder / "no.pt", "there is no file .*no.pt"),
     "code in a pickle": (lambda f: _saved(f / "x.pt", {"a": _Evil()}), "more than tensors, and is not loaded"),
     "a whole module": (lambda f: _saved(f / "x.pt", nn.Linear(2, 2)), "more than tensors.*state dict alone"),
-    "not a pickle": (lambda f: _text(f / "x.pt"), "x.pt (cannot be read as a state dict|has more than tensors)"),
+    "not a pickle": (lambda f: _text(f / "x.pt"), "x.pt is not a model: neither of torch.save"),
+    "a damaged archive": (lambda f: _archive(f / "x.pt"), "x.pt cannot be read as a state dict of torch: "),
     "not safetensors": (lambda f: _text(f / "x.safetensors"), "cannot be read as a safetensors file"),
     "a list": (lambda f: _saved(f / "x.pt", [torch.zeros(2)]), "is not a state dict: it has a list"),
     "a number inside": (lambda f: _saved(f / "x.pt", {"lr": 0.1}), "'lr' is a float, not a tensor"),

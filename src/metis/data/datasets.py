@@ -177,7 +177,11 @@ def _cache_folder() -> Path | None:
 
 def _missing(name: str, folder: Path | str | None) -> str:
     searched = _user_folder(folder)
-    return f"is not in {searched} nor in the cache" if searched is not None else "is not in the cache"
+    if searched is None:
+        return "is not in the cache"
+    if not searched.is_dir():
+        return f"is not in the cache, and there is no folder {searched}"
+    return f"is not in {searched} nor in the cache"
 
 
 def _remedy(name: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from metis.core.solvers import Solver
-from metis.core.stop import StopRule
+from metis.core.stop import StopRule, Target
 from metis.errors import ArgumentError, ConfigError
+from metis.learning.engine import Engine, Examples
 from metis.simulation.speed import Speed
 
 
@@ -44,6 +45,14 @@ def check_learners(learners: Any, kind: type) -> None:
                 "metis.Speed(0.03) for 0.03 seconds a batch",
                 "speed",
             )
+
+
+def check_target(target: Target, engine: Engine, test: Examples | None) -> None:
+    """Refuse one that nothing is measured for, and a percentage where the metric is a share."""
+    if test is None:
+        raise ConfigError("a target needs held-out examples to be measured on: give test=...")
+    if target.metric in getattr(engine, "shares", ()) and not 0 < target.value <= 1:
+        raise ArgumentError(f"target is {target.value:g}, but {target.metric} lies between 0 and 1", "target")
 
 
 def stop_rule(stop: StopRule | None, by_name: StopRule) -> StopRule:

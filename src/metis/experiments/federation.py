@@ -23,7 +23,7 @@ from metis.core.policy import Policy
 from metis.core.solvers import Solver
 from metis.core.stop import Patience, StopRule, Target
 from metis.errors import ArgumentError, ConfigError
-from metis.experiments.arguments import check_learners, check_solver, check_whole, stop_rule
+from metis.experiments.arguments import check_learners, check_solver, check_target, check_whole, stop_rule
 from metis.experiments.at_learners import at_learners, own_tests, setting_of
 from metis.experiments.baselines import federation_of_one
 from metis.experiments.private import check_privacy
@@ -356,8 +356,8 @@ class Federation:
         goal = stop.target
         if goal is None and target is not None:
             goal = Target(self.metric, target, self.higher_is_better)
-        if goal is not None and self.test is None:
-            raise ConfigError("a target needs held-out examples to be measured on: give test=...")
+        if goal is not None:
+            check_target(goal, self.engine, self.test)
         if patience is not None:
             if self.test is None:
                 raise ConfigError("patience needs held-out examples to be measured on: give validation=... or test=...")

@@ -12,6 +12,7 @@ from metis.errors import ArgumentError, ConfigError
 from metis.experiments.build import build_federation
 from metis.experiments.config.load import resolve_config, task_of
 from metis.learning import TorchEngine
+from metis.text import plural
 
 if TYPE_CHECKING:
     from metis.experiments.federation import Federation
@@ -44,6 +45,8 @@ def named_federation(
         learners = len(listed or silos) or 10
     if type(learners) is not int or learners < 1:
         raise ArgumentError(f"learners is {learners!r}; it must be a whole number, 1 or more", "learners")
+    if len(speeds) > learners:
+        raise ArgumentError(f"speeds has {len(speeds)} entries, but there are {plural(learners, 'learner')}", "speeds")
     named = isinstance(network, str)
     if not isinstance(network, str) and not callable(network):
         raise ArgumentError(f"network is {network!r}; give a name, or a function that makes a torch module", "network")
@@ -82,7 +85,7 @@ def named_federation(
 def _groups(learners: int, speeds: list[float], batch_size: int, *, named: bool) -> list[dict[str, Any]]:
     """One group for each speed; the learners take the speeds in turn."""
     groups = []
-    for index, seconds in enumerate(speeds[:learners]):
+    for index, seconds in enumerate(speeds):
         names = [f"site-{number + 1}" for number in range(index, learners, len(speeds))]
         group = {"name": f"speed-{index + 1}", "batch_size": batch_size, "time_per_batch": float(seconds)}
         groups.append(group | ({"names": names} if named else {"count": len(names)}))

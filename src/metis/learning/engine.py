@@ -142,6 +142,7 @@ METRICS: dict[str, dict[str, bool]] = {
     },
     "regression": {"mae": False, "loss": False, "mse": False, "rmse": False, "r2": True},
 }  # fmt: skip
+SHARES = frozenset(METRICS["classification"]) - {"loss"}  # they lie between 0 and 1
 
 
 def measured(task: str, *more: str | None) -> tuple[str, ...]:

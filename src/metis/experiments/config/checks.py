@@ -27,6 +27,7 @@ from metis.experiments.config.schema import (
     task_of,
 )
 from metis.experiments.config.tables import build_layer, check_table, table_model
+from metis.learning.engine import SHARES
 from metis.net import is_loopback
 from metis.simulation.pools.settings import PoolSettings
 
@@ -294,8 +295,8 @@ def _check_stop(config: ExperimentConfig, errors: ConfigErrors) -> None:
         if name not in METRICS[task]:
             errors.add(["evaluation", "metrics", index], not_a_choice(name, METRICS[task]))
     metric, target = evaluation.metric or next(iter(METRICS[task])), evaluation.target
-    if target is not None and metric == "accuracy" and not 0 < target <= 1:
-        errors.add(["evaluation", "target"], f"is {target:g}, an accuracy lies between 0 and 1")
+    if target is not None and metric in SHARES and not 0 < target <= 1:
+        errors.add(["evaluation", "target"], f"is {target:g}, but {metric} lies between 0 and 1")
 
 
 def check_policies(config: ExperimentConfig, errors: ConfigErrors) -> None:

@@ -27,7 +27,7 @@ from metis.learning.sums import Sums
 from metis.learning.torch.batches import examples_in, split
 from metis.learning.torch.flat import FlatNetwork, to_numpy
 from metis.learning.torch.making import WithValues, make_network
-from metis.learning.torch.metrics import add_batch, measures_of, sums_of, values_of
+from metis.learning.torch.metrics import add_batch, measures_of, shares_of, sums_of, values_of
 from metis.learning.torch.objective import LOSSES, Loss, Objective, Task, TrainingStep
 from metis.learning.torch.optimizers import FlatSteps, OptimizerSteps, Steps, TorchOptimizer, check_clip, clip
 from metis.learning.torch.parallel import Part, Ranks
@@ -110,6 +110,7 @@ class TorchEngine(FlatNetwork, PrivateTraining):
         }  # fmt: skip
         self._network = network
         self._measures = measures_of(_METRICS[task] if metrics is None else metrics, task == "regression")
+        self.shares = shares_of(metrics, self._measures)
         self._dtype = _DTYPES[dtype]
         self._threads = threads
         self._local, self._sharing = buffers == "local", parameters

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.errors import ConfigError, MetisError
+from metis.learning.engine import SHARES
 from metis.learning.sums import Sums, value_of
 from metis.learning.torch.flat import to_numpy
 from metis.registry import did_you_mean
@@ -168,6 +169,12 @@ def measures_of(metrics: Mapping[str, Any] | Iterable[str], regression: bool) ->
     """Each metric by name; a list of names is enough for those that Metis knows."""
     named = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics}
     return {name: measure_of(name, metric, regression) for name, metric in named.items()}
+
+
+def shares_of(given: Mapping[str, Any] | Iterable[str] | None, measured: Iterable[str]) -> tuple[str, ...]:
+    """Which metrics lie between 0 and 1; of a function of the user's that is not known."""
+    named = given if isinstance(given, Mapping) else {name: name for name in measured}
+    return tuple(name for name, metric in named.items() if isinstance(metric, str) and metric in SHARES)
 
 
 def add_batch(measures: Mapping[str, Measure], outputs: Any, targets: Any, examples: int) -> None:

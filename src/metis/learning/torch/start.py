@@ -17,6 +17,7 @@ from metis.learning.torch.flat import to_numpy
 
 _FOLDER = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SAVED = (b"PK\x03\x04", b"\x80")  # how files of torch.save begin: a zip archive, before version 1.6 a pickle
 
 
 def load_weights(path: Path) -> dict[str, NDArray[Any]]:
@@ -53,7 +54,15 @@ def _of_safetensors(path: Path) -> dict[str, NDArray[Any]]:
 
 def _of_torch(path: Path) -> dict[str, NDArray[Any]]:
     try:
+        with path.open("rb") as file:
+            saved = file.read(4).startswith(_SAVED)
+        if not saved:
+            raise DataError(
+                f"{path} is not a model: neither of torch.save(module.state_dict(), path) nor a .safetensors file"
+            )
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
     except Exception as problem:  # whatever a file of somebody else's causes
         if type(problem).__name__ == "UnpicklingError":
             raise DataError(
