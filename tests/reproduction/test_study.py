@@ -80,7 +80,7 @@ def test_the_study_of_divisions_differs_from_the_main_comparison_in_who_holds_wh
 
     assert ours.partition.classes == "random_classes"
     assert ours.partition.model_copy(update={"classes": "non_iid"}) == papers.partition
-    for table in ("data", "learners", "network", "stop", "evaluation", "seed"):
+    for table in ("data", "learners", "network", "evaluation", "seed"):
         assert getattr(ours, table) == getattr(papers, table), table
     momentum = {cell.label for cell in condition.environments[0].cells}
     assert momentum == {"Sync", "SemiSync (λ=2)", "FedRec", "AsyncFedAvg", "FedAsync"}
