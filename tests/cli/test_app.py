@@ -124,6 +124,35 @@ def test_json_is_one_document_and_nothing_else() -> None:
     assert result.stderr == ""
 
 
+def test_seeds_of_a_file_are_for_a_comparison(workplace: Path) -> None:
+    """A run says which seed it has, unless that was asked for."""
+    (workplace / "seeds.toml").write_text("seeds = [1, 2]\n" + (workplace / "one.toml").read_text("utf-8"), "utf-8")
+    result = metis("simulate", "seeds.toml", "--out", "a")
+    assert "note: the seeds 1 and 2 of seeds.toml are for metis compare; this run has seed 1990" in result.stderr
+    assert "note" not in metis("simulate", "seeds.toml", "--set", "seed=2", "--out", "b").stderr
+    assert metis("simulate", "seeds.toml", "--json", "--out", "c").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pool", "rays"], "--pool: is 'rays', must be one of inline, processes, ray; did you mean 'ray'?"),
+        (["--set", "run.pool=rays"], "--set run.pool: is 'rays', must be one of inline, processes, ray; did you mean"),
+        (["--workers", "1", "--pool", "inline"], "--workers: the pool 'inline' has no workers, but 1 are asked for"),
+        (["--ray-address", "auto"], "--ray-address: ray_address is for the pool 'ray', but the pool is 'inline'"),
+    ],
+)
+def test_an_option_is_blamed_by_its_name(options: list[str], message: str) -> None:
+    """Not the key of the file that it stands for."""
+    assert refused("simulate", "one.toml", *options).startswith(f"error: {message}")
+
+
+def test_a_target_is_blamed_by_its_option() -> None:
+    """As the options of a pool are."""
+    message = "error: --target: is 90, but accuracy lies between 0 and 1"
+    assert refused("compare", "one.toml", "--target", "90") == message
+
+
 def test_workers_do_not_change_the_result() -> None:
     """The same bits with and without worker processes."""
     inline = json.loads(metis("simulate", "one.toml", "--json", "--out", "a").stdout)

@@ -304,6 +304,10 @@ def test_all_faults_are_listed_at_once() -> None:
         ("a..b=1", "--set a..b=1: write key.path=value, as in learners.0.count=3"),
         ("learners.7.count=1", "--set learners.7.count: learners is a list, so its entries are numbered 0 to 1, as in learners.0.count"),
         ("learners.count=1", "--set learners.count: learners is a list, so its entries are numbered 0 to 1, as in learners.0.count"),
+        ("learners.7=1", "--set learners.7: learners is a list, so its entries are numbered 0 to 1, as in learners.0"),
+        ("learners.x.count=1", "--set learners.x.count: learners is a list, so its entries are numbered 0 to 1, as in learners.0.count"),
+        ("learners.slow.count=1", "--set learners.slow.count: learners is a list, so its entries are numbered 0 to 1, as in learners.1.count"),
+        ("learners.network.latency=1", "--set learners.network.latency: learners is a list, so its entries are numbered 0 to 1, as in learners.0.network.latency"),
         ("policy.name.x=1", "--set policy.name.x: policy.name is 'semisync_fedavg', so it has no keys"),
     ],
 )  # fmt: skip

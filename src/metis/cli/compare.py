@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
         "metis compare demo.toml --seeds 5 --format latex,pdf",
         "metis compare demo.toml --sweep policy.slowest_learner_epochs=0.5,1,2 training.learning_rate=0.01,0.05",
     )
-    add(app, resume, "metis resume runs/first-semisync-lambda-2")
+    add(app, resume, "metis resume runs/first-semisync")
 
 
 def compare(
@@ -103,13 +103,14 @@ def compare(
     a comparison that was interrupted.
     """
     from metis.experiments.compare import check_comparable
+    from metis.experiments.config.errors import ByOption
     from metis.experiments.sweep import parse_seeds
 
     files, axes = _files_and_axes(files, sweep)
     formats = report.formats_named(format_) if format_ else []
     changes = overrides(set_, workers, pool, ray_address)
     if target is not None:
-        changes.append(f"evaluation.target={target}")
+        changes.append(ByOption("--target", "evaluation.target", target))
     names = _names(files)
     configs = [track.tracked(running.load(file, changes), tracking) for file in files]
     check_comparable(list(zip(names, configs, strict=True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -55,5 +54,11 @@ def overrides(
     sets: Sequence[str], workers: int | None, pool: str | None = None, ray_address: str | None = None
 ) -> list[str]:
     """All options that change the file, as KEY=VALUE."""
-    given = {"run.workers": workers, "run.pool": pool, "run.ray_address": ray_address}
-    return [*sets, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
+    from metis.experiments.config.errors import ByOption
+
+    given = (
+        ("--workers", "run.workers", workers),
+        ("--pool", "run.pool", pool),
+        ("--ray-address", "run.ray_address", ray_address),
+    )
+    return [*sets, *(ByOption(*change) for change in given if change[2] is not None)]

@@ -44,9 +44,9 @@ def register(app: typer.Typer) -> None:
     add(
         app,
         replay,
-        "metis replay runs/first-semisync-lambda-2 --policy sync_fedavg local_epochs=4",
+        "metis replay runs/first-semisync --policy sync_fedavg local_epochs=4",
         "metis replay state --policy other.toml",
-        "metis replay runs/first-semisync-lambda-2 slowest_learner_epochs=1",
+        "metis replay runs/first-semisync update_requests_an_hour=600",
     )
 
 
@@ -124,16 +124,15 @@ def probe(
     from metis.planning.probe import probe_config, run_probe
     from metis.reporting.planning import probe_table
 
-    if file is None and site is None:
-        raise ConfigError("give a FILE, or a site file with --site")
-    if name is None and file is None:
-        name = "site"
-        note(f"using the data that {site} has for '{name}'; choose another learner with --name")
-    if name is None:
-        raise ConfigError("give the name of the learner that runs on this machine: --name NAME")
     if file is None:
-        assert site is not None
-        config = probe_config(site, name, batch_size or 32)
+        if site is None:
+            raise ConfigError("give a FILE, or a site file with --site")
+        config = probe_config(site, name or "site", batch_size or 32)
+        if name is None:
+            name = "site"
+            note(f"using the data that {site} has for '{name}'; choose another learner with --name")
+    elif name is None:
+        raise ConfigError("give the name of the learner that runs on this machine: --name NAME")
     else:
         config = load(file, set_)
         if batch_size is not None:

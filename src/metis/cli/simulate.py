@@ -21,7 +21,8 @@ from metis.cli.options import (
     WorkersOption,
     overrides,
 )
-from metis.cli.output import add, stderr
+from metis.cli.output import add, note, stderr
+from metis.text import listed
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
         app,
         simulate,
         "metis simulate first.toml",
-        "metis simulate first.toml --set policy.slowest_learner_epochs=1 --out runs/lambda-1",
+        "metis simulate first.toml --set learners.1.time_per_batch=0.9 --out runs/slower",
         "metis simulate demo.toml --policy FedRec --workers 2 --json > fedrec.json",
     )
 
@@ -58,6 +59,13 @@ def simulate(
     """
     changes = overrides(set_, workers, pool, ray_address)
     config = track.tracked(running.with_policy(running.load(file, changes), file.name, policy), tracking)
+    chosen = any(change.partition("=")[0].strip() == "seed" for change in changes)
+    if config.seeds and config.seeds != [config.seed] and not chosen and not as_json:
+        seeds = listed([str(seed) for seed in config.seeds], 5)
+        note(
+            f"the seeds {seeds} of {file.name} are for metis compare; this run has seed {config.seed}, choose another "
+            "with --set seed=..."
+        )
     (job,) = running.jobs_of(config, file.name, lambda name: out or Path("runs") / f"{file.stem}-{name}")
     federation = running.federation_of(config, file.name, as_json, changes)
     with running.new_folder(job.out, force):

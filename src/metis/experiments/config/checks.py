@@ -40,7 +40,7 @@ def network_parameters(
 ) -> dict[str, Any]:
     """The options of the network, checked against the function that makes it; `overridden` came by --set."""
     errors = ConfigErrors(source)
-    errors.overridden.extend(overridden)
+    errors.overridden |= dict.fromkeys(overridden, "--set")
     name = config.network.name
     if name not in networks:
         errors.add(["network", "name"], f"there is no network '{name}'; {did_you_mean(name, networks)}")

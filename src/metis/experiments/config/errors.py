@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,13 +77,26 @@ def shown(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
+class ByOption(str):
+    """A change of a file, KEY=VALUE, by an option of its own, which errors name instead of --set."""
+
+    __slots__ = ("option",)
+
+    option: str
+
+    def __new__(cls, option: str, key: str, value: Any) -> ByOption:
+        made = super().__new__(cls, f"{key}={json.dumps(value) if isinstance(value, str) else value}")
+        made.option = option
+        return made
+
+
 class ConfigErrors:
     """Everything that is wrong with one file, one line each."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.single_policy = False  # [policy] instead of [[policy]]: paths have no number then
-        self.overridden: list[str] = []  # paths that --set changed or made
+        self.overridden: dict[str, str] = {}  # paths that an option changed or made, and which one
         self._found: dict[tuple[tuple[str | int, ...], str], None] = {}
 
     def add(self, path: Sequence[str | int], message: str) -> None:
@@ -96,8 +110,10 @@ class ConfigErrors:
         if self.single_policy and path[:2] == ("policy", 0):
             path = ("policy", *path[2:])
         name = ".".join(map(str, path))
-        by_hand = any(name == key or name.startswith(f"{key}.") for key in self.overridden)
-        return f"--set {name}: {message}" if by_hand else f"{self.source}: {name}: {message}"
+        by = next((by for key, by in self.overridden.items() if name == key or name.startswith(f"{key}.")), None)
+        if by is None:
+            return f"{self.source}: {name}: {message}"
+        return f"--set {name}: {message}" if by == "--set" else f"{by}: {message}"
 
     def error(self) -> ConfigError:
         return ConfigError("\n".join(self._line(*found) for found in self._found))
@@ -117,9 +133,9 @@ class ConfigErrors:
             inside = _path_in_file(found["loc"], raw, keep_last=kind in ("missing", "extra_forbidden"))
             path = (*prefix, *inside)
             if kind == "extra_forbidden":
-                self.add(path, unknown_key(str(path[-1]), _table_at(model, inside[:-1])))
+                self.add(path, unknown_key(str(path[-1]), table_at(model, inside[:-1])))
             elif kind == "missing":
-                self.add(path, _missing(path, _table_at(model, inside[:-1]).get(str(inside[-1]))))
+                self.add(path, _missing(path, table_at(model, inside[:-1]).get(str(inside[-1]))))
             elif kind in ("too_short", "string_too_short", "too_long"):
                 self.add(path, _wrong_length(path, context, value))
             elif kind == "literal_error":
@@ -168,7 +184,7 @@ def _path_in_file(location: Sequence[str | int], raw: Any, *, keep_last: bool) -
     return path
 
 
-def _table_at(model: type[BaseModel], path: Sequence[str | int]) -> Mapping[str, Any]:
+def table_at(model: type[BaseModel], path: Sequence[str | int]) -> Mapping[str, Any]:
     """The fields of the table at this path."""
     current: type[BaseModel] | None = model
     for part in path:

@@ -19,7 +19,7 @@ from metis.core.policies import POLICIES
 from metis.errors import ConfigError
 from metis.experiments.config.checks import check_files, check_policies, check_site, cross_check, network_parameters
 from metis.experiments.config.complete import completed, labelled, slug
-from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown
+from metis.experiments.config.errors import ConfigErrors, did_you_mean, shown, table_at
 from metis.experiments.config.kinds import Table
 from metis.experiments.config.schema import (
     METRICS,
@@ -105,7 +105,7 @@ def resolve_config(
     raw = cast("dict[str, Any]", _copied(content))
     errors = ConfigErrors(source)
     for override in overrides:
-        errors.overridden.append(_apply_override(raw, override))
+        errors.overridden[_apply_override(raw, override)] = getattr(override, "option", "--set")
     errors.single_policy = isinstance(raw.get("policy"), dict)
     if errors.single_policy:
         raw["policy"] = [raw["policy"]]
@@ -176,7 +176,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> str:
                 known = f"0 to {len(target) - 1}" if len(target) > 1 else "0"
                 raise ConfigError(
                     f"--set {path}: {here} is a list, so its entries are numbered {known}, as in "
-                    f"{'.'.join([here, '0', *names[depth + name.isdecimal() :]])}"
+                    f"{'.'.join([here, *_numbered(names, depth, target)])}"
                 )
             key: Any = int(name)
         elif isinstance(target, dict):
@@ -193,6 +193,16 @@ def _apply_override(raw: dict[str, Any], override: str) -> str:
                 target[key] = {}
             target = target[key]
     return made or path
+
+
+def _numbered(names: Sequence[str], depth: int, entries: Sequence[Any]) -> list[str]:
+    """The rest of a path into a list, as it should be: a number before the key of an entry, or in place of a name."""
+    name, *rest = names[depth:]
+    called = [str(k) for k, entry in enumerate(entries) if isinstance(entry, dict) and entry.get("name") == name]
+    is_key = not rest or name in table_at(ExperimentConfig, names[:depth]) or name in LAYERS
+    if is_key and not called and not name.isdecimal():
+        return ["0", name, *rest]
+    return [called[0] if called else "0", *rest]
 
 
 def _toml_value(text: str) -> Any:
