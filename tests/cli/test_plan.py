@@ -399,7 +399,7 @@ def test_a_site_file_alone_can_be_probed(workplace: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["learner"] == "site"
     assert result.stderr == "note: using the data that site.py has for 'site'; choose another learner with --name\n"
-    assert refused("probe", "--site", "no.py").startswith("error: no.py: site.file: there is no file ")
+    assert refused("probe", "--site", "no.py").startswith("no.py: site.file: there is no file ")
 
 
 def test_a_probe_with_the_experiments_file_and_its_site(workplace: Path) -> None:
