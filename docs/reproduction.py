@@ -355,6 +355,11 @@ def _labelled(environment: Environment, label: str) -> Cell:
     return next(cell for cell in environment.cells if cell.label == label)
 
 
+def _same_policy(environment: Environment, label: str) -> Cell:
+    """The policy of this name, which has its solver behind it in environments with several."""
+    return next(cell for cell in environment.cells if cell.label in (label, f"{label} w/ Momentum"))
+
+
 def division_part(evidence: Evidence) -> str:
     """The headline's environment with other learners sharing other classes, beside the division that decides it."""
     environment = evidence.environments[HEADLINE]
@@ -370,9 +375,7 @@ def division_part(evidence: Evidence) -> str:
             costs = _study_costs(row, table["until"])
             if not costs:
                 continue
-            cell = next(
-                each for each in environment.cells if each.label in (row["label"], f"{row['label']} w/ Momentum")
-            )
+            cell = _same_policy(environment, row["label"])
             own = _study_costs(semisync, table["until"])
             pairs = [(own[index], costs[index]) for index in own if index in costs]
             ratios = ["", ""]
@@ -426,7 +429,7 @@ def tutorial_part() -> str:
     """What SemiSync has after the paper's iterations with one thing changed in training, at the paper's width."""
     plain = "as in the other experiments"
     tables = {table["condition"]: table for table in _kept_study("tutorial")}
-    longer = tables.pop("until-target", None)
+    tables.pop("until-target", None)  # it ends at a target
     final = {row["label"]: row["final"][0] for table in tables.values() for row in table["rows"] if row["runs"]}
     if plain not in final:
         return "Not run yet."
@@ -434,12 +437,32 @@ def tutorial_part() -> str:
     for label in sorted(final, key=lambda label: label != plain):
         difference = "" if label == plain else f"{final[label] - final[plain]:+.3f}"
         lines.append(f"| {label} | {final[label]:.4f} | {difference} |")
-    for row in longer["rows"] if longer else []:
-        time = _time(row)
-        if math.isfinite(time):
-            rounds = row["update_requests"]["mean"] / 10
-            lines += ["", f"With both it has {longer['target']:g} after {time:,.0f} s, {rounds:.0f} rounds."]
     return "\n".join(lines)
+
+
+def width_part(evidence: Evidence) -> str:
+    """When policies have the paper's 0.75 at the paper's width, and after how many iterations."""
+    environment = evidence.environments["cifar10-heterogeneous-uniform-iid"]
+    lines = [
+        "| policy | seconds until 0.75 | iterations | the paper's | iterations until 0.66 at width 16 | best |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for table in _kept_study("tutorial"):
+        for row in table["rows"] if table["condition"] == "until-target" else ():
+            if not row["runs"]:
+                continue
+            cell = _same_policy(environment, row["label"])
+            time, narrow = _time(row), evidence.runs[cell.name].costs_at_target
+            shown = (
+                row["label"],
+                f"not by {table['until']:,.0f}" if math.isinf(time) else f"{time:,.0f}",
+                "–" if math.isinf(time) else f"{row['iterations']['mean']:,.0f}",
+                "–" if cell.published is None else f"{cell.published.iterations:,}",
+                "–" if narrow is None else f"{narrow.steps:,}",
+                f"{row['best'][0]:.4f}",
+            )
+            lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines) if len(lines) > 2 else "Not run yet."
 
 
 def sweeps_part() -> str:
@@ -540,6 +563,7 @@ def main() -> None:
         "sweeps": sweeps_part(),
         "momentum": momentum_part(),
         "tutorial": tutorial_part(),
+        "width": width_part(evidence),
         "published_times": published_times_part(evidence),
         "times": times_part(evidence),
         "headline": headline_part(evidence),

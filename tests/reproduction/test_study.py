@@ -223,7 +223,10 @@ def test_a_study_of_runs_to_the_end_shows_how_they_ended(tmp_path: Path) -> None
     run_cells(cells, tmp_path, 1, lambda board: None)
     runs = load_finished(cells, tmp_path)
     (run,) = runs.values()
-    sheet = study_sheet(condition_table(condition, runs))
+    table = condition_table(condition, runs)
+    assert run.costs_at_target is not None
+    assert table["rows"][0]["iterations"]["values"] == [run.costs_at_target.steps]
+    sheet = study_sheet(table)
     assert "λ" not in sheet.foot and not any("λ" in heading for heading in sheet.headings)
     column = sheet.headings.index("final accuracy") - 1
     assert [row.cells[column].value for row in sheet.rows] == [f"{run.final_metric:.4g}", "–", "–"]

@@ -189,6 +189,7 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     """A condition of a study: what each policy cost until the target, as median and range over the seeds."""
     names = {
         "parallel_time": "PT (s)",
+        "iterations": "iter.",
         "update_requests": "CC",
         "slow_update_requests": "CC of slow\nlearners",
         "energy_equation": ENERGIES["equation"],
@@ -202,7 +203,7 @@ def study_sheet(table: Mapping[str, Any]) -> Sheet:
     lowest = {
         key: min((r[key]["median"] for r in rows if r[key]["median"] is not None), default=None)
         for key in names
-        if key != "slow_update_requests"
+        if key not in ("iterations", "slow_update_requests")
     }
     made = []
     for row in rows:

@@ -104,6 +104,7 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
                 "runs": sum(run is not None for run in own),
                 "reached": sum(found is not None for found in costs),
                 **{key: spread([None if c is None else cost(c) for c in costs]) for key, cost in COSTS.items()},
+                "iterations": spread([None if c is None else c.steps for c in costs]),
                 "slow_update_requests": spread(
                     [
                         None if c is None or r is None else slow_update_requests(r, c)
