@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -146,6 +147,20 @@ def test_a_lucky_model_of_a_jumping_policy_does_not_count(
     steady = Steady(Target("accuracy", 0.6))
     found = [at for at, value in measured if steady.note(at, {"accuracy": value})]
     assert found == ([] if reached_at is None else [reached_at])
+
+
+def test_a_stricter_rule_about_luck() -> None:
+    """A longer window or a smaller tolerance."""
+    measured = [(5, 0.5), (20, 0.59), (40, 0.58), (45, 0.61)]
+    rules: tuple[tuple[dict[str, float], list[int]], ...] = (
+        ({}, [45]),
+        ({"seconds": 50.0}, [45]),
+        ({"within": 0.0}, []),
+        ({"within": 0.01}, [45]),
+    )
+    for rule, reached in rules:
+        steady = Steady(Target("accuracy", 0.6), **rule)
+        assert [at for at, value in measured if steady.note(at, {"accuracy": value})] == reached, rule
 
 
 def test_an_error_in_years_does_not_jump() -> None:
@@ -360,6 +375,17 @@ def test_brain_age() -> None:
     for words in (("BrainAge", "faster than Sync"), ("BrainAge", "fewer update requests")):
         assert verdicts(good, *words)[0].verdict == "confirmed"
         assert verdicts(bad, *words)[0].verdict == "contradicted"
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(6, "confirmed"), (8, "confirmed"), (20, "contradicted")])
+def test_as_many_requests_on_brain_age(rounds: int, verdict: str) -> None:
+    """Within a factor of 1.5, whichever needs more."""
+    labels = ("Sync w/ Vanilla", "SemiSync (λ=3) w/ Vanilla", "SemiSync (λ=4) w/ Vanilla")
+    found = evidence(BRAIN, dict(zip(labels, (7, rounds, 7), strict=True)))
+    spread = {"BrainAge IID": Spread(0.05, 10), "BrainAge Non-IID": Spread(0.05, 10)}
+    (claim,) = check_claims(found, ("BrainAge", "about as many"), spread=spread)
+    assert claim.verdict == verdict, claim.sentence
+    assert claim.effect
 
 
 def test_the_head_of_power_law_is_compared_in_the_same_time() -> None:
@@ -691,6 +717,26 @@ def test_a_verdict_is_marked_by_what_it_rests_on(supporting: Evidence) -> None:
     assert Finding([Part("holds", ""), Part("tie", "")]).marks == ["with a tie"]
     assert Finding([Part("tie", "")]).marks == []
     assert any("one seed" in mark for claim in verdicts(supporting) for mark in claim.marks)
+
+
+def test_one_of_many_that_contradicts_has_the_interval_of_all(contradicting: Evidence) -> None:
+    """The verdict is read off the number that is shown."""
+    spread = {"CIFAR-10 IID": Spread(0.05, 10), "CIFAR-10 Non-IID": Spread(0.05, 10)}
+    claims = check_claims(contradicting, ("Heterogeneous", "first"), spread=spread)
+    environment = next(iter(contradicting.environments.values()))
+    rivals = (len(environment.cells) - 1) * 3
+    assert claims[0].verdict == "contradicted" and claims[0].effect.startswith("Sync w/ Momentum")
+    shown = [float(end) for end in re.findall(r"\[(.*), (.*)\]", claims[0].effect)[0]]
+    mean = float(re.findall(r"×([0-9.]+)", claims[0].effect)[0])
+    half = deviations(rivals, 10) * 0.05 * math.sqrt(2)
+    assert shown == pytest.approx([mean * math.exp(-half), mean * math.exp(half)], abs=0.01 + 0.01 * math.exp(half))
+
+
+def test_the_speeds_of_the_papers_rows_are_not_called_constant() -> None:
+    """Under SemiSync they change after the cold start, so that its learners wait there."""
+    timed = load_environments("paper", results=["table3"], timings="published")
+    (claim,) = [claim for claim in check_claims(Evidence("paper", timed, {})) if "no idle time" in claim.text]
+    assert "constant" not in claim.sentence and "by construction" not in claim.marks
 
 
 FIGURE_9 = load_environments("decisive", results=["figure9"])

@@ -189,6 +189,16 @@ def test_a_curve_that_contradicts_the_schedule_is_refused(environment: Environme
     file.write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="is damaged"):
         read_curve(file)
+    for row, problem in (
+        ("[1]", "which must be 2 finite numbers"),
+        ("[1, 0.5, NaN]", "which must be 2 finite numbers"),
+    ):
+        file.write_text(f'{{"settings": "", "metrics": ["loss", "accuracy"], "measured": [{row}]}}', encoding="utf-8")
+        with pytest.raises(DataError, match=f"{file.name} is not the curve of a run: version 1 has .*{problem}"):
+            read_curve(file)
+    file.write_text('{"metrics": []}', encoding="utf-8")
+    with pytest.raises(DataError, match="is not the curve of a run: it has no 'settings'; delete it"):
+        read_curve(file)
 
 
 def test_single_seeds_are_run_until_some_second(environment: Environment, tmp_path: Path) -> None:

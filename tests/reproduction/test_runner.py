@@ -513,6 +513,13 @@ def test_a_report_has_the_claims_that_its_results_decide(tmp_path: Path) -> None
     [
         ({"results": ("tabel3",)}, "no result 'tabel3'; did you mean 'table3'"),
         ({"results": ("table3",), "rounds": 2}, "--rounds needs --dry-run"),
+        (
+            {"results": ("table3",), "rounds": 10**8, "dry_run": True},
+            "--rounds is 100,000,000; it must be at most 10,000",
+        ),
+        ({"results": ("figure2",), "overrides": ("foo=1",)}, "--set changes runs, and figure2 has none"),
+        ({"results": ("figure2", "figure4"), "overrides": ("foo=1",)}, "and figure2 and figure4 have none"),
+        ({"results": ("figure9",), "timings": "published", "dry_run": True}, "tables have no rows of figure9, only of"),
         ({"results": ("table3",), "policies": ("FedRec",)}, "--policy needs --scale decisive"),
         ({"results": ("table3",), "environments": ("emnist",)}, "--environment needs --scale decisive"),
         ({"results": ("table3",), "dry_run": True, "seeds": (1,)}, "--seed says how runs are made; with --dry-run"),

@@ -20,6 +20,8 @@ from metis.reproduction.study import STUDIES, load_study
 from metis.reproduction.tables import RESULTS, slowest_learner_epochs
 from metis.text import number
 
+MOST_ROUNDS = 10_000  # of a dry run: more take minutes
+
 
 def scale_named(name: str) -> Scale:
     """The scale of this name."""
@@ -53,6 +55,8 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         raise ConfigError(
             "--rounds needs --dry-run; set the length of a run in its file, or with --set stop.rounds=..."
         )
+    if request.rounds is not None and request.rounds > MOST_ROUNDS:
+        raise ConfigError(f"--rounds is {request.rounds:,}; it must be at most {MOST_ROUNDS:,}")
     study = bool(set(request.results) & set(STUDIES))
     _check_options(request, study=study)
     if request.until is not None and not 0 < request.until < math.inf:
@@ -69,6 +73,7 @@ def command(request: Request, stdout: Console, stderr: Console) -> Reproduced:
         return run_study(request, conditions, stdout, stderr)
     results = chosen_results(request.results)
     environments = load_environments(request.scale, request.overrides, results=results, timings=request.timings)
+    _check_runs(request, results, list(environments.values()))
     if request.dry_run:
         return show_schedules(request, list(environments.values()), stdout, stderr)
     return reproduce(request, results, environments, stdout, stderr)
@@ -106,6 +111,19 @@ def _check_options(request: Request, *, study: bool) -> None:
         raise ConfigError(f"{given} needs --scale decisive; the other scales run everything that a result needs")
     if request.curves is not None and not request.train and not request.curves.is_dir():
         raise ConfigError(f"--curves {request.curves}: there is no such folder, and --report-only runs nothing")
+
+
+def _check_runs(request: Request, results: Sequence[str], environments: Sequence[Environment]) -> None:
+    """Refuse options that change runs where these results have no run that they could change."""
+    cells = [cell for environment in environments for cell in environment.needed_for(results)]
+    names, have = " and ".join(results), "have" if len(results) > 1 else "has"
+    if request.overrides and not cells:
+        raise ConfigError(f"--set changes runs, and {names} {have} none")
+    if request.timings == "published" and not any(cell.published for cell in cells):
+        raise ConfigError(
+            f"--timings published: the paper's tables have no rows of {names}, only of table1, table2, table3, figure7 "
+            "and figure8"
+        )
 
 
 def listing(scale: Scale, stdout: Console) -> Reproduced:
@@ -154,6 +172,13 @@ def show_schedules(
         document += [schedule.to_json() for schedule in schedules]
     if missing and not document:
         raise missing[0]
+    if request.timings == "published":
+        stdout.print(
+            "Iterations, update requests and PT are those of the paper's rows. EC is not: what an asynchronous learner "
+            "did beside training for each batch is charged as training.",
+            style="dim",
+            soft_wrap=True,
+        )
     if request.rounds is None and any(not (schedule["published"] or {}).get("iterations") for schedule in document):
         stdout.print(
             f"A row without published iterations goes as far as a run at --scale {request.scale} does.", style="dim"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import statistics
 from collections import deque
@@ -44,8 +45,10 @@ class Steady:
     that time, which counts. An error in years does not jump.
     """
 
-    def __init__(self, target: Target | None) -> None:
-        self._target = target
+    def __init__(
+        self, target: Target | None, *, seconds: float = STEADY_SECONDS, within: float = STEADY_WITHIN
+    ) -> None:
+        self._target, self._seconds, self._within = target, seconds, within
         self._recent: deque[tuple[float, float]] = deque()
 
     def note(self, at: float, metrics: dict[str, float]) -> bool:
@@ -54,10 +57,10 @@ class Steady:
         if target is None or target.metric not in metrics:
             return False
         self._recent.append((at, metrics[target.metric]))
-        while self._recent[0][0] <= at - STEADY_SECONDS:
+        while self._recent[0][0] <= at - self._seconds:
             self._recent.popleft()
         typical = statistics.median(value for _, value in self._recent)
-        return target.reached_by(metrics) and (target.metric != "accuracy" or typical >= target.value - STEADY_WITHIN)
+        return target.reached_by(metrics) and (target.metric != "accuracy" or typical >= target.value - self._within)
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,11 @@ def read_curve(file: Path) -> Curve | None:
     except ValueError:
         raise DataError(f"{file} is damaged; delete it to run it again") from None
     try:
+        metrics = tuple(content["metrics"])
         return Curve(
             content["settings"],
-            tuple(content["metrics"]),
-            tuple((int(number), tuple(map(float, values))) for number, *values in content["measured"]),
+            metrics,
+            tuple(_measured(row, len(metrics)) for row in content["measured"]),
             float(content["at"]),
             int(content["steps"]),
             content["ended"],
@@ -178,7 +182,16 @@ def read_curve(file: Path) -> Curve | None:
             content["made_by"],
         )
     except (KeyError, TypeError, ValueError) as problem:
-        raise DataError(f"{file} is not the curve of a run: {problem!r}") from None
+        missing = f"it has no {problem}" if isinstance(problem, KeyError) else problem
+        raise DataError(f"{file} is not the curve of a run: {missing}; delete it to run it again") from None
+
+
+def _measured(row: Sequence[float], metrics: int) -> tuple[int, tuple[float, ...]]:
+    """A version and its metrics."""
+    number, *values = row
+    if len(values) != metrics or not all(map(math.isfinite, values)):
+        raise ValueError(f"version {number} has {values}, which must be {metrics} finite numbers")
+    return int(number), tuple(map(float, values))
 
 
 def run_of(cell: Cell, curve: Curve, judged: Run | None = None) -> Run:

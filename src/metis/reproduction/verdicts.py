@@ -214,15 +214,23 @@ class Ratio:
     @property
     def times(self) -> str:
         """With a sign where it is a number."""
-        return f"×{self}" if self.kind != "unknown" and 0 < self.mean < math.inf else str(self)
+        return self.written()
+
+    def written(self, among: int = 1) -> str:
+        """With a sign where it is a number, and the interval that holds for so many numbers together."""
+        number = self._number(among)
+        return f"×{number}" if self.kind != "unknown" and 0 < self.mean < math.inf else number
 
     def __str__(self) -> str:
+        return self._number()
+
+    def _number(self, among: int = 1) -> str:
         if self.kind == "unknown":
             return "not known"
         if not 0 < self.mean < math.inf:
             return "only the first reaches the target" if self.mean else "only the second reaches the target"
         sign = {"exact": "", "at least": "≥ ", "at most": "≤ "}[self.kind]
-        low, high = self.interval
+        low, high = self._within(among)
         span = "" if self.spread == 0 or self.kind != "exact" else f" [{low:.2f}, {high:.2f}]"
         return f"{sign}{self.mean:.2f}{span}"
 
@@ -307,7 +315,10 @@ class Finding:
 
     @property
     def effect(self) -> str:
-        """The number that decides: of what contradicts, the clearest; else of what is closest to contradicting."""
+        """The number that decides: of what contradicts, the clearest; else of what is closest to contradicting.
+
+        One that contradicts as one among many has the interval that holds for all of them.
+        """
         parts = [part for part in self.parts if part.outcome == self.outcome] or self.parts
         sizes = [part.size for part in parts if part.size]
         if sizes:
@@ -322,7 +333,8 @@ class Finding:
         # What fails does so by the upper end of its interval, what holds by the lower.
         end = 1 if self.outcome == "fails" else 0
         one = min(known, key=lambda one: one.ratio.interval[end] / one.least)
-        return f"{one.rival.label} {one.ratio.times}, {one.own.environment.paper.distribution}"
+        ratio = one.ratio.written(one.among if self.outcome == "fails" else 1)
+        return f"{one.rival.label} {ratio}, {one.own.environment.paper.distribution}"
 
     @property
     def open(self) -> list[Comparison]:
