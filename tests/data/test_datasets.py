@@ -323,7 +323,7 @@ def test_without_a_network_one_sentence_says_what_to_do(serve, monkeypatch, tmp_
     with pytest.raises(DataError) as raised:
         load_dataset("cifar10", tmp_path)
     assert str(raised.value) == (
-        f"data set 'cifar10' is not in {tmp_path} nor in the cache and could not be downloaded "
+        f"data set 'cifar10' is not in {tmp_path} nor in the cache, and it could not be downloaded "
         "(no connection to 127.0.0.1); put cifar10.npz in a folder and name that with METIS_DATA or data.folder"
     )
     assert nothing_left(tmp_path / "cache")
@@ -374,7 +374,7 @@ def test_no_download_unless_wanted(site, tmp_path):
     """With download=False a missing set is reported at once."""
     with pytest.raises(DataError, match=r"'mnist' is not in .* nor in the cache; put mnist\.npz in a folder"):
         load_dataset("mnist", tmp_path, download=False)
-    with pytest.raises(DataError, match=r"'mnist' is not in the cache, and there is no folder .*/nowhere; put"):
+    with pytest.raises(DataError, match=r"'mnist' is not in the cache \(there is no folder .*/nowhere either\); put"):
         load_dataset("mnist", tmp_path / "nowhere", download=False)
     with pytest.raises(DataError, match="'mnist' is not in the cache; put"):
         load_dataset("mnist", download=False)

@@ -87,7 +87,7 @@ def load_dataset(
             # The same error, but it also names the folders that were searched before.
             reason = error.__cause__ if isinstance(error.__cause__, _DownloadFailed) else error
             raise DataError(
-                f"data set '{name}' {_missing(name, folder)} and could not be downloaded ({reason}); {_remedy(name)}"
+                f"data set '{name}' {_missing(name, folder)}, and it could not be downloaded ({reason}); {_remedy(name)}"
             ) from error
     return _read(source, path) if source.read is None else source.read(path, **options)
 
@@ -180,7 +180,7 @@ def _missing(name: str, folder: Path | str | None) -> str:
     if searched is None:
         return "is not in the cache"
     if not searched.is_dir():
-        return f"is not in the cache, and there is no folder {searched}"
+        return f"is not in the cache (there is no folder {searched} either)"
     return f"is not in {searched} nor in the cache"
 
 
