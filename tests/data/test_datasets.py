@@ -323,7 +323,7 @@ def test_without_a_network_one_sentence_says_what_to_do(serve, monkeypatch, tmp_
     with pytest.raises(DataError) as raised:
         load_dataset("cifar10", tmp_path)
     assert str(raised.value) == (
-        f"data set 'cifar10' is not in {tmp_path} nor in the cache, and it could not be downloaded "
+        f"data set 'cifar10' is not in {tmp_path} nor in the cache, and could not be downloaded "
         "(no connection to 127.0.0.1); put cifar10.npz in a folder and name that with METIS_DATA or data.folder"
     )
     assert nothing_left(tmp_path / "cache")

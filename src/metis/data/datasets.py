@@ -87,7 +87,7 @@ def load_dataset(
             # The same error, but it also names the folders that were searched before.
             reason = error.__cause__ if isinstance(error.__cause__, _DownloadFailed) else error
             raise DataError(
-                f"data set '{name}' {_missing(name, folder)}, and it could not be downloaded ({reason}); {_remedy(name)}"
+                f"data set '{name}' {_missing(name, folder)}, and could not be downloaded ({reason}); {_remedy(name)}"
             ) from error
     return _read(source, path) if source.read is None else source.read(path, **options)
 
