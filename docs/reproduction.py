@@ -1,6 +1,7 @@
 """Writes the generated parts of the reproduction report and of its evidence, and the figures, from experiments/results.
 
     python docs/reproduction.py
+    python docs/reproduction.py runs/paper/small/sweeps/results.json      # first adds the runs of a study to those kept
 
 Nothing is trained. The curves are written by `metis reproduce RESULT --scale decisive`.
 """
@@ -11,6 +12,7 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from metis.reproduction.panels import draw_figures
 from metis.reproduction.queue import hours_left, queue
 from metis.reproduction.schedule import schedule_cell
 from metis.reproduction.sheets import cost_sheet
+from metis.reproduction.study import joined
 from metis.reproduction.tables import ASYNC, RESULTS, Cost, Evidence, MixingTime, cost_table, protocol_of
 from metis.reproduction.timings import row_times
 from metis.reproduction.verdicts import Ratio, kind_of_data, ours
@@ -447,9 +450,13 @@ def _study_costs(row: dict[str, Any], until: float) -> dict[int, Cost]:
     }
 
 
+def _study_file(name: str) -> Path:
+    return HERE.parent / "experiments" / name / "results.json"
+
+
 def _kept_study(name: str) -> list[dict[str, Any]]:
     """The tables of a study whose results.json is kept with its files."""
-    file = HERE.parent / "experiments" / name / "results.json"
+    file = _study_file(name)
     tables: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["conditions"] if file.exists() else []
     return tables
 
@@ -593,7 +600,17 @@ def queue_part(evidence: Evidence) -> str:
     return "\n".join(lines)
 
 
+def add_study(file: Path) -> None:
+    """Add what `metis reproduce STUDY` wrote, here or on another machine, to what is kept of the study."""
+    new = json.loads(file.read_text("utf-8"))
+    target = _study_file(new["study"])
+    kept = json.loads(target.read_text("utf-8")) if target.exists() else None
+    target.write_text(json.dumps(joined(kept, new), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def main() -> None:
+    for file in sys.argv[1:]:
+        add_study(Path(file))
     evidence = gather()
     claims = check_claims(evidence, second=at_other_targets(evidence, RESULTS, results_folder()))
     parts = {

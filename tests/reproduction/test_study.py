@@ -24,7 +24,7 @@ from metis.reproduction.results import Request
 from metis.reproduction.runner import run_cells
 from metis.reproduction.schedule import dry_run, slow_update_requests
 from metis.reproduction.sheets import study_sheet
-from metis.reproduction.study import STUDIES, Condition, condition_table, load_study, spread, verdicts
+from metis.reproduction.study import COSTS, STUDIES, Condition, condition_table, joined, load_study, spread, verdicts
 
 TINY = (
     "data.dataset=digits", "data.train_examples=200", "data.test_examples=50", "network.hidden=[8]",
@@ -167,6 +167,37 @@ def test_a_part_of_a_study_is_run(tmp_path: Path) -> None:
     after = command(replace(part, seeds=(seed,), policies=(other,)), quiet(), quiet())
     (table,) = after.document["conditions"]
     assert [(row["label"], row["runs"]) for row in table["rows"]] == [(policy, 1), (other, 1)]
+
+
+def test_runs_of_a_study_from_two_machines_are_joined() -> None:
+    """Of a policy that both ran the one with more seeds stays, and the best in hindsight is that of all."""
+    (condition,) = (one for one in load_study("sweeps", "small") if one.name == "cifar100-power-law-noniid50")
+
+    def made(**times: float) -> dict[str, Any]:
+        table = condition_table(condition, {})
+        rows = []
+        for row in table["rows"]:
+            if (key := row["label"].partition("=")[2].strip(")").replace(".", "_")) in {name[1:] for name in times}:
+                costs = {name: spread([times[f"l{key}"]]) for name in COSTS}
+                rows.append({**row, **costs, "runs": 1, "reached": 1, "best": [0.3]})
+        more = {"study": "sweeps", "scale": "small", "wall_seconds": 10.0, "runs": len(rows), "complete": False}
+        return {**more, "conditions": [{**table, "rows": rows}], "verdicts": []}
+
+    first = made(l0_5=30.0, l2=20.0)
+    both = joined(first, made(l1=10.0, l2=99.0))
+    (table,) = both["conditions"]
+    assert [(row["label"], row["parallel_time"]["mean"]) for row in table["rows"]] == [
+        ("SemiSync (λ=0.5)", 30.0), ("SemiSync (λ=1)", 10.0), ("SemiSync (λ=2)", 20.0)
+    ]  # fmt: skip
+    assert both["runs"] == 3 and both["wall_seconds"] == 20.0 and not both["complete"]
+    assert table["best_fixed"] is None  # two lambdas are missing
+    (table,) = joined(both, made(l3=40.0, l4=50.0))["conditions"]
+    assert table["best_fixed"] == "SemiSync (λ=1)"
+    assert [row["against_best_fixed"]["mean"] for row in table["rows"]] == pytest.approx([3.0, 1.0, 2.0, 4.0, 5.0])
+    assert joined(both, made(l1=10.0))["wall_seconds"] == 20.0
+    assert joined(None, first) == first
+    with pytest.raises(ConfigError, match="a study sweeps at scale paper cannot be added to one of sweeps at"):
+        joined(both, {**first, "scale": "paper"})
 
 
 def row_of(label: str, times: Sequence[float | None], *, runs: int = 3, **more: Any) -> dict[str, Any]:

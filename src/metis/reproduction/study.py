@@ -115,11 +115,6 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
                 "final": [None if run is None else run.final_metric for run in own],
             }
         )
-    best = _fastest([row for row in rows if row["in_sweep"]], seeds)
-    of_all = _fastest([row for row in rows if row["fixed_lambda"] is not None], seeds)
-    for row in rows:
-        row["against_best_fixed"] = None if best is None else _paired(row, best)
-        row["against_best_of_all"] = None if of_all is None or of_all is best else _paired(row, of_all)
     return {
         "condition": condition.name,
         "title": study.title,
@@ -130,9 +125,55 @@ def condition_table(condition: Condition, runs: Mapping[str, Run]) -> dict[str, 
         "target": first.config.evaluation.target,
         "until": first.config.stop.seconds,
         "at_target": first.config.stop.at_target,
+        **_compared(rows, seeds),
+        "rows": rows,
+    }
+
+
+def _compared(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, str | None]:
+    """Compare every row with the best fixed lambda of the sweep, and with the best of all; which these are."""
+    best = _fastest([row for row in rows if row["in_sweep"]], seeds)
+    of_all = _fastest([row for row in rows if row["fixed_lambda"] is not None], seeds)
+    for row in rows:
+        row["against_best_fixed"] = None if best is None else _paired(row, best)
+        row["against_best_of_all"] = None if of_all is None or of_all is best else _paired(row, of_all)
+    return {
         "best_fixed": None if best is None else best["label"],
         "best_of_all": None if of_all is None else of_all["label"],
-        "rows": rows,
+    }
+
+
+def joined(kept: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a study with the rows of another, made elsewhere; of two the one with more runs stays."""
+    if kept is None:
+        return dict(new)
+    if (kept["study"], kept["scale"]) != (new["study"], new["scale"]):
+        raise ConfigError(
+            f"a study {new['study']} at scale {new['scale']} cannot be added to one of {kept['study']} at scale "
+            f"{kept['scale']}"
+        )
+    conditions, tables = load_study(new["study"], new["scale"]), []
+    for condition in conditions:
+        table = condition_table(condition, {})
+        made: dict[str, dict[str, Any]] = {row["label"]: row for row in table["rows"]}
+        for document in (kept, new):
+            for row in (
+                row for one in document["conditions"] if one["condition"] == condition.name for row in one["rows"]
+            ):
+                if row["label"] in made and row["runs"] > made[row["label"]]["runs"]:
+                    made[row["label"]] = dict(row)
+        rows = list(made.values())
+        table |= _compared(rows, len(condition.environments))
+        tables.append({**table, "rows": [row for row in rows if row["runs"]]})
+    tables = [table for table in tables if table["rows"]]
+    runs = sum(row["runs"] for table in tables for row in table["rows"])
+    return {
+        **new,
+        "complete": runs == sum(len(condition.cells) for condition in conditions),
+        "runs": runs,
+        "wall_seconds": kept["wall_seconds"] + (new["wall_seconds"] if runs > kept["runs"] else 0.0),
+        "conditions": tables,
+        "verdicts": verdicts(tables),
     }
 
 
