@@ -432,9 +432,11 @@ def division_part(evidence: Evidence) -> str:
             found = sorted(cost.value for cost in costs.values() if cost.reached)
             missed = [math.inf] * (len(costs) - len(found))
             middle = statistics.median([*found, *missed])
-            times = f"{'not reached' if math.isinf(middle) else f'**{middle:,.0f}**'}"
+            times = f"not by {table['until']:,.0f}" if math.isinf(middle) else f"**{middle:,.0f}**"
             if len(found) > 1:
                 times += f", {found[0]:,.0f} to {found[-1]:,.0f}"
+            elif found and math.isinf(middle):
+                times += f", {found[0]:,.0f} with one"
             times += f" ({len(found)} of {len(costs)})"
             as_decided = _times(list(evidence.seeds(cell).values()))
             lines.append(f"| {row['label']} | {as_decided} | {ratios[0]} | {times} | {ratios[1]} |")
