@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from metis.errors import ConfigError
+from metis.files import write_text
 from metis.reproduction.claims import PAPER_WORDS as IN_SENTENCES, Claim, check_claims
 from metis.reproduction.curves import (
     STEADY_SECONDS,
@@ -604,10 +606,18 @@ def queue_part(evidence: Evidence) -> str:
 
 def add_study(file: Path) -> None:
     """Add what `metis reproduce STUDY` wrote, here or on another machine, to what is kept of the study."""
-    new = json.loads(file.read_text("utf-8"))
-    target = _study_file(new["study"])
-    kept = json.loads(target.read_text("utf-8")) if target.exists() else None
-    target.write_text(json.dumps(joined(kept, new), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    try:
+        new = json.loads(file.read_text("utf-8"))
+        target = _study_file(new["study"])
+        kept = json.loads(target.read_text("utf-8")) if target.exists() else None
+        document = joined(kept, new)
+    except OSError as problem:
+        raise SystemExit(f"error: {file}: {problem.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit(f"error: {file} is not the results.json of a study") from None
+    except ConfigError as problem:
+        raise SystemExit(f"error: {file}: {problem}") from None
+    write_text(target, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:

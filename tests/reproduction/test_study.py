@@ -196,6 +196,8 @@ def test_runs_of_a_study_from_two_machines_are_joined() -> None:
     assert [row["against_best_fixed"]["mean"] for row in table["rows"]] == pytest.approx([3.0, 1.0, 2.0, 4.0, 5.0])
     assert joined(both, made(l1=10.0))["wall_seconds"] == 20.0
     assert joined(None, first) == first
+    with pytest.raises(ConfigError, match="there is no study 'sweep'; did you mean 'sweeps'"):
+        joined(None, {**first, "study": "sweep"})
     with pytest.raises(ConfigError, match="a study sweeps at scale paper cannot be added to one of sweeps at"):
         joined(both, {**first, "scale": "paper"})
 

@@ -172,7 +172,7 @@ def show_schedules(
         document += [schedule.to_json() for schedule in schedules]
     if missing and not document:
         raise missing[0]
-    if request.timings == "published":
+    if request.timings == "published" and request.rounds is None:
         stdout.print(
             "Iterations, update requests and PT are those of the paper's rows. EC is not: what an asynchronous learner "
             "did beside training for each batch is charged as training.",

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from metis.errors import ConfigError
+from metis.experiments.config.errors import did_you_mean
 from metis.experiments.config.load import Table, read_toml, resolve_config
 from metis.reproduction.environments import Cell, Environment, Paper, Scale, checked, environments_folder, merged
 from metis.reproduction.schedule import slow_update_requests
@@ -145,8 +146,9 @@ def _compared(rows: Sequence[dict[str, Any]], seeds: int) -> dict[str, str | Non
 
 def joined(kept: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a study with the rows of another, made elsewhere; of two the one with more runs stays."""
-    if kept is None:
-        return dict(new)
+    if new["study"] not in STUDIES:
+        raise ConfigError(f"there is no study '{new['study']}'; {did_you_mean(str(new['study']), STUDIES)}")
+    kept = {**new, "conditions": [], "runs": 0, "wall_seconds": 0.0} if kept is None else kept
     if (kept["study"], kept["scale"]) != (new["study"], new["scale"]):
         raise ConfigError(
             f"a study {new['study']} at scale {new['scale']} cannot be added to one of {kept['study']} at scale "
